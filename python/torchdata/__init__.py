@@ -1,7 +1,7 @@
 """Composable data loading on a Rust engine: `torchdata.datapipes` and `torchdata.dataloader2`.
 
-Role: the package's front door. It imports nothing heavy: neither NumPy nor PyTorch nor any optional
-library is loaded before something needs it.
+Role: the top-level package. Its import is cheap: NumPy, PyTorch and optional libraries are loaded only when they are
+needed.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ __all__ = ["__version__", "empty"]
 
 
 def empty(shape: int | tuple[int, ...], dtype: Any = float) -> Any:
-    """A new NumPy array or torch tensor with arbitrary content, to be filled by the caller and handed on.
+    """Returns a new NumPy array or torch tensor with arbitrary contents, to be filled and passed on by the caller.
 
-    In a worker process it lies in the shared memory that its items leave by: an item that holds it whole crosses to the
-    main process without a copy. Anywhere else, and where that memory has no room, it is a plain array or tensor.
+    In a worker process, it is allocated in the shared memory from which items are sent. An item that contains the whole
+    array reaches the main process without a copy. Elsewhere, and if this memory is full, it is an ordinary array or
+    tensor.
 
-    That holds for one that nothing but the item refers to, such as one that a function makes, fills and returns. Where
-    a variable, a view, a tensor over the array or another container refers to it as well when the item is yielded, it
-    is copied like any other: so what is written into it later is not seen by the receiver, and it may be filled and
+    This requires that only the item refers to the array, as for an array that a function creates, fills and returns. If
+    a variable, a view, a tensor over the array or another container also refers to it when the item is yielded, it is
+    copied like any other array. Later writes are then not visible to the receiver, so the array may be filled and
     yielded again.
 
     Args:
-        shape: number of elements along each dimension.
-        dtype: element type, anything that `numpy.dtype` takes; for a tensor, a `torch.dtype`.
+        shape: the number of elements along each dimension.
+        dtype: the element type, as `numpy.dtype` accepts it; for a tensor, a `torch.dtype`.
 
     Example:
         >>> import torchdata

@@ -1,4 +1,4 @@
-"""`python -m torchdata`: looks at running loaders from outside.
+"""`python -m torchdata`: inspects running loaders from another process.
 
 Role: the command line. The commands themselves are in `_observe/outside`.
 """

@@ -1,16 +1,17 @@
-"""Pickling by value, which refuses objects that would lose values on the way.
+"""Pickles objects by value, and refuses objects that would lose values.
 
-Role: used for items, states and programs that plain pickle cannot take, in the process that has them. Imported when
-something is pickled by value for the first time, because it imports cloudpickle.
+Role: used for items, states and programs that plain pickle does not support, in the process that has them. Imported
+when an object is first pickled by value, because it imports cloudpickle.
 
-cloudpickle takes classes that cannot be imported, which plain pickle refuses. Such a class may be made by a library at
-run time, and may have values that the `__reduce__` of its base does not know: `types.SimpleNamespace` returns what lies
-in `__dict__`, and not the `__slots__` of a class derived from it. These values would be lost without an error.
+cloudpickle supports classes that cannot be imported, unlike plain pickle. A library may create such a class at run
+time, and the class may have values that its base class's `__reduce__` does not know. For example,
+`types.SimpleNamespace` returns the contents of `__dict__`, but not the `__slots__` of a derived class. These values
+would be lost without an error.
 
-Functions keep the name of their file, so that a traceback in a worker shows the file and the source line: cloudpickle
+Functions keep the name of their file, so that a traceback in a worker shows the file and the source line. cloudpickle
 3.1.3 replaces the name by "<dynamic-code>". Annotations that cannot be evaluated, because only a type checker imports
-their names, arrive as strings. A module that was imported with `lazy import` (Python 3.15) is imported before the
-function that uses it is pickled.
+their names, become strings. A module that was imported with `lazy import` (Python 3.15) is imported before the function
+that uses it is pickled.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ import cloudpickle
 
 __all__ = ["ByValuePickler", "dumps"]
 
-#: By class: None if its objects lose nothing, else the sets of values at risk of which an object has lost nothing.
+#: For each class: None if its objects lose nothing, otherwise the sets of values at risk for which nothing is lost.
 _seen: WeakKeyDictionary[type, set[frozenset[str]] | None] = WeakKeyDictionary()
 
 
@@ -73,7 +74,7 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def dumps(obj: Any) -> bytes:
-    """Pickles an object, by value what cannot be imported."""
+    """Pickles an object, and pickles by value what cannot be imported."""
     file = io.BytesIO()
     ByValuePickler(file, protocol=5).dump(obj)
     return file.getvalue()
@@ -115,18 +116,18 @@ def _import_lazy_modules(function: FunctionType) -> None:
             try:
                 names[name] = names[name].resolve()
             except ImportError:
-                continue  # the name may be that of an attribute; if not, pickling the module raises the error
+                continue  # the name may belong to an attribute; otherwise, pickling the module raises the error
 
 
 def _can_evaluate_annotations(function: FunctionType) -> bool:
     try:
         return function.__annotations__ is not None
-    except Exception:  # whatever the expression of the user raises
+    except Exception:  # a user's expression may raise anything
         return False
 
 
 def _with_annotations_as_text(function: FunctionType) -> FunctionType:
-    """Copies a function, with strings as annotations, as under `from __future__ import annotations`."""
+    """Copies a function with annotations as strings, as under `from __future__ import annotations`."""
     copy = FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )
@@ -166,16 +167,18 @@ def _check(obj: Any, faithful: set[frozenset[str]]) -> None:
 
 
 def _way_of(cls: type) -> type:
-    """The class that defines how objects of a class are pickled; `object`, whose way is complete, if no other does."""
+    """Returns the class that defines how objects of a class are pickled; `object`, which pickles completely, by
+    default.
+    """
     ways = ("__reduce_ex__", "__reduce__", "__getstate__")
     return next(base for base in cls.__mro__ if not vars(base).keys().isdisjoint(ways))
 
 
 def _values_at_risk(obj: Any) -> list[str]:
-    """The names of values that the class which defines how the object is pickled may not know.
+    """Returns the names of values that may be unknown to the class which defines how the object is pickled.
 
-    These are the values in `__slots__` of classes derived from it; and if it is written in C, all in `__dict__`. A
-    class written in Python that leaves out some of `__dict__` does so on purpose.
+    These are the values in `__slots__` of its derived classes, and if it is written in C, everything in `__dict__`. A
+    class written in Python that leaves out parts of `__dict__` does so deliberately.
     """
     cls = type(obj)
     way = _way_of(cls)

@@ -1,10 +1,10 @@
-"""Importing late: calls a function right after a module was imported; imports what a fork must not copy half done.
+"""Late imports: calls a function right after a module was imported, and protects imports from concurrent forks.
 
-Role: the package imports neither NumPy nor PyTorch by itself, but has things to do once somebody else did: to seed
-their generators, to make its classes known to theirs. Some modules of its own are imported late, too, and published
-then. A finder at the front of `sys.meta_path` waits for the modules; it leaves when nothing is awaited. And where an
-item that arrives is made of arrays or tensors, the engine imports NumPy or PyTorch in the middle of things, perhaps
-while another thread forks. Runs in whichever process and thread imports. This module owns the finder.
+Role: the package does not import NumPy or PyTorch itself, but acts once other code has imported them: it seeds their
+generators, and registers its classes with theirs. Some modules of the package are also imported late, and published at
+that time. A finder at the front of `sys.meta_path` waits for these modules, and is removed when none is awaited. If an
+arriving item contains arrays or tensors, the engine imports NumPy or PyTorch at an arbitrary time, possibly while
+another thread forks. Runs in the process and thread that imports. This module owns the finder.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from typing import Any
 
 __all__ = ["call_when_imported", "import_whole", "loaded"]
 
-#: The functions that are called with a module, by the module's full name.
+#: Functions to be called with a module, by the module's full name.
 Calls = Mapping[str, Callable[[Any], object]]
 
 
-# Neither class derives from its base class in importlib.abc, whose import takes longer than that of this package.
+# Neither class derives from its base in importlib.abc, because importing that takes longer than importing this package.
 
 
 class _WaitingFinder:
-    """Finds awaited modules through the finders after it, and nothing else."""
+    """Finds awaited modules through the finders after it, and no other modules."""
 
     def __init__(self) -> None:
-        #: The functions to be called, by the caller that asked for it and by the name of the module.
+        #: The functions to call, by the name of the caller and by the name of the module.
         self.calls: dict[str, dict[str, Callable[[Any], object]]] = {}
 
     def awaits(self, name: str) -> bool:
@@ -60,10 +60,10 @@ class _WaitingFinder:
             call(module)
 
     def install_or_leave(self) -> None:
-        """Stands in `sys.meta_path` exactly where something is awaited.
+        """Adds the finder to `sys.meta_path` if a module is awaited, and otherwise removes it.
 
-        Puts a new list there: taking a finder out of the list that another thread's import is going through
-        would make it miss one.
+        The list is replaced by a new one. If the finder were removed from the list during an import in another thread,
+        that import would skip a finder.
         """
         others = [finder for finder in sys.meta_path if finder is not self]
         awaited = any(self.calls.values())
@@ -74,13 +74,13 @@ class _WaitingFinder:
 
 
 class _WaitingLoader:
-    """Stands in for a module's loader until the module is executed."""
+    """Replaces a module's loader until the module is executed."""
 
     def __init__(self, loader: Any, finder: _WaitingFinder) -> None:
         self._loader = loader
         self._finder = finder
 
-    def __getattr__(self, name: str) -> Any:  # for those who ask a spec without importing the module
+    def __getattr__(self, name: str) -> Any:  # for code that inspects a spec without importing the module
         return getattr(self._loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
@@ -88,11 +88,12 @@ class _WaitingLoader:
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        # The module is to see its own loader, also while it is executed.
+        # The module must see its own loader, including while it is executed.
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
-        # Objects that an import makes live on: looking for cycles in them takes a tenth of torch's import, in vain.
+        # Most objects that an import creates stay alive. Garbage collection would take a tenth of torch's import time,
+        # in vain.
         collecting = gc.isenabled()
         gc.disable()
         try:
@@ -110,17 +111,16 @@ def call_when_imported(who: str, calls: Calls) -> None:
     """Calls functions with modules right after these were imported, each once.
 
     Args:
-        who: names the caller. The calls replace those that the same caller gave before; an empty mapping ends its
-            waiting.
+        who: the name of the caller. The calls replace earlier ones of the same caller; an empty mapping removes them.
         calls: the functions, by the full names of modules that are not loaded.
     """
     _finder.calls[who] = dict(calls)
     _finder.install_or_leave()
 
 
-#: Held by a thread that imports by `import_whole`, and by a thread that forks. Otherwise the child would inherit an
-#: incomplete module, with an import lock that no thread of the child releases. It would wait for ever where it needs
-#: the module.
+#: Held by a thread that imports through `import_whole`, and by a thread that forks. Otherwise, the child could inherit
+#: an incomplete module with an import lock that no thread of the child releases, and would hang when it needs the
+#: module.
 _late = threading.RLock()
 os.register_at_fork(
     before=_late.acquire,
@@ -130,7 +130,7 @@ os.register_at_fork(
 
 
 def import_whole(name: str) -> Any:
-    """The module; where it must be imported first, no other thread forks meanwhile.
+    """Returns the module. If it must be imported first, no other thread forks during the import.
 
     Args:
         name: the module's full name.
@@ -143,7 +143,7 @@ def import_whole(name: str) -> Any:
 
 
 def loaded(name: str) -> Any:
-    """The module if somebody has imported it, else None; where another thread is at that, once it is whole.
+    """Returns the module if it was imported, otherwise None. An import in another thread is awaited.
 
     Args:
         name: its full name.
@@ -152,5 +152,5 @@ def loaded(name: str) -> Any:
         return None
     try:
         return import_whole(name)
-    except ImportError:  # which that thread is told
+    except ImportError:  # the other thread receives this error
         return None

@@ -1,6 +1,6 @@
-"""The processors and the memory that a loader may use, as the kernel and its control groups have it.
+"""The processors and the memory that a loader may use, according to the kernel and its control groups.
 
-Role: looks at `/proc` and `/sys/fs/cgroup`. Runs in main. If the system does not tell, nothing is limited.
+Role: reads `/proc` and `/sys/fs/cgroup`. Runs in the main process. If the system provides no limit, there is none.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _CGROUPS = "/sys/fs/cgroup"
 
 
 def cores() -> int:
-    """Processors that this process may use: those of its affinity, and no more than its control groups allow."""
+    """Returns the number of processors that this process may use, according to its affinity and its control groups."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for group in _groups():
         quota, _, period = _read(f"{group}/cpu.max").partition(" ")
@@ -23,13 +23,13 @@ def cores() -> int:
             allowed = min(allowed, math.ceil(int(quota) / int(period)))
     for group in _first_version_groups("cpu"):
         quota, period = _read(f"{group}/cpu.cfs_quota_us"), _read(f"{group}/cpu.cfs_period_us")
-        if quota.isdigit() and period.isdigit():  # -1 where nothing is limited
+        if quota.isdigit() and period.isdigit():  # -1 if there is no limit
             allowed = min(allowed, math.ceil(int(quota) / int(period)))
     return max(1, allowed)
 
 
 def memory_left() -> int | None:
-    """Bytes of memory that new processes may take; None if that is not known."""
+    """Returns the bytes of memory that are available to new processes; None if unknown."""
     found = []
     for line in _read("/proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
@@ -40,13 +40,13 @@ def memory_left() -> int | None:
             found.append(max(0, int(most) - int(used) + _reclaimable(group, "inactive_file")))
     for group in _first_version_groups("memory"):
         most, used = _read(f"{group}/memory.limit_in_bytes"), _read(f"{group}/memory.usage_in_bytes")
-        if most.isdigit() and used.isdigit():  # where nothing is limited, a number beyond all memory
+        if most.isdigit() and used.isdigit():  # without a limit, a number larger than any memory
             found.append(max(0, int(most) - int(used) + _reclaimable(group, "total_inactive_file")))
     return min(found, default=None)
 
 
 def _reclaimable(group: str, wanted: str) -> int:
-    """Bytes of files that the kernel keeps at hand, and that it gives up for processes."""
+    """Returns the bytes of cached files, which the kernel frees for processes."""
     for line in _read(f"{group}/memory.stat").splitlines():
         name, _, value = line.partition(" ")
         if name == wanted:
@@ -55,15 +55,15 @@ def _reclaimable(group: str, wanted: str) -> int:
 
 
 def _groups() -> Iterator[str]:
-    """The folders of the control group that this process is in, and of those around it."""
+    """Yields the folders of this process's control group and of its parents."""
     for line in _read("/proc/self/cgroup").splitlines():
         if line.startswith("0::"):
             yield from _upwards(_CGROUPS, line[3:])
-    yield _CGROUPS  # in a container it is its own
+    yield _CGROUPS  # in a container, this is the container's own group
 
 
 def _first_version_groups(controller: str) -> Iterator[str]:
-    """The same for version 1 of control groups, in which each controller has separate groups."""
+    """Yields the same folders for version 1 of control groups, in which each controller has separate groups."""
     root = f"{_CGROUPS}/{controller}"
     for line in _read("/proc/self/cgroup").splitlines():
         _, controllers, below = line.split(":", 2)
@@ -73,7 +73,7 @@ def _first_version_groups(controller: str) -> Iterator[str]:
 
 
 def _upwards(root: str, below: str) -> Iterator[str]:
-    """The folder `below` another one, and those between."""
+    """Yields the folder `below` another one, and the folders between them."""
     below = below.rstrip("/")
     while below:
         yield root + below

@@ -1,10 +1,10 @@
-"""The deep import paths of torchdata 0.9, from one table: modules that no longer exist and what their names mean now.
+"""The deep import paths of torchdata 0.9, in one table: modules that no longer exist, and the present names.
 
-Role: code that imported from inside torchdata (`from torchdata.datapipes.iter.util.cacheholder import
-InMemoryCacheHolderIterDataPipe`) continues working. A finder at the end of `sys.meta_path`, asked only if no file was
-found, makes a module of the table on its first import; its names are looked up where they live now when they are used.
-Private names are kept if public code imports or patches them. If the table says so, patching the old name patches the
-present one. Runs in any process that imports the package.
+Role: code that imports from inside torchdata (`from torchdata.datapipes.iter.util.cacheholder import
+InMemoryCacheHolderIterDataPipe`) keeps working. A finder at the end of `sys.meta_path`, which is asked only if no file
+was found, creates a module of the table on its first import. Its names are looked up at their present location when
+they are used. Private names are kept if public code imports or patches them. If the table requests it, patching the old
+name also patches the present one. Runs in any process that imports the package.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ __all__ = ["OLD_MODULES", "homes_of", "install"]
 
 _ITER, _MAP, _UTILS = "torchdata.datapipes.iter", "torchdata.datapipes.map", "torchdata.datapipes.utils"
 
-#: By old module: the module where its names live now, and the names. `XIterDataPipe`, `XMapDataPipe` and `XDataPipe`
-#: are called `X` there; others keep their names, unless an equals sign tells the new one. If the value contains a
-#: colon, the part before it is the module that defines and uses the name. Setting the name in the old module sets it
-#: there.
+#: For each old module: the module that now defines its names, and the names. `XIterDataPipe`, `XMapDataPipe` and
+#: `XDataPipe` are now called `X`. Other names are unchanged, unless an equals sign gives the new name. If the value
+#: contains a colon, the part before it is the module that defines and uses the name, and setting the name in the old
+#: module also sets it there.
 OLD_MODULES: dict[str, tuple[str, str]] = {
     "torchdata._constants": (
         "torchdata._engine.processes.shutdown",
@@ -31,7 +31,7 @@ OLD_MODULES: dict[str, tuple[str, str]] = {
         "default_dl2_worker_join_timeout_in_s=torchdata._engine.processes.shutdown:ASKED",
     ),
     "torchdata.version": ("torchdata", "__version__"),
-    # Functions that users put in place of process_init_fn import it, and need none of its names here.
+    # User functions that replace process_init_fn import this module, but use none of its names here.
     "torchdata.dataloader2.communication": ("torchdata._engine", ""),
     "torchdata.dataloader2.graph._serialization": (
         "torchdata.dataloader2.graph.serialization",
@@ -141,12 +141,12 @@ _SUFFIXES = ("IterDataPipe", "MapDataPipe", "DataPipe")
 
 
 def names_of(old: str) -> dict[str, str]:
-    """The names of an old module, each with its name of today."""
+    """Returns the names of an old module, each with its present name."""
     return {name: now for name, (_, now) in homes_of(old).items()}
 
 
 def homes_of(old: str) -> dict[str, tuple[str, str]]:
-    """The names of an old module, each with the module where it lives and its name there."""
+    """Returns the names of an old module, each with its present module and name."""
     homes = {}
     for entry in OLD_MODULES[old][1].split():
         name, _, now = entry.partition("=")
@@ -157,20 +157,20 @@ def homes_of(old: str) -> dict[str, tuple[str, str]]:
 
 
 def _patched_here(old: str) -> frozenset[str]:
-    """The names of an old module that are set where they live."""
+    """Returns the names of an old module that are also set in their present module."""
     return frozenset(entry.partition("=")[0] for entry in OLD_MODULES[old][1].split() if ":" in entry)
 
 
 class _OldModule(ModuleType):
-    """An old module. Deleting a name that was set where it lives brings back what was there before.
+    """An old module. Deleting a name that was also set in its present module restores the previous value.
 
-    So patches end as they do on a module that has the names itself: `unittest.mock` and pytest delete what they have
-    set where they did not find it in the module's dictionary.
+    Patches therefore end as on a module that defines the names itself: `unittest.mock` and pytest delete a name that
+    they have set if the module's dictionary did not contain it.
     """
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        vars(self)["_replaced"] = {}  # by name, what was there before each time that it was set
+        vars(self)["_replaced"] = {}  # by name, the previous values for each time that the name was set
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in _patched_here(self.__name__):
@@ -193,14 +193,14 @@ class _OldModule(ModuleType):
 
 
 class _NamedLikeItsFunction(_OldModule):
-    """A module that replaces a function of its name in the package, and so is to be called as that one."""
+    """A module with the same name as a function of the package, which it replaces, so that it must be callable."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return getattr(self, self.__name__.rpartition(".")[2])(*args, **kwargs)
 
 
 class _OldModules:
-    """Finds and makes the modules of the table."""
+    """Finds and creates the modules of the table."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -1,7 +1,7 @@
-"""Libraries that only some pipes need: imported where they are used, and named with their extra if they lack.
+"""Optional libraries: imported when they are used, with an error that names the extra if they are missing.
 
-Role: the package imports optional libraries only by `optional_import`. Runs in whichever process
-builds or iterates the pipe; owns nothing.
+Role: the package imports optional libraries only through `optional_import`. Runs in the process that builds or iterates
+the pipe. Keeps no state.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ DISTRIBUTION = "torchdata-rs"
 
 
 def how_to_install(extra: str) -> str:
-    """The command that installs what an extra adds, whether this package is from an index, a wheel or a clone.
+    """Returns the command that installs an extra, whether this package is from an index, a wheel or a clone.
 
     It names the libraries, so that pip need not find this package again.
     """
-    from importlib import metadata  # a sixth of the time that the package takes to import, and for errors alone
+    from importlib import metadata  # takes a sixth of the package's import time, and is needed only for errors
 
     try:
         required = metadata.requires(DISTRIBUTION) or []
-    except metadata.PackageNotFoundError:  # it is on the path alone
+    except metadata.PackageNotFoundError:  # imported from the path, without an installation
         required = []
     marked = re.compile(rf"extra == ['\"]{extra}['\"]")
     libraries = [one.partition(";")[0].strip() for one in required if marked.search(one.partition(";")[2])]
@@ -43,18 +43,18 @@ def optional_import(module: str, *, extra: str, needed_by: str) -> Any:
     Args:
         module: the module's dotted name, such as `"pyarrow.parquet"`.
         extra: the extra of this distribution that installs the library.
-        needed_by: the pipe that needs it, as its user knows it.
+        needed_by: the public name of the pipe that needs it.
 
     Returns:
         The module.
 
     Raises:
-        ModuleNotFoundError: the library, or one that it needs itself, is not installed.
+        ModuleNotFoundError: the library, or one of its own requirements, is not installed.
     """
     try:
         return import_whole(module)
     except ModuleNotFoundError as error:
-        # By hand rather than by a note: some loggers print the message alone.
+        # Part of the message rather than a note, because some loggers print only the message.
         raise ModuleNotFoundError(
             f"{needed_by} needs {module.partition('.')[0]!r}, which is not installed ({error}); install it with "
             f"{how_to_install(extra)}",
@@ -63,9 +63,10 @@ def optional_import(module: str, *, extra: str, needed_by: str) -> Any:
 
 
 def require(module: str, *, extra: str, needed_by: str) -> None:
-    """Raises what `optional_import` would if the library is not installed, without importing it.
+    """Raises the error of `optional_import` if the library is not installed, without importing it.
 
-    For constructors: a pipe is often built in one process and iterated in others, which alone need the library.
+    Used by constructors, because a pipe is often built in one process and iterated in others, and only those need the
+    library.
     """
     if importlib.util.find_spec(module) is None:
         optional_import(module, extra=extra, needed_by=needed_by)

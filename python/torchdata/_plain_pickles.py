@@ -1,9 +1,9 @@
-"""Pickles that hold plain data alone: reading one runs no code of its writer's.
+"""Pickles that contain only plain data, so that reading one runs no code of its author.
 
-Role: pure functions. The bytes name nothing but functions of this package that make a value of plain data, and take any
-there is: of arrays, batches and files. The extension has looked at each instruction before Python's unpickler does:
-those that Python writes for such data, with lengths that the bytes have. An unpickler takes others, of which some ask
-for gigabytes by a number.
+Role: pure functions. The pickle refers only to functions of this package that create values of plain data from any
+arguments: arrays, batches and files. Before Python's unpickler runs, the extension checks each instruction. It accepts
+only instructions that Python writes for such data, with lengths within the pickle. Other instructions could make the
+unpickler allocate gigabytes because of a single number.
 """
 
 from __future__ import annotations
@@ -20,32 +20,33 @@ from torchdata._native import check_plain_pickle
 
 __all__ = ["dumps_plain", "loads_plain", "register"]
 
-#: A function that makes a value of plain data, and what it is given for a value.
+#: A function that creates a value of plain data, and its arguments.
 _Made = tuple[Callable[..., Any], tuple[Any, ...]]
 
-#: By class, what `dumps_plain` has in place of an instance; None if that one is not plain.
+#: For each class, a function that returns the replacement for an instance; None if the instance is not plain.
 _known: dict[type, Callable[[Any], _Made | None]] = {}
-#: The functions that may be named, by module and name.
+#: The functions that a pickle may refer to, by module and name.
 _makers: dict[tuple[str, str], Callable[..., Any]] = {}
 
-#: Bytes of an array that are copied as they are: a view of it costs more.
+#: Arrays of at most this many bytes are copied, because a view of them is more expensive.
 _SMALL = 4096
 
-#: Kinds of dtypes whose items are plain bytes: no objects.
+#: Kinds of dtypes whose items are plain bytes, without objects.
 _KINDS = frozenset("biufcmM")
 
 
 def register(kind: type, parts: Callable[[Any], _Made | None], *makers: Callable[..., Any]) -> None:
-    """Makes instances of a class, not of its subclasses, plain data.
+    """Makes instances of a class, but not of its subclasses, plain data.
 
     Args:
         kind: the class.
-        parts: what makes an equal instance again, and of what; None of one that is not plain data.
-        makers: all functions that it may name. Strangers choose what these are given.
+        parts: a function that returns how to recreate an equal instance; None for an instance that is not plain data.
+        makers: all functions that it may refer to. Their arguments may be malicious.
     """
     _known[kind] = parts
     for maker in makers:
-        if isinstance(maker, FunctionType):  # named by this module, so that pickles outlive moves of the sources
+        # under the name of this module, so that pickles survive moves of source files
+        if isinstance(maker, FunctionType):
             assert globals().setdefault(maker.__name__, maker) is maker, "names of makers differ"
             maker.__module__ = __name__
         _makers[maker.__module__, maker.__qualname__] = maker
@@ -56,7 +57,7 @@ class _NotPlainError(Exception):
 
 
 class _Pickler(pickle.Pickler):
-    def reducer_override(self, obj: Any) -> Any:  # called for all that is none of the types with instructions
+    def reducer_override(self, obj: Any) -> Any:  # called for all types without instructions of their own
         parts = _known.get(type(obj)) or _of_library(type(obj))
         made = None if parts is None else parts(obj)
         if made is not None:
@@ -74,10 +75,10 @@ class _Unpickler(pickle.Unpickler):
 
 
 def dumps_plain(value: Any) -> bytes | None:
-    """The pickle of a value, in which what was one object stays one; None if the value is not plain data.
+    """Returns the pickle of a value, preserving object identity; None if the value is not plain data.
 
-    Plain are `None`, `bool`, `int`, `float`, `str`, `bytes`, `bytearray`, arrays and tensors of numbers, batches and
-    files in memory, those that lie at a path, and tuples, lists, dicts, sets and frozensets of these.
+    Plain data consists of `None`, `bool`, `int`, `float`, `str`, `bytes`, `bytearray`, arrays and tensors of numbers,
+    batches, in-memory files and files by path, and tuples, lists, dicts, sets and frozensets of these.
     """
     file = io.BytesIO()
     try:
@@ -88,10 +89,10 @@ def dumps_plain(value: Any) -> bytes | None:
 
 
 def loads_plain(pickled: Any) -> Any:
-    """The value that was pickled.
+    """Returns the value that was pickled.
 
     Raises:
-        ValueError: the bytes are no such pickle.
+        ValueError: the bytes are not such a pickle.
     """
     check_plain_pickle(pickled)
     try:
@@ -104,7 +105,7 @@ def loads_plain(pickled: Any) -> Any:
 
 
 def _of_library(kind: type) -> Callable[[Any], _Made | None] | None:
-    """The same for classes of libraries that may not be loaded."""
+    """Returns the same for classes of libraries that may not be imported."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None and (kind is numpy.ndarray or (issubclass(kind, numpy.generic) and kind is not numpy.void)):
         return _array_parts
@@ -117,7 +118,7 @@ def _array_parts(array: Any) -> _Made | None:
     if array.dtype.kind not in _KINDS or array.dtype.hasobject or not array.flags.c_contiguous:
         return None
     scalar = isinstance(array, numpy.generic)
-    # A large one is copied once: into the pickle.
+    # A large array is copied only once, into the pickle.
     data = (
         array.tobytes() if scalar or array.nbytes < _SMALL else pickle.PickleBuffer(array.reshape(-1).view(numpy.uint8))
     )
@@ -156,7 +157,7 @@ def _tensor(data: bytes, dtype: str, shape: tuple[int, ...]) -> Any:
 
 
 def _own(data: bytes | bytearray) -> bytearray:
-    """Bytes that may be written: the pickle of what could be written has such already."""
+    """Returns writable bytes. The pickle of a writable object already contains such bytes."""
     return data if type(data) is bytearray else bytearray(data)
 
 

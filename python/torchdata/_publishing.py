@@ -1,9 +1,10 @@
-"""Public names for pickles: classes and functions name the public package that exports them as their module.
+"""Public module names for pickles: classes and functions report the public package that exports them as their module.
 
-Role: a pickle, and so a saved state, names a class by its module. Named by its room, it would break whenever a file is
-moved; named by the package that users import it from, it holds. Called once by each public package, at its end.
+Role: a pickle, and therefore a saved state, refers to a class by its module. A reference to the defining file would
+break when the file is moved, whereas a reference to the public package remains valid. Each public package calls
+`publish` at its end.
 
-A package may leave modules below it for later: they are imported when one of their names is asked for.
+A package may defer the import of its modules until one of their names is used.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ __all__ = ["import_late", "late_names", "publish", "publish_late"]
 
 
 def publish(namespace: dict[str, Any], *helpers: Any) -> None:
-    """Makes a package the home of what it imports from the modules below it.
+    """Makes a package the public module of the names that it imports from its own modules.
 
     Args:
         namespace: the package's `globals()`.
-        helpers: further classes and functions that it imports, from elsewhere; pickles hold them, too.
+        helpers: further classes and functions that it imports from elsewhere and that pickles refer to.
 
     Raises:
-        ValueError: the package has no such helper under its own name: it could not be found there.
+        ValueError: the package does not have such a helper under its own name, so it could not be found there.
     """
     package: str = namespace["__name__"]
     for helper in helpers:
@@ -40,7 +41,7 @@ def publish(namespace: dict[str, Any], *helpers: Any) -> None:
 
 
 def late_names(table: Mapping[str, str]) -> dict[str, dict[str, str | None]]:
-    """By module its names, each with its functional form if it has one, out of words like `Mapper=map`."""
+    """Returns for each module its names with their functional forms, if any, from words like `Mapper=map`."""
     return {
         module: {name: form or None for name, _, form in (word.partition("=") for word in words.split())}
         for module, words in table.items()
@@ -50,12 +51,12 @@ def late_names(table: Mapping[str, str]) -> dict[str, dict[str, str | None]]:
 def publish_late(
     namespace: dict[str, Any], modules: Mapping[str, Iterable[str]], then: Callable[[dict[str, Any]], object]
 ) -> None:
-    """Has a package import modules when one of their names is asked for. It is their home as of the others.
+    """Makes a package import modules when one of their names is used, and makes it their public module.
 
     Args:
         namespace: the package's `globals()`.
-        modules: the names, by the modules that have them; a module below the package is named without the package.
-        then: is called with the classes and functions of a module by name, once it is imported.
+        modules: the names for each module; a module inside the package is given without the package's name.
+        then: a function that is called with the classes and functions of a module by name, after its import.
     """
     package: str = namespace["__name__"]
     homes = import_late(namespace, modules)
@@ -72,14 +73,14 @@ def publish_late(
 
 
 def import_late(namespace: dict[str, Any], modules: Mapping[str, Iterable[str]]) -> dict[str, str]:
-    """Has a package import modules when one of their names, or a public module below it, is asked for.
+    """Makes a package import modules when one of their names, or a public module inside it, is used.
 
     Args:
         namespace: the package's `globals()`.
-        modules: the names, by the modules that have them; a module below the package is named without the package.
+        modules: the names for each module; a module inside the package is given without the package's name.
 
     Returns:
-        By name, the full name of its module.
+        For each name, the full name of its module.
     """
     package: str = namespace["__name__"]
     homes = {

@@ -1,11 +1,11 @@
 """Threads that read ahead, and the queue between them and the consumer of their results.
 
-Role: `ReadAhead` is what the threads of one iteration know; pipes, nodes and StatefulDataLoader derive theirs from it.
-It refers neither to the pipe nor to the consumer's end, so dropping these can end the threads. The queue, in Rust,
-keeps order, places and holds; it waits, and it closes.
+Role: `ReadAhead` is the data of one iteration's threads. Pipes, nodes and StatefulDataLoader derive their own classes
+from it. It refers neither to the pipe nor to the consumer's end, so that dropping these can end the threads. The queue,
+written in Rust, maintains order, positions and holds, and implements waiting and closing.
 
-There is one way to stop: `close` lets each thread end after the call that it is in, and nobody waits for longer than it
-likes. Threads are daemons, and are asked to end when the interpreter exits. A forked child has none of them.
+Threads are stopped in one way: `close` makes each thread end after its current call, and callers choose how long to
+wait. The threads are daemons, and are stopped when the interpreter exits. A forked child has none of them.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ __all__ = ["ReadAhead", "without_own_frame"]
 
 
 class ReadAhead:
-    """The queue of one iteration, and the threads that work for it.
+    """The queue of one iteration, and its threads.
 
     Args:
-        name: who reads ahead, in messages.
-        capacity: most items that are taken and not yet given.
-        threads: how the threads are called; a number is added if there may be several.
-        several: whether there may be.
-        **options: `in_order`, `keeps`, `when_closed` and `place` of the queue.
+        name: the name of the reader, for messages.
+        capacity: the maximum number of items that are taken and not yet returned.
+        threads: the name of the threads; a number is added if there may be several.
+        several: whether there may be several threads.
+        **options: arguments of the queue: `in_order`, `keeps`, `when_closed` and `place`.
     """
 
     def __init__(self, name: str, capacity: int, threads: str, *, several: bool = False, **options: Any) -> None:
@@ -40,18 +40,18 @@ class ReadAhead:
         end_at_exit(self)
 
     def start(self, serve: Callable[..., object], *args: Any) -> bool:
-        """Starts a thread; returns whether it runs. Fewer than wanted will do if the system has no more to give.
+        """Starts a thread; returns whether it runs. If the system has no more threads, fewer than requested are used.
 
         Args:
-            serve: what it calls.
-            *args: what with.
+            serve: the function of the thread.
+            *args: the arguments of the function.
 
         Raises:
-            RuntimeError: the system has not even one.
+            RuntimeError: the system cannot start a single thread.
         """
         name = f"{self._called}_{len(self.threads)}" if self._several else self._called
         thread = threading.Thread(target=_run, args=(self.queue, serve, args), name=name, daemon=True)
-        self.threads.append(thread)  # before it runs, as Ctrl-C may come between the two
+        self.threads.append(thread)  # before it runs, because Ctrl-C may interrupt in between
         try:
             start(thread)
         except RuntimeError:
@@ -63,15 +63,15 @@ class ReadAhead:
 
     @property
     def is_inherited(self) -> bool:
-        """Whether this is a forked child's copy, whose threads run in the parent."""
+        """Whether this is a copy in a forked child, whose threads exist only in the parent."""
         return self.queue.is_inherited
 
     def close(self) -> None:
-        """Lets each thread end after the call that it is in. May be called twice, and by the garbage collector."""
+        """Makes each thread end after its current call. May be called twice, and by garbage collection."""
         self.queue.close()
 
     def join(self, seconds: float) -> bool:
-        """Waits for the threads' end, for `seconds` at most; returns whether they have ended."""
+        """Waits at most `seconds` for the threads to end; returns whether they have ended."""
         if self.is_inherited:
             return True
         until = time.monotonic() + seconds
@@ -81,20 +81,20 @@ class ReadAhead:
         return not any(thread.is_alive() for thread in others)
 
     def others(self) -> list[threading.Thread]:
-        """The threads that were started, without the one that calls this."""
+        """Returns the started threads, without the calling one."""
         current = threading.current_thread()
         return [thread for thread in self.threads if thread.ident is not None and thread is not current]
 
 
 def _run(queue: ReadAheadQueue, serve: Callable[..., object], args: tuple[Any, ...]) -> None:
-    """Runs `serve` in a thread, and ends a process that the user's function has forked in it."""
+    """Runs `serve` in a thread, and ends a process that the user's function has forked in this thread."""
     try:
         serve(*args)
     finally:
-        if queue.is_inherited:  # the user's function has forked, and nobody is here to give more work
+        if queue.is_inherited:  # the user's function has forked, and this process has no consumer
             os._exit(0)
 
 
 def without_own_frame(error: BaseException) -> BaseException:
-    """The error without the frame that has caught it, which would keep alive the queue that is to keep the error."""
+    """Returns the error without the frame that caught it, which would keep the queue alive that stores the error."""
     return error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)

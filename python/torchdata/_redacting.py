@@ -1,9 +1,9 @@
-"""Secrets in texts: what messages, pictures and states leave out.
+"""Removes secrets from text in messages, pictures and states.
 
-Role: pure functions. Only they decide in this package what is a secret. A value is a secret by the
-name that it goes by (`api_key=…`), by its place (a URL's user, a parameter of its query), or because it looks like one:
-a token is random, and nothing else in a pipeline's arguments is. They err on the side of hiding. Texts of other
-processes are also freed of what a terminal would obey.
+Role: pure functions. Only this module decides what a secret is in this package. A value is a secret because of its name
+(`api_key=…`), because of its position (a URL's user, a query parameter), or because it looks like one: tokens are
+random, unlike other arguments in a pipeline. In doubt, values are hidden. Control characters are removed from texts of
+other processes.
 """
 
 from __future__ import annotations
@@ -14,39 +14,39 @@ from typing import Any
 
 __all__ = ["HIDDEN", "digest", "is_private", "is_secret", "printable", "redact_error", "redacted", "shown"]
 
-#: The replacement for a secret; inside a URL, which takes no such letter, it is three asterisks.
+#: The replacement for a secret; in URLs, which do not allow this character, three asterisks.
 HIDDEN, _IN_URL = "…", "***"
 
-#: Words of a name after which nothing but a secret stands.
+#: Words in a name that always announce a secret.
 _HARD = frozenset(
     ["apikey", "auth", "authentication", "authorization", "bearer", "cookie", "cookies", "cred", "credential"]
     + ["credentials", "creds", "dsn", "jwt", "login", "oauth", "passcode", "passphrase", "passwd", "password", "pwd"]
     + ["sas", "secret", "secrets", "sig", "signature"]
 )
-#: Complete names whose words also appear in other names.
+#: Complete names of secrets whose words also occur in other names.
 _WHOLE = frozenset({"pass", "pat", "pin", "pw"})
-#: Words after which numbers may stand that are none.
+#: Words that may also be followed by numbers that are not secret.
 _SOFT = frozenset(
     ["config", "header", "headers", "kwargs", "options", "params", "private", "profile", "session", "token", "tokens"]
     + ["url", "user"]
 )
-#: Parts of words that are written as one.
+#: Parts of words that are written as one word.
 _INSIDE = re.compile(r"passw|secret|credential|api_?key|access_?key|authoriz|authtoken|signature|connection_?str")
-#: Words that make a following `key` a secret: `key` alone is a function, or a name.
+#: Words that make a following `key` a secret. `key` alone may be a function or a name.
 _KEYS = frozenset(
     ["access", "account", "api", "auth", "aws", "azure", "client", "deploy", "encryption", "gcp", "hmac", "license"]
     + ["master", "private", "s3", "secret", "service", "shared", "signing", "ssh", "storage", "subscription"]
 )
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
-#: A value of a query that is longer says more than which part of a file is wanted.
+#: A longer query value is more than a selection of a part of a file.
 _LONGEST = 20
 
 _USER = re.compile(r"(?<=://)[^/\s?#]*@")
 _QUERY = re.compile(r"([?&;#])([^=\s&;#?/]+)=([^\s&#'\")\]>]*)")
 _NAMED = re.compile(r"\b([A-Za-z][\w-]{0,64})(['\"]?\s*[=:]\s*[rbfu]?['\"]?(?:Bearer |Basic )?)([^\s'\",;&)}\]?]+)")
 _BEARER = re.compile(r"\b(Bearer|Basic)\s+[\w.~+/=-]{8,}")
-#: Tokens that say what they are.
+#: Tokens with a recognizable format.
 _KNOWN = re.compile(
     r"\b(?:(?:AKIA|ASIA)[0-9A-Z]{16}|gh[opsur]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{20,}|hf_[A-Za-z0-9]{20,}"
     r"|sk-[\w-]{20,}|xox[abprs]-[\w-]{10,}|AIza[\w-]{30,}|eyJ[\w-]{10,}(?:\.[\w-]+)*|SG\.[\w-]{16,}\.[\w-]{16,})"
@@ -54,10 +54,10 @@ _KNOWN = re.compile(
 _RUN = re.compile(r"[A-Za-z0-9+/=_-]{20,}")
 _KINDS = re.compile(r"[a-z]+|[A-Z]+|[0-9]+")
 
-#: Control characters, a terminal's and Unicode's: what changes the direction of texts, or ends a line.
+#: Control characters of terminals and of Unicode, which change the direction of text or end a line.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 
-#: Libraries that put URLs into the messages of their errors. Errors of users are left as they are.
+#: Libraries that include URLs in their error messages. User errors are not modified.
 _LIBRARIES = frozenset(
     [
         "adlfs",
@@ -77,11 +77,11 @@ _LIBRARIES = frozenset(
 
 
 def is_private(name: str, value: Any = "") -> bool:
-    """Whether what goes by a name is nobody's business.
+    """Returns whether the value with a name must be hidden.
 
     Args:
         name: the name of an argument, of a parameter of a query, or of an option of a program.
-        value: what goes by it.
+        value: the value.
     """
     words = [word.lower() for word in _WORD.findall(name)]
     is_number = isinstance(value, (bool, int, float)) or value is None
@@ -95,19 +95,21 @@ def is_private(name: str, value: Any = "") -> bool:
 
 
 def is_secret(text: str) -> bool:
-    """Whether a text, whatever it is called, looks like a token: long, without blanks, and random."""
+    """Returns whether a text, regardless of its name, looks like a token: long, without spaces, and random."""
     return _KNOWN.search(text) is not None or any(map(_is_random, _RUN.findall(text)))
 
 
 def _is_random(run: str) -> bool:
-    """Whether letters of both kinds and digits follow each other as by chance, and not as in names and numbers."""
+    """Returns whether upper-case letters, lower-case letters and digits alternate randomly, unlike in names and
+    numbers.
+    """
     kinds = _KINDS.findall(run)
     digits = sum(map(str.isdigit, run))
     return digits >= 2 and len(kinds) - 1 >= 0.3 * sum(map(len, kinds)) and len(set(run)) >= 8
 
 
 def redacted(text: str) -> str:
-    """A text without the secrets in its URLs, and after names that tell of one."""
+    """Returns a text without secrets in its URLs and after names that announce a secret."""
     text = _USER.sub(f"{_IN_URL}@", text)
     text = _QUERY.sub(_of_query, text)
     text = _NAMED.sub(_of_name, text)
@@ -128,29 +130,32 @@ def _of_name(found: re.Match[str]) -> str:
 
 
 def shown(value: Any) -> str:
-    """The `repr` of a path, a URL or another value in a message, without the secrets in it."""
+    """Returns the `repr` of a path, URL or other value for a message, without secrets."""
     return redacted(repr(value))
 
 
 def digest(name: str, words: str) -> str:
-    """A few digits that identify a secret without revealing it.
+    """Returns a few digits that identify a secret without revealing it.
 
-    They are the same in each process, on each rank and in each state, so that states can be compared. So all states
-    together tell no more of a secret than these 16 bits: who guesses passwords has one in 65,536 left of them.
+    The digits are the same in every process, on every rank and in every state, so that states can be compared. All
+    states together reveal no more than these 16 bits of a secret: they reduce the number of possible passwords by a
+    factor of 65,536.
 
     Args:
-        name: what it is called. It is the key: two arguments of one value have different digits.
+        name: the name of the secret. It is used as the key, so two arguments with the same value have different digits.
         words: the secret.
     """
     key = f"torchdata fingerprint of {name}".encode()
-    import hashlib  # both take as long to import as ten modules of this package
+    import hashlib  # importing both takes as long as ten modules of this package
     import hmac
 
     return hmac.new(key, words.encode(errors="surrogatepass"), hashlib.sha256).hexdigest()[:4]
 
 
 def redact_error(error: BaseException) -> None:
-    """Takes secrets out of the message of a system's or a library's error, and of those that are shown with it."""
+    """Removes secrets from the message of a system's or library's error, and from the errors that are displayed with
+    it.
+    """
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -166,7 +171,7 @@ def _redact(error: BaseException) -> None:
     if any(_has_secret(part) for part in error.args):
         error.args = tuple(redacted(part) if isinstance(part, str) else part for part in error.args)
         for number, part in enumerate(error.args):
-            if isinstance(part, BaseException):  # what `requests` got of `urllib3`
+            if isinstance(part, BaseException):  # an error of `urllib3` within an error of `requests`
                 redact_error(part)
                 if _has_secret(str(part)):
                     error.args = (*error.args[:number], redacted(str(part)), *error.args[number + 1 :])
@@ -176,7 +181,7 @@ def _redact(error: BaseException) -> None:
     filename = getattr(error, "filename", None)
     if isinstance(filename, str) and _has_secret(filename):
         error.filename = redacted(filename)  # type: ignore[attr-defined]
-    about = getattr(error, "request_info", None)  # of aiohttp, whose message is made of this
+    about = getattr(error, "request_info", None)  # the message of aiohttp's errors is built from this
     if about is not None and _has_secret(str(error)):
         error.request_info = about._replace(  # type: ignore[attr-defined]
             real_url=type(about.real_url)(redacted(str(about.real_url)))
@@ -191,11 +196,11 @@ def _has_secret(part: Any) -> bool:
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-    """A text of another process as a terminal may show it: what it would obey is written out.
+    """Returns a text of another process that is safe for a terminal, with control characters escaped.
 
     Args:
         text: the text.
-        lines: whether it may have several lines.
+        lines: whether the text may have several lines.
     """
     return _CONTROL.sub(lambda found: found[0] if lines and found[0] in "\n\t" else _written(found[0]), text)
 

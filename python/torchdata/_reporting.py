@@ -1,7 +1,7 @@
-"""The frames and the notes of exceptions: users read their own frames alone, and where the exception came from.
+"""Tracebacks and notes of exceptions: users see only their own frames, and the origin of the exception.
 
-Role: shared by pipes, the loader and the workers; `datapipes/_pipe/explaining` names the pipe. Runs in whichever
-process and thread the exception passes. It owns nothing: the exception carries what is to be remembered of it.
+Role: shared by pipes, the loader and the workers. `datapipes/_pipe/explaining` names the pipe. Runs in the process and
+thread that raised the exception. Keeps no state: the exception itself stores all data.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ __all__ = [
 
 _Error = TypeVar("_Error", bound=BaseException)
 
-#: The attribute of an exception that came from another process: that process, in words.
+#: The attribute of an exception from another process that describes this process.
 RAISED_IN = "_torchdata_raised_in"
-#: The attribute of an exception that says at which item it was raised.
+#: The attribute of an exception that names the item at which it was raised.
 _KEY = "_torchdata_key"
 #: The folder of this package.
 PACKAGE = os.path.dirname(__file__) + os.sep
-#: Modules whose frames do not help a user.
+#: Modules whose frames do not help users.
 _BELOW = ("torchdata.", "multiprocessing.")
 
 
@@ -55,14 +55,14 @@ def _is_ours(frame: TracebackType) -> bool:
     return file.startswith(PACKAGE)
 
 
-#: In a process that was not forked: the file, the line and the module of the program that began it.
+#: In a process that was not forked: the file, the line and the module of the code that started it.
 _begun_at: tuple[str, int, str] | None = None
-#: The warnings that were shown for that place (`__warningregistry__`).
+#: The warnings that were shown for that location (`__warningregistry__`).
 _shown: dict[Any, Any] = {}
 
 
 def _outside() -> tuple[FrameType, int]:
-    """The first frame outside this library above the function that calls the caller, and its stack level from there."""
+    """Returns the first frame outside this package above the caller, and its stack level."""
     level, frame = 1, sys._getframe(2)
     while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith(_BELOW):
         level, frame = level + 1, frame.f_back
@@ -70,7 +70,9 @@ def _outside() -> tuple[FrameType, int]:
 
 
 def place_outside() -> tuple[str, int, str]:
-    """The file, the line and the module of the first frame outside this library, or of what began the process."""
+    """Returns the file, line and module of the first frame outside this package, or of the code that started the
+    process.
+    """
     frame, _ = _outside()
     if _begun_at is not None and frame.f_back is None:
         return _begun_at
@@ -78,16 +80,16 @@ def place_outside() -> tuple[str, int, str]:
 
 
 def begin_at(place: tuple[str, int, str]) -> None:
-    """Shows warnings of this process at the line that started it, because its stack has no line of the program."""
+    """Shows warnings of this process at the line that started it, because the program is not on its stack."""
     global _begun_at
     _begun_at = place
 
 
 def warn_outside(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warns at the line of the program that called this library.
+    """Warns at the line of the program that called this package.
 
-    In a worker that is the line which the process was begun from: of a forked one it stands on the stack, below
-    `multiprocessing`'s.
+    In a worker, this is the line that started the process. In a forked process, the line is on the stack, below
+    `multiprocessing`.
     """
     frame, level = _outside()
     if _begun_at is None or frame.f_back is not None:
@@ -98,36 +100,38 @@ def warn_outside(message: str, category: type[Warning] = UserWarning) -> None:
 
 
 def attributes_of(error: BaseException) -> dict[str, Any]:
-    """The attributes of an exception, whatever its class makes of access to attributes."""
+    """Returns the attributes of an exception, regardless of how its class implements attribute access."""
     attributes: dict[str, Any] = object.__getattribute__(error, "__dict__")
     return attributes
 
 
 def came_from(error: BaseException) -> str | None:
-    """A description of the process in which an exception was raised; None for this process."""
+    """Describes the process in which an exception was raised; None for this process."""
     return attributes_of(error).get(RAISED_IN)
 
 
 def remember(error: BaseException, where: str) -> None:
-    """Notes the process, in words, that an exception came from."""
+    """Records a description of the process in which an exception was raised."""
     attributes_of(error)[RAISED_IN] = where
 
 
 def notes_of(error: BaseException) -> list[str]:
-    """The notes of an exception, as far as they are text."""
+    """Returns those notes of an exception that are text."""
     notes = attributes_of(error).get("__notes__")
     return [note for note in notes if isinstance(note, str)] if isinstance(notes, (list, tuple)) else []
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Adds a note, also to an exception whose class does not allow attributes."""
+    """Adds a note, even to an exception whose class does not allow attributes."""
     notes = attributes_of(error).setdefault("__notes__", [])
     if isinstance(notes, list):
         notes.append(note)
 
 
 def name_item(error: _Error, item: Any) -> _Error:
-    """Notes at which item an exception was raised, by its key or path; returns it. Whoever is nearest comes first."""
+    """Records the key or path of the item at which an exception was raised, unless one is recorded; returns the
+    exception.
+    """
     key = key_of(item)
     if key is not None:
         attributes_of(error).setdefault(_KEY, key)
@@ -135,16 +139,16 @@ def name_item(error: _Error, item: Any) -> _Error:
 
 
 def key_named(error: BaseException) -> str | None:
-    """The key or path that was noted; None if none was."""
+    """Returns the recorded key or path; None if there is none."""
     return attributes_of(error).get(_KEY)
 
 
-#: How many scalar columns name a row, and how many characters of each.
+#: Maximum number of scalar columns that name a row, and maximum length of each.
 _COLUMNS, _WIDTH = 8, 80
 
 
 def _scalars(row: dict[Any, Any]) -> str | None:
-    """Returns the scalar columns of a row as text; those whose names are private are left out. None without any."""
+    """Returns the scalar columns of a row as text, without private names; None if there are none."""
     found = (
         f"{name}={value!r:.{_WIDTH}}"
         for name, value in row.items()
@@ -156,7 +160,7 @@ def _scalars(row: dict[Any, Any]) -> str | None:
 def key_of(item: Any) -> str | None:
     """Returns the key or path of an item that is one, begins with one or has a `__key__`.
 
-    A row without a `__key__` is named by its scalar columns. None for all other items.
+    A row without a `__key__` is named by its scalar columns. Returns None for all other items.
     """
     if isinstance(item, dict):
         item = item.get("__key__") or _scalars(item)
@@ -166,14 +170,14 @@ def key_of(item: Any) -> str | None:
 
 
 def make_printable(error: BaseException) -> None:
-    """Gives exceptions notes whose class computes missing attributes: Python cannot print one if that fails."""
+    """Adds notes to exceptions whose class computes missing attributes, because printing them may fail otherwise."""
     for shown in _shown_with(error):
         if hasattr(type(shown), "__getattr__"):
             attributes_of(shown).setdefault("__notes__", [])
 
 
 def _shown_with(error: BaseException) -> Iterator[BaseException]:
-    """The exception, and those that are shown with it as its causes."""
+    """Yields the exception, and the exceptions that are displayed with it as its causes."""
     seen: set[int] = set()
     shown: BaseException | None = error
     while shown is not None and id(shown) not in seen:
@@ -183,10 +187,10 @@ def _shown_with(error: BaseException) -> Iterator[BaseException]:
 
 
 def fold(error: BaseException) -> None:
-    """Takes frames of this package out of the traceback of `error`, and out of those that are shown with it.
+    """Removes frames of this package from the traceback of `error` and of the exceptions that are displayed with it.
 
-    The frame that raised stays, whosever it is, unless the exception was raised in another process: then what raises it
-    here says nothing. `TORCHDATA_FULL_TRACEBACK=1` in the environment keeps all frames.
+    The frame that raised the exception is kept, unless the exception was raised in another process, in which case this
+    frame only raises it again. `TORCHDATA_FULL_TRACEBACK=1` in the environment keeps all frames.
     """
     if os.environ.get("TORCHDATA_FULL_TRACEBACK") == "1":
         return
@@ -195,7 +199,9 @@ def fold(error: BaseException) -> None:
 
 
 def _folded(frames: TracebackType | None, wholly: bool) -> TracebackType | None:
-    """The frames without those of this package; `wholly` also removes the last frame if it is one of them."""
+    """Returns the frames without those of this package. `wholly` also removes the last frame if it belongs to the
+    package.
+    """
     first: TracebackType | None = None
     last: TracebackType | None = None
     while frames is not None:
@@ -213,17 +219,18 @@ def _folded(frames: TracebackType | None, wholly: bool) -> TracebackType | None:
 
 
 def represented(datapipe: Any) -> str:
-    """A pipe in words; one whose `repr` fails is named by its class."""
+    """Describes a pipe by its `repr`, or by its class if that fails."""
     name = type(datapipe).__qualname__
     try:
         words = repr(datapipe)
     except Exception:
         return name
-    return name if words == name else redacted(words)  # outside: what a signal handler raises meanwhile is not lost
+    # outside the `try`, so that an exception of a signal handler is not lost
+    return name if words == name else redacted(words)
 
 
 def name_of(datapipe: Any) -> str:
-    """A pipe in words, with the user's function that it calls, if there is one."""
+    """Describes a pipe and the user's function that it calls, if there is one."""
     name = represented(datapipe)
     if name != type(datapipe).__qualname__:
         return name
@@ -237,6 +244,6 @@ def name_of(datapipe: Any) -> str:
 
 
 def is_users(function: Any) -> bool:
-    """Whether a function is not of this package."""
+    """Returns whether a function does not belong to this package."""
     module = str(getattr(function, "__module__", ""))
     return not module.startswith("torchdata.")

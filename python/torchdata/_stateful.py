@@ -1,22 +1,22 @@
-"""Iterables that save their own positions: the protocol, and reading one epoch by epoch. Shared by all loaders.
+"""Iterables that save their own positions: the protocol, and a reader for successive epochs. Shared by all loaders.
 
-Role: runs where an iterable is read. A `StatefulStream` owns the iterator; the iterable belongs to the user.
+Role: runs where an iterable is read. A `StatefulStream` owns the iterator. The iterable belongs to the user.
 
-An iterable reports its position at any time, but the answer belongs to the epoch only while that is read: before the
-first line of a generator has run, it is the position where the last epoch was left, and a state that was loaded shows
-only then, too. So the iterable itself is asked only once an item was asked for. Before that, its position is the
-loaded position, or the position where the last epoch was left.
+An iterable may report its position at any time, but the position refers to the current epoch only while that is being
+read. Before the first line of a generator has run, it is the position where the last epoch was left, and a loaded state
+has no effect yet. The state of the iterable is therefore used only after an item was requested. Before that, the
+position is the loaded one, or the one where the last epoch was left.
 
-A position within an epoch is restored by `load_state_dict`. A position between two epochs is reached in the same way as
-in the saved run: the iterable is put to where the last epoch was left, takes one step (which ends that epoch, or gives
-an item that is dropped), and is then iterated over anew. So its own counts (epochs, draws of a generator) are
-those of the saved run. Some iterables continue in the next iteration where the last one stopped. They would lose that
-item, so they are given their state again.
+`load_state_dict` restores a position within an epoch. A position between two epochs is reached in the same way as in
+the saved run: the iterable is moved to where the last epoch was left, takes one step (which ends that epoch, or yields
+an item that is dropped), and is then iterated again. Its own counters (epochs, draws of a generator) are then the same
+as in the saved run. Some iterables continue in the next iteration where the last one stopped. They would lose that
+item, so their state is loaded again.
 
-Some iterables, such as those of Hugging Face, take a loaded state not once but in each later iteration. An iterable
-that has the same state after the first item of a new epoch as after the first item after the load is of that kind. It
-is given the state that it had before it was ever iterated over, and the epoch is begun again. Other iterables prepare
-the next epoch when one ends: if the step at a saved end gives an item, they are given their state again.
+Some iterables, such as those of Hugging Face, apply a loaded state not once but in each later iteration. Such an
+iterable is recognized by its state after the first item of a new epoch, which equals the state after the first item
+following the load. It then loads the state from before its first iteration, and the epoch begins again. Other iterables
+prepare the next epoch when one ends. If the step at a saved end yields an item, their state is loaded again.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from torchdata._signatures import signature_of
 
 __all__ = ["Stateful", "StatefulStream", "StreamState", "copied", "give", "is_same", "is_stateful", "state_of"]
 
-#: Stands for a state that was not asked for or that cannot be had; for that at the end of an iteration.
+#: Placeholders: for a state that was not requested or is not available, and for the end of an iteration.
 _UNKNOWN, _END = object(), object()
 
-#: Types of values that nothing changes.
+#: Types of immutable values.
 _ATOMS = frozenset({type(None), bool, int, float, str, bytes})
 
 
@@ -44,28 +44,44 @@ _ATOMS = frozenset({type(None), bool, int, float, str, bytes})
 class Stateful(Protocol):
     """An object with `state_dict` and `load_state_dict`.
 
-    If a dataset, an iterator, a sampler or a collate function has them, it is saved and restored by them instead of
-    being read anew. An object whose `state_dict` needs arguments is not `Stateful`. The value of `state_dict` must not
-    change when the iteration goes on: return copies of values that do.
+    If a dataset, an iterator, a sampler or a collate function has these methods, they save and restore it, so that it
+    is not read again. An object whose `state_dict` requires arguments is not `Stateful`. The result of `state_dict`
+    must not change when the iteration continues, so return copies of mutable values.
+
+    Example:
+        >>> from torchdata.nodes import Stateful
+        >>> class Countdown:
+        ...     def __init__(self):
+        ...         self.left = 3
+        ...     def __iter__(self):
+        ...         while self.left:
+        ...             self.left -= 1
+        ...             yield self.left
+        ...     def state_dict(self):
+        ...         return {"left": self.left}
+        ...     def load_state_dict(self, state_dict):
+        ...         self.left = state_dict["left"]
+        >>> isinstance(Countdown(), Stateful), isinstance([2, 1, 0], Stateful)
+        (True, False)
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the object stands, as values that pickle."""
+        """Returns the position of the object, as values that can be pickled."""
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next `iter()` go on from a saved place.
+        """Makes the next `iter()` resume from a saved position.
 
         Args:
-            state_dict: what `state_dict` returned.
+            state_dict: a result of `state_dict`.
         """
         ...
 
 
 def is_stateful(one: object) -> TypeGuard[Stateful]:
-    """Whether an object is a `Stateful`, whose `state_dict` can be called without arguments.
+    """Returns whether an object is `Stateful` and its `state_dict` can be called without arguments.
 
-    That of some datasets cannot, as it asks how far their loader has come.
+    Some datasets require an argument for the progress of their loader.
     """
     if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
         return False
@@ -80,10 +96,10 @@ def _is_method_without_arguments(function: Any) -> bool:
 
 
 def _needs_nothing(function: Any) -> bool:
-    """Whether a function can be called without arguments, for all that its signature says."""
+    """Returns whether a function can be called without arguments, according to its signature."""
     try:
         signature_of(function).bind()
-    except ValueError:  # a built-in one has no signature
+    except ValueError:  # a built-in function without a signature
         return True
     except TypeError:
         return not callable(function)
@@ -91,30 +107,30 @@ def _needs_nothing(function: Any) -> bool:
 
 
 def state_of(one: object) -> Any:
-    """The state of an object that has one, else None."""
+    """Returns the state of an object that has one, otherwise None."""
     return one.state_dict() if is_stateful(one) else None
 
 
 def copied(state: Any) -> Any:
-    """A state that does not change when the first one does; itself if it cannot be copied."""
+    """Returns a copy of a state, or the state itself if it cannot be copied."""
     if type(state) is dict and _ATOMS.issuperset(map(type, state.values())):
         return state.copy()
     try:
         return copy.deepcopy(state)
-    except Exception:  # what cannot be copied is the user's to keep still
+    except Exception:  # the user must not change a state that cannot be copied
         return state
 
 
 def give(one: Stateful, state: Any) -> None:
-    """Loads a copy of a state into an object of the user, which may keep what it is given and change it."""
+    """Loads a copy of a state into a user's object, which may keep and modify it."""
     one.load_state_dict(copied(state))
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Whether two states are equal; False if that cannot be found out."""
+    """Returns whether two states are equal; False if they cannot be compared."""
     try:
         return bool(one == other)
-    except Exception:  # arrays have no truth, for one
+    except Exception:  # for example, arrays have no truth value
         pass
     try:
         return pickle.dumps(copied(one)) == pickle.dumps(copied(other))
@@ -128,8 +144,8 @@ class StreamState(NamedTuple):
     Args:
         own: the state of the iterable; None if it has none.
         inner: the state of its iterator, if that is another object; None if it has none.
-        started: whether an item of the epoch was asked for.
-        ended: whether the epoch is over; if it has not started, whether the epoch before was.
+        started: whether an item of the epoch was requested.
+        ended: whether the epoch is over; if it has not started, whether the previous epoch was over.
     """
 
     own: Any
@@ -139,10 +155,10 @@ class StreamState(NamedTuple):
 
     @classmethod
     def of(cls, saved: dict[str, Any]) -> StreamState:
-        """The position that `_asdict` has made data of.
+        """Creates a position from a result of `_asdict`.
 
         Raises:
-            TypeError, LookupError: it is damaged.
+            TypeError, LookupError: the data is damaged.
         """
         state = cls(saved["own"], saved["inner"], saved["started"], saved["ended"])
         if type(state.started) is not bool or type(state.ended) is not bool:
@@ -155,8 +171,8 @@ class StatefulStream:
 
     Args:
         iterable: the iterable.
-        prepare: called before each iteration, and before a state is loaded.
-        is_exact: whether the iterable reports the right position before the first item of an epoch, too.
+        prepare: a function that is called before each iteration, and before a state is loaded.
+        is_exact: whether the iterable also reports the right position before the first item of an epoch.
     """
 
     def __init__(self, iterable: Any, prepare: Callable[[], object] | None = None, *, is_exact: bool = False) -> None:
@@ -165,29 +181,30 @@ class StatefulStream:
         self._is_exact = is_exact
         #: The iterator of the iterable. Its first item is read through the iterator that `begin` or `go_to` returns.
         self.iterator: Any = iter(())
-        #: Whether an item of this epoch was asked for, and whether the epoch is over.
+        #: Whether an item of this epoch was requested, and whether the epoch is over.
         self.started = self.ended = False
-        #: Whether no item was asked for since an epoch was begun or a state loaded; whether that was a state inside an
-        #: epoch; whether a position between two epochs is to be reached before the next item.
+        #: Whether no item was requested since an epoch began or a state was loaded; whether a state within an epoch was
+        #: loaded; and whether a position between two epochs must be reached before the next item.
         self._unread, self._loaded, self._turns = True, False, False
-        #: The state of the iterable and of its iterator, as long as `_unread`; whether the epoch before was over then.
+        #: The state of the iterable and its iterator, valid while `_unread`; and whether the previous epoch was over at
+        #: that time.
         self._base: Any = _UNKNOWN
         self._follows_end = False
-        #: Whether the iterable was given no state, and asked for no item.
+        #: Whether the iterable has loaded no state and returned no item.
         self._is_untouched = True
-        #: Its state before it was ever iterated over, None until then; that after the very first item; and that after
-        #: the first item behind the last load, which is unknown once a later epoch has begun.
+        #: Its state before its first iteration (None until then), its state after its very first item, and its state
+        #: after the first item following the last load, which is unknown once a later epoch has begun.
         self._pristine: Any = None
         self._after_first: Any = _UNKNOWN
         self._after_load: Any = _UNKNOWN
 
     def reads(self, iterable: Any) -> bool:
-        """Whether this is the iterable."""
+        """Returns whether this is the iterable."""
         return self._iterable is iterable
 
     @property
     def has_state(self) -> bool:
-        """Whether the iterable, or its iterator, has a state."""
+        """Returns whether the iterable, or its iterator, has a state."""
         return is_stateful(self._iterable) or self._has_inner
 
     @property
@@ -198,7 +215,7 @@ class StatefulStream:
 
     def begin(self) -> Iterator[Any]:
         """Begins an epoch, and returns an iterator over it."""
-        if self._unread:  # a position that was loaded and left: the next epoch follows from it
+        if self._unread:  # a loaded position was not used; the next epoch depends on it
             with contextlib.suppress(Exception):
                 self._arrive()
                 if self._loaded and not self._is_exact:
@@ -235,7 +252,7 @@ class StatefulStream:
         return itertools.chain.from_iterable(self._pieces())
 
     def state(self) -> StreamState:
-        """The position after the last item."""
+        """Returns the position after the last item."""
         is_known = self._unread and self._base is not _UNKNOWN and not self._is_exact
         own, inner = self._base if is_known else self._states()
         if not self._is_exact:
@@ -246,10 +263,10 @@ class StatefulStream:
         return state_of(self._iterable), self.iterator.state_dict() if self._has_inner else None
 
     def _asked(self) -> Any:
-        """A copy of the states; unknown if the iterable fails to give one."""
+        """Returns a copy of the states; unknown if the iterable raises an error."""
         try:
             return copied(self._states())
-        except Exception:  # a caller that asks for a state is told
+        except Exception:  # an explicit request for a state reports the error
             return _UNKNOWN
 
     def _iterate(self) -> Iterator[Any]:
@@ -257,7 +274,7 @@ class StatefulStream:
             self._prepare()
         return iter(self._iterable)
 
-    # -- the way to a loaded position ---------------------------------------------------------------
+    # -- reaching a loaded position -----------------------------------------------------------------
 
     def _take(self, own: Any, inner: Any) -> None:
         """Loads states into the iterable and a new iterator."""
@@ -270,17 +287,17 @@ class StatefulStream:
         if inner is not None and self._has_inner:
             give(self.iterator, inner)
         elif has_own and self.iterator is self._iterable and not is_same(state_of(self._iterable), own):
-            give(self._iterable, own)  # `iter` has put it to the beginning
+            give(self._iterable, own)  # `iter` has moved it to the beginning
 
     def _arrive(self) -> None:
-        """Reaches the position, if that was put off until an item is asked for."""
+        """Reaches the position, if this was postponed until an item is requested."""
         if not self._turns:
             return
         is_end = self.ended or self._follows_end
         is_beginning = not is_end and self._after_first is _UNKNOWN and is_same(self._base, self._pristine)
         item = self._leave() if is_beginning else self._step()
         self._turns = False
-        if item is not _END and is_end:  # it was ready for the next epoch
+        if item is not _END and is_end:  # it had prepared the next epoch
             give(self._iterable, self._base[0])
             self._after_load = _UNKNOWN
         elif self._is_first(item):
@@ -289,12 +306,12 @@ class StatefulStream:
             self.iterator = self._iterate()
 
     def _leave(self) -> Any:
-        """Brings the iterable to where an epoch that ends at the loaded position has left it, before any later item.
+        """Moves the iterable to where an epoch that ends at the loaded position has left it.
 
-        The next iteration of some iterables continues at that position. These are given the position again, because the
-        step has read an item. Others begin anew, once a step has made them take the position. To tell them apart, the
-        state after a step and the first item of another iteration is compared with the state after two steps. If an
-        iterable continues, they are equal.
+        The next iteration of some iterables continues at that position. Their position is loaded again, because the
+        step has read an item. Others start over once a step has made them apply the position. To distinguish them, the
+        state after a step and the first item of another iteration is compared with the state after two steps. The
+        states are equal if the iterable continues.
 
         Returns the item of the last step.
         """
@@ -314,20 +331,20 @@ class StatefulStream:
         return item if continues else self._step()
 
     def _step(self) -> Any:
-        """Lets a loaded iterable take up its position. Returns the item that it gives there."""
+        """Makes a loaded iterable apply its position. Returns its first item after that."""
         item: Any = _END
         if self._base is not _UNKNOWN and self._base[1] is not None and not self._loaded:
-            return item  # an iterator with a state has taken it up
+            return item  # an iterator with a state has applied it
         with contextlib.suppress(Exception):
             item = next(self.iterator, _END)
             self._after_load = _END if item is _END else self._asked()
         return item
 
     def _is_first(self, item: Any) -> bool:
-        """Whether a step has given the very first item; if so, it is the next one.
+        """Returns whether a step has returned the very first item, which is then also the next item.
 
-        The position before it is one to which some iterables are put as to any other, and others as to one between
-        epochs.
+        Some iterables move to the position before this item like to any other position, and others like to a position
+        between epochs.
         """
         if item is _END or self._after_first is _UNKNOWN or not is_same(self._base, self._pristine):
             return False
@@ -339,23 +356,23 @@ class StatefulStream:
     # -- items --------------------------------------------------------------------------------------
 
     def _pieces(self) -> Iterator[Iterator[Any]]:
-        """The first item, and all others with no Python code between two of them."""
+        """Yields the first item, and then all others without running Python code between them."""
         while self._unread:
             try:
                 first = self._first()
             except StopIteration:
                 self.ended = True
                 return
-            except BaseException as error:  # raised below, and the next call goes on from there
+            except BaseException as error:  # raised below; the next call continues from there
                 yield map(_raise, (error,))
                 continue
             item, first = [first], None
-            yield map(item.pop, (0,))  # no name keeps the item alive
+            yield map(item.pop, (0,))  # no variable keeps the item alive
         yield self.iterator
         self.ended = True
 
     def _first(self) -> Any:
-        """The first item since an epoch was begun or a state loaded."""
+        """Returns the first item since an epoch began or a state was loaded."""
         self.started, self._is_untouched = True, False
         self._arrive()
         if self.ended:  # when the state was saved

@@ -1,8 +1,8 @@
-"""Threads of this package: starts them, with an error in words if the system has none to give, and ends them at exit.
+"""Threads of this package: starts them, with a clear error if the system cannot, and ends them at interpreter exit.
 
-Role: a daemon thread that is still in foreign code at that time could take the process down with it. Code that starts
-threads notes here the `Work` that ends them; at exit all are told to end, and waited for together. Runs in the main
-thread. A forked child has none of its parent's threads and forgets them.
+Role: a daemon thread that is still running foreign code at exit could crash the process. Code that starts threads
+registers the `Work` that ends them. At exit, all work is closed, and all threads are awaited together. Runs in the main
+thread. A forked child has none of its parent's threads and removes them.
 """
 
 from __future__ import annotations
@@ -18,36 +18,37 @@ from typing import Any, Protocol
 
 __all__ = ["AFTER_FORK", "OUT_OF_TASKS", "Flag", "Work", "are_there_any", "end_all", "end_at_exit", "start"]
 
-#: Why the system gives no process or thread, and what to do.
+#: Why the system cannot start a process or thread, and the remedy.
 OUT_OF_TASKS = (
     "the limit of processes and threads (ulimit -u, or pids.max of the container) is reached: raise it, or use fewer "
     "workers and threads"
 )
-#: The usual cause of hangs and crashes in a child that start method "fork" has made, and the remedy.
+#: The usual cause of hangs and crashes in a child that was started by "fork", and the remedy.
 AFTER_FORK = (
     "with start method 'fork' the usual cause is a library whose threads do not survive a fork (JAX, PyAV, obstore, "
     "polars, lance, numba's OpenMP layer): use multiprocessing_context='forkserver'"
 )
 
-#: Seconds that interpreter exit waits for all threads together.
+#: How many seconds interpreter exit waits for all threads together.
 PATIENCE = 2.0
 
-#: Seconds after which a wait for a flag looks for itself.
+#: Seconds between checks while waiting for a flag.
 _LOOK = 0.1
 
 
 class Flag:
-    """A flag that is set once, for threads that wait for it. Ctrl-C does no harm, wherever in a call it comes.
+    """A flag that is set once, for threads that wait for it. It is safe against Ctrl-C at any point.
 
-    An `Event` of `threading` takes its lock in Python code. If an exception comes right then, nobody gives the lock
-    back: the next one who waits, or sets the event, stands still for ever.
+    An `Event` of `threading` acquires its lock in Python code. If an exception is raised at that moment, the lock is
+    never released, and the next thread that waits for the event or sets it hangs forever.
     """
 
     __slots__ = ("_gate", "_is_set")
 
     def __init__(self) -> None:
         self._is_set = False
-        #: Open once the flag is set. No `SimpleQueue`: in CPython 3.11 its waits miss their end if the machine is busy.
+        #: Open once the flag is set. Not a `SimpleQueue`, whose waits in CPython 3.11 may miss their end on a busy
+        #: machine.
         self._gate = threading.Lock()
         self._gate.acquire()
 
@@ -58,7 +59,7 @@ class Flag:
             self._open()
 
     def _open(self) -> None:
-        with suppress(RuntimeError):  # another thread has just done it
+        with suppress(RuntimeError):  # another thread has just opened it
             self._gate.release()
 
     def is_set(self) -> bool:
@@ -66,14 +67,15 @@ class Flag:
         return self._is_set
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits for the flag, for this many seconds at most; returns whether it is set."""
+        """Waits at most `seconds` for the flag; returns whether it is set."""
         until = None if seconds is None else time.monotonic() + seconds
         while not self._is_set:
             left = _LOOK if until is None else min(_LOOK, until - time.monotonic())
             if left <= 0:
                 return False
             if self._gate.acquire(timeout=left):
-                self._open()  # for the next one who waits; if Ctrl-C comes before that, they look for themselves
+                # for the next waiting thread; if Ctrl-C prevents this, waiting threads check the flag themselves
+                self._open()
         return True
 
 
@@ -86,30 +88,30 @@ def start(thread: threading.Thread) -> None:
     try:
         thread.start()
     except RuntimeError as error:
-        if "start new thread" not in str(error):  # the interpreter exits, for one
+        if "start new thread" not in str(error):  # for example, because the interpreter exits
             raise
         raise RuntimeError(f"{error} ({thread.name}): {OUT_OF_TASKS}, or there is no memory for its stack") from error
 
 
 class Work(Protocol):
-    """The work of threads."""
+    """Work that threads perform."""
 
     def close(self) -> Any:
-        """Lets the threads end after the item that they are at, without waiting. May be called twice."""
+        """Makes the threads end after their current item, without waiting. May be called twice."""
 
     def join(self, seconds: float) -> Any:
-        """Waits until the threads have ended, this many seconds at most; for none that calls this itself."""
+        """Waits at most `seconds` until the threads have ended, except for the calling thread."""
 
 
-#: Work whose threads end with the interpreter, by identity; some of it is gone. No WeakSet, which calls Python code
-#: when work exits: what Ctrl-C raises there is lost.
+#: Work whose threads end with the interpreter, by id. Some of it may no longer exist. Not a WeakSet, which runs Python
+#: code when work is freed, where a KeyboardInterrupt would be lost.
 _running: dict[int, weakref.ref[Any]] = {}
-#: Number of entries at which entries of finished work are removed.
+#: The number of entries at which entries of finished work are removed.
 _full = 64
 
 
 def end_at_exit(work: Work) -> None:
-    """Notes work whose threads are to end with the interpreter, unless it is gone by then."""
+    """Registers work whose threads must end with the interpreter, unless the work no longer exists then."""
     global _full
     if len(_running) >= _full:
         for key in list(_running):
@@ -125,7 +127,7 @@ def _present() -> list[Any]:
 
 
 def are_there_any() -> bool:
-    """Whether this process may have threads of this package."""
+    """Returns whether this process may have threads of this package."""
     return bool(_present())
 
 
@@ -134,7 +136,7 @@ def _forget_inherited() -> None:
 
 
 def end_all(works: Sequence[Work], seconds: float) -> None:
-    """Lets all threads end after the items that they are at, and waits for them together, this many seconds at most."""
+    """Makes all threads end after their current items, and waits for them together, for at most `seconds`."""
     for work in works:
         work.close()
     until = time.monotonic() + seconds

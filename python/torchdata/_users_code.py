@@ -1,7 +1,7 @@
-"""Finds the user's code that makes the samples of a data set: `Photos.__getitem__`, `train.py:12`.
+"""Finds the user's code that creates the samples of a dataset: `Photos.__getitem__`, `train.py:12`.
 
-Role: pure functions for statistics, notes of exceptions and logs, in whichever process reads the data set. They look
-through the classes of PyTorch and of this package that read other data sets, such as `Subset` and `SequenceWrapper`.
+Role: pure functions for statistics, exception notes and logs, in the process that reads the dataset. They look through
+classes of PyTorch and of this package that wrap other datasets, such as `Subset` and `SequenceWrapper`.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from torchdata._reporting import PACKAGE
 
 __all__ = ["INDEXED", "ITERATED", "READ", "UsersCode", "code_of", "codes_of_dataset", "place_of", "raised_in"]
 
-#: Methods of data sets: those that pipes call with an index, those that PyTorch calls, and those of an iteration.
+#: Methods that read a dataset: by index in pipes, by index in PyTorch, and by iterating. Preferred methods come first.
 INDEXED, READ, ITERATED = ("__getitem__",), ("__getitems__", "__getitem__"), ("__next__", "__iter__", "__getitem__")
-#: Attributes in which classes of PyTorch and of this package keep what they read.
+#: Attributes in which classes of PyTorch and of this package store the datasets that they read.
 _INNER = ("dataset", "datasets", "datapipe", "datapipes", "source_dp", "source_datapipe", "sequence", "iterable")
-#: How many data sets within others are looked at.
+#: Maximum number of nested datasets to inspect.
 _DEEPEST = 16
 
 
 @dataclass(frozen=True)
 class UsersCode:
-    """A function of the user's.
+    """A function of the user.
 
     Attributes:
-        name: its name, with that of its class: `Photos.__getitem__`.
-        location: the file and the line at which it begins: `train.py:12`.
-        code: its code.
+        name: its name, including that of its class: `Photos.__getitem__`.
+        location: the file and the line where it begins: `train.py:12`.
+        code: its code object.
     """
 
     name: str
@@ -46,11 +46,11 @@ class UsersCode:
 
 
 def codes_of_dataset(dataset: Any, methods: tuple[str, ...]) -> list[UsersCode]:
-    """The user's code that makes the samples of a data set, the outermost function first.
+    """Returns the user's code that creates the samples of a dataset, outermost function first.
 
     Args:
-        dataset: a data set, or a pipe that is read by index.
-        methods: the names of the methods that are called, the preferred one first.
+        dataset: a dataset, or a map-style pipe.
+        methods: the names of the methods that are called, in order of preference.
     """
     found: list[UsersCode] = []
     waiting, seen = [dataset], 0
@@ -73,12 +73,12 @@ def codes_of_dataset(dataset: Any, methods: tuple[str, ...]) -> list[UsersCode]:
 
 
 def _is_wrapper(kind: type) -> bool:
-    """Whether a class only reads other data sets."""
+    """Returns whether a class only reads other datasets."""
     return kind.__module__.partition(".")[0] in ("torch", "torchdata")
 
 
 def _plain(qualified: str) -> str:
-    """A qualified name without the functions that it is local to."""
+    """Returns a qualified name without the enclosing functions."""
     return qualified.rpartition("<locals>.")[2]
 
 
@@ -89,7 +89,7 @@ def _users(function: Any, name: str) -> Iterator[UsersCode]:
 
 
 def code_of(function: Any) -> CodeType | None:
-    """The code of a function, of what is bound by `partial`, or of an object that can be called."""
+    """Returns the code of a function, of the function in a `partial`, or of a callable object."""
     while isinstance(function, partial):
         function = function.func
     if not hasattr(function, "__code__") and not isinstance(function, type):
@@ -99,13 +99,13 @@ def code_of(function: Any) -> CodeType | None:
 
 
 def place_of(code: CodeType) -> str:
-    """The file and the line at which code begins."""
+    """Returns the file and the line where code begins."""
     return f"{_short(code.co_filename)}:{code.co_firstlineno}"
 
 
 def _short(path: str) -> str:
-    """A path relative to the program's folder, or to the working directory, if it lies below; else its
-    last two parts.
+    """Returns a path relative to the program's folder or the working directory if it is inside; otherwise its last two
+    parts.
     """
     for root in (os.getcwd(), os.path.dirname(getattr(sys.modules.get("__main__"), "__file__", "") or "")):
         if root and path.startswith(root.rstrip(os.sep) + os.sep):
@@ -114,7 +114,7 @@ def _short(path: str) -> str:
 
 
 def raised_in(error: BaseException, codes: list[UsersCode]) -> UsersCode | None:
-    """The innermost of some functions that an exception has passed; None if it has passed none of them."""
+    """Returns the innermost of some functions that an exception has passed through; None if there is none."""
     found: UsersCode | None = None
     traceback: TracebackType | None = error.__traceback__
     while traceback is not None:

@@ -1,7 +1,7 @@
 """The version of this package, and warnings for environments in which upstream's torchdata shares its folder.
 
-Role: `torchdata-rs` and upstream's `torchdata` own the same folder, so pip silently overwrites the files of one with
-files of the other. The package's front door and its four public packages call these checks when they are imported.
+Role: `torchdata-rs` and upstream's `torchdata` own the same folder, so pip silently overwrites files of one with files
+of the other. The top-level package and its four public packages call these checks when they are imported.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import warnings
 
 __all__ = ["VERSION", "warn_if_replaced", "warn_of_upstream"]
 
-#: The API that this package keeps (torchdata 0.9), for programs that compare versions of torchdata, followed by the
-#: version of the distribution `torchdata-rs` as a local label.
+#: The API version that this package implements (torchdata 0.9), for programs that compare versions of torchdata,
+#: followed by the version of the distribution `torchdata-rs` as a local label.
 VERSION = "0.9.0+rs.0.1.0"
 
 
@@ -22,7 +22,7 @@ def warn_of_upstream() -> None:
     site = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     with os.scandir(site) as entries:  # importlib.metadata would take longer than the rest of the import
         found = [e.name for e in entries if e.name.startswith("torchdata-") and e.name.endswith(".dist-info")]
-    found = [name for name in found if "+rs." not in name]  # that distribution has no files (tools/name_wheel.py)
+    found = [name for name in found if "+rs." not in name]  # a distribution without files (tools/name_wheel.py)
     if not found:
         return
     version = found[0].removeprefix("torchdata-").removesuffix(".dist-info")

@@ -39,11 +39,11 @@ class PrometheusCollector:
         self._lock = threading.Lock()
 
     def describe(self) -> Iterable[Any]:
-        """The families, without measuring: what a registry asks for when the collector is registered."""
+        """Returns the metric families without measuring. Called when the collector is registered."""
         return list(self._families().values())
 
     def collect(self) -> Iterator[Any]:
-        """Measures; called at each scrape, in threads of the server."""
+        """Measures the loader. Called at each scrape, in threads of the server."""
         with self._lock:
             measured, rank = self._measuring.measure(), self._measuring.rank
         families = self._families()

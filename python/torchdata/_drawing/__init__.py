@@ -1,4 +1,4 @@
-"""Pictures of graphs, drawn without any program: what they show, where everything lies, and SVG or DOT of it.
+"""Pictures of graphs, drawn without external programs: their contents, their layout, and their output as SVG or DOT.
 
-Stands at the bottom and knows neither pipes nor statistics.
+Independent of pipes and statistics.
 """

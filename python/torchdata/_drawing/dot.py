@@ -1,4 +1,4 @@
-"""Graphs as graphviz has them: what `to_graph` makes of a loader and of statistics."""
+"""Converts graphs to graphviz, for `to_graph` of a loader or its statistics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NODES = {"fontname": "monospace", "fontsize": "10", "height": "0.2", "shape": "
 
 
 def as_digraph(graph: Graph) -> graphviz.Digraph:
-    """A cluster for each process, colors by own time, rates on the arrows.
+    """Returns a graph with a cluster for each process, colors by own time, and rates on the arrows.
 
     Raises:
         ModuleNotFoundError: the package graphviz is not installed.

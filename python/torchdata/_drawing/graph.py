@@ -1,4 +1,4 @@
-"""The content of a picture: nodes in groups, the flows between them, and how hot each is."""
+"""The contents of a picture: nodes in groups, the flows between them, and their heat."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class Node:
 
     Attributes:
         title: its name.
-        lines: what is said of it.
-        heat: its own time as a share of its process's time, 0 to 1; None if that is not known.
-        kind: "source", "end", "waits", or nothing of the kind.
-        key: which it is in its picture.
+        lines: further lines of text.
+        heat: its own time as a fraction of its process's time, 0 to 1; None if unknown.
+        kind: "source", "end", "waits", or empty.
+        key: its number in the picture.
     """
 
     title: str
@@ -28,7 +28,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Arrow:
-    """Items go from one node to another; `crosses` says that they go to another process."""
+    """A flow of items from one node to another. `crosses` means that they go to another process."""
 
     tail: int
     head: int
@@ -38,7 +38,9 @@ class Arrow:
 
 @dataclass
 class Group:
-    """The pipes of a process, or of several processes with the same pipes. Lower columns are drawn above."""
+    """The pipes of a process, or of several processes with the same pipes. Groups with lower columns are drawn further
+    up.
+    """
 
     title: str
     nodes: list[Node]
@@ -47,7 +49,7 @@ class Group:
 
 @dataclass
 class Graph:
-    """All of a picture."""
+    """The contents of a picture."""
 
     groups: list[Group] = field(default_factory=list)
     arrows: list[Arrow] = field(default_factory=list)
@@ -61,7 +63,7 @@ class Graph:
 
     @property
     def nodes(self) -> list[Node]:
-        """All nodes, by their keys."""
+        """Returns all nodes in the order of their keys."""
         return [node for group in self.groups for node in group.nodes]
 
     def mark_ends(self) -> None:

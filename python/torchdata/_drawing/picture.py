@@ -1,7 +1,7 @@
-"""Pictures of graphs, drawn without any program: where everything lies, and then SVG of it.
+"""Pictures of graphs, drawn without external programs: computes a layout, and draws it as SVG.
 
-Role: processes, and the pipes in each of them, are drawn below each other in the order of the items. A picture fits a
-phone, unless the graph has branches. Colors are those of the page around it, and tints.
+Role: processes and their pipes are drawn below each other in the order in which items pass through them. A picture fits
+on a phone unless the graph has branches. Colors are those of the surrounding page, with tints.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torchdata._drawing.graph import Arrow, Graph, Group, Node
 
 __all__ = ["Picture", "color_of"]
 
-_CHAR, _LINE, _PAD = 6.7, 15, 8  # of 11 pixel type
+_CHAR, _LINE, _PAD = 6.7, 15, 8  # for an 11-pixel font
 _GAP_X, _GAP_Y, _GROUP_GAP, _MARGIN = 26, 40, 44, 10
-_LONGEST = 44  # characters of a line
+_LONGEST = 44  # maximum number of characters per line
 _HOT, _HOTTEST = "#ef6548", 0.8
-#: What kinds of pipes are tinted with, and how much.
+#: The tint of each kind of pipe, and its strength.
 _TINTS = {"source": ("#4a90d9", 0.25), "end": ("#6aa84f", 0.25), "waits": ("#888888", 0.2), "": ("#888888", 0.0)}
-#: A picture that is a document of its own has a ground, and follows the reader's mode. In a page it takes the page's.
+#: A standalone picture has a background and follows the reader's color mode. In a page, it uses the page's colors.
 _STYLE = (
     "<style>svg:root{color:#222}svg:root>.ground{fill:#fff}"
     "@media(prefers-color-scheme:dark){svg:root{color:#ddd}svg:root>.ground{fill:#1a1c1e}}</style>"
@@ -30,26 +30,26 @@ _STYLE = (
 
 
 def _tint_of(node: Node) -> tuple[str, float]:
-    """What a pipe is tinted with, and how much: by its share of the work, else by its kind."""
+    """Returns the tint of a pipe and its strength, by its share of the work, otherwise by its kind."""
     if node.heat is None:
         return _TINTS[node.kind]
     return _HOT, _HOTTEST * min(1.0, max(0.0, node.heat))
 
 
 def color_of(node: Node) -> str:
-    """The tint of a pipe on white ground."""
+    """Returns the tint of a pipe on a white background."""
     color, strength = _tint_of(node)
     parts = (int(color[place : place + 2], 16) for place in (1, 3, 5))
     return "#" + "".join(f"{round(255 - strength * (255 - part)):02x}" for part in parts)
 
 
 def _cells(text: str) -> int:
-    """How many characters of type a text is wide."""
+    """Returns the width of a text in characters."""
     return sum(1 + (unicodedata.east_asian_width(letter) in "WF") for letter in text)
 
 
 def _shortened(text: str) -> str:
-    """The text, cut in its middle where it would make the picture wider than a phone."""
+    """Returns the text, shortened in its middle if it would make the picture wider than a phone."""
     if _cells(text) <= _LONGEST:
         return text
     kept = _LONGEST // 2 if _cells(text) > len(text) else _LONGEST
@@ -81,7 +81,7 @@ class _Curve:
 
 
 def _rightmost(curve: _Curve) -> float:
-    """Where a curve turns back: three quarters of the way to its middle points."""
+    """Returns the rightmost position of a curve: three quarters of the way to its middle points."""
     ends, middles = (max(point[0] for point in curve.points[place::step]) for place, step in ((0, 3), (1, 1)))
     return ends + 0.75 * max(0.0, middles - ends)
 
@@ -91,17 +91,17 @@ def _wide(lines: list[str]) -> float:
 
 
 class Picture:
-    """A drawn graph. In a notebook it shows itself.
+    """A drawn graph, which a notebook displays.
 
     Args:
-        graph: what is drawn.
+        graph: the graph to draw.
     """
 
     def __init__(self, graph: Graph) -> None:
         self._boxes: dict[int, _Box] = {}
         self._frames: list[_Box] = []
-        self._row_of: dict[int, int] = {}  # which group a node is in, from above
-        self._top_of: dict[int, float] = {}  # and where that begins
+        self._row_of: dict[int, int] = {}  # the group of each node, from the top
+        self._top_of: dict[int, float] = {}  # and the top position of the group
         groups = sorted(graph.groups, key=lambda group: group.column)
         bottom = float(_MARGIN)
         for number, group in enumerate(groups):
@@ -110,18 +110,18 @@ class Picture:
             self._top_of.update((node.key, top) for node in group.nodes)
             bottom = self._place(group, graph.arrows, top)
         self._right = self._centre()
-        self._beside = 0  # curves that pass by other processes
+        self._beside = 0  # curves that pass other processes
         self._curves = [self._curve(arrow) for arrow in graph.arrows]
         ends = [curve.label_at[0] + _cells(curve.label) * _CHAR for curve in self._curves if curve.label]
         right = max([self._right, *ends, *(_rightmost(curve) for curve in self._curves)])
         self.width, self.height = max(40, round(right + _MARGIN)), round(bottom + _MARGIN)
 
     def _place(self, group: Group, arrows: list[Arrow], top: float) -> float:
-        """Places a group's nodes around a line at 0, each just above those that read it; returns its lower end."""
+        """Places a group's nodes around a line at 0, each just above its readers; returns the lower end."""
         keys = {node.key for node in group.nodes}
         within = [(arrow.tail, arrow.head) for arrow in arrows if {arrow.tail, arrow.head} <= keys]
         rank = dict.fromkeys(keys, 0)
-        for _ in keys:  # a longest way has no more steps than there are nodes
+        for _ in keys:  # the longest path has at most as many steps as there are nodes
             for tail, head in within:
                 rank[tail] = min(rank[tail], rank[head] - 1)
         rows: dict[int, list[_Box]] = defaultdict(list)
@@ -149,7 +149,7 @@ class Picture:
         return bottom
 
     def _centre(self) -> float:
-        """Moves all to the right of the margin; returns where it ends."""
+        """Moves everything to the right of the margin; returns the right end."""
         placed = [*self._boxes.values(), *self._frames]
         shift = _MARGIN - min((box.x for box in placed), default=0.0)
         for box in placed:
@@ -160,7 +160,7 @@ class Picture:
         tail, head = self._boxes[arrow.tail], self._boxes[arrow.head]
         if self._row_of[arrow.head] - self._row_of[arrow.tail] > 1:
             return self._curve_beside(arrow, tail, head)
-        # One from another process ends where this one begins, as its words stand before its pipes.
+        # An arrow from another process ends at the top of its process, because the text precedes the pipes.
         start = (tail.middle, tail.y + tail.height)
         end = (head.middle, self._top_of[arrow.head] if arrow.crosses else head.y)
         bend = (end[1] - start[1]) / 2
@@ -169,17 +169,17 @@ class Picture:
         return _Curve(points, arrow.label, label_at, arrow.crosses, sideways=False)
 
     def _curve_beside(self, arrow: Arrow, tail: _Box, head: _Box) -> _Curve:
-        """An arrow that goes to the right of the processes between its ends."""
+        """Returns the curve of an arrow that passes to the right of the processes between its ends."""
         self._beside += 1
         aside = self._right + 12 * self._beside - 4
         start, end = (tail.x + tail.width, tail.y + tail.height / 2), (head.x + head.width, head.y + head.height / 2)
-        # Bent so far that it is outside where the next process begins.
+        # The curve is bent far enough to be outside where the next process begins.
         points = (start, *((x + (aside - x) / 0.5, y) for x, y in (start, end)), end)
         label_at = (tail.x, tail.y + tail.height + 10 + 16)  # below its process
         return _Curve(points, arrow.label, label_at, arrow.crosses, sideways=True)
 
     def svg(self) -> str:
-        """The picture as an SVG document."""
+        """Returns the picture as an SVG document."""
         parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{self.width}" height="{self.height}" '
             f'viewBox="0 0 {self.width} {self.height}" font-family="monospace" font-size="11">',
@@ -199,10 +199,10 @@ class Picture:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the picture to a file whose name ends in `.svg`.
 
-        Browsers and programs such as `rsvg-convert` make other formats of it, and `to_graph` draws by graphviz.
+        Browsers and programs such as `rsvg-convert` convert it to other formats, and `to_graph` draws with graphviz.
 
         Raises:
-            ValueError: it ends otherwise.
+            ValueError: the name has another suffix.
         """
         if os.path.splitext(os.fspath(path))[1].lower() != ".svg":
             raise ValueError(f"a picture is saved as .svg, not as {os.fspath(path)!r}")
@@ -211,7 +211,7 @@ class Picture:
 
 
 def _svg_box(box: _Box, line: float) -> str:
-    """A box, its first line in bold; `line` is how strong its border is."""
+    """Draws a box, with its first line in bold; `line` is the strength of its border."""
     dash = ' stroke-dasharray="4 3"' if box.dashed else ""
     color, strength = box.tint
     parts = [
@@ -228,7 +228,7 @@ def _svg_box(box: _Box, line: float) -> str:
 
 
 def _as_wide_as_reckoned(text: str) -> str:
-    """Attributes that limit a text to the width of its box, for any font."""
+    """Returns attributes that limit a text to the width of its box for any font."""
     return f' textLength="{_cells(text) * _CHAR:.1f}" lengthAdjust="spacingAndGlyphs"' if text else ""
 
 
@@ -249,6 +249,6 @@ def _svg_curve(curve: _Curve) -> str:
 
 
 def _head(curve: _Curve) -> list[tuple[float, float]]:
-    """The corners of the arrow's head."""
+    """Returns the corners of the arrow's head."""
     x, y = curve.points[3]
     return [(x, y), (x + 8, y - 4), (x + 8, y + 4)] if curve.sideways else [(x, y), (x - 4, y - 8), (x + 4, y - 8)]

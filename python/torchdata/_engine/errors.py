@@ -1,4 +1,4 @@
-"""The engine's own exception; `torchdata.dataloader2.error` hands it on."""
+"""The engine's own exception, which `torchdata.dataloader2.error` exports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class WorkerExitedError(RuntimeError):
         (1, -9)
     """
 
-    #: No item is left out because a process has exited at it: see `on_error`.
+    #: `on_error` never skips an item because a process has exited.
     never_skipped = True
 
     def __init__(

@@ -1,11 +1,11 @@
-"""Snapshots of what a child runs, as bytes, and what a child needs to go on from one.
+"""Snapshots of a child's program, as bytes, and the data that a child needs to resume from one.
 
-Role: the words between main and its children about resuming. A child makes snapshots by itself, between two items; main
-keeps the bytes unopened, and gives them back with the command that begins an epoch where an earlier run has left it.
+Role: the messages about resuming between the main process and its children. A child takes snapshots between two items.
+The main process stores their bytes unopened, and returns them with the command that begins a resumed epoch.
 
-A sealed snapshot is a header (magic, version, length, CRC-32) and a pickle of plain data. All of it is compared before
-anything is unpickled, and the pickle may name no class: what only pickle can hold lies in it as bytes, marked by
-those who put it there.
+A sealed snapshot consists of a header (magic, version, length, CRC-32) and a pickle of plain data. All of it is
+verified before unpickling, and the pickle may not refer to classes: values that require pickle are stored in it as
+bytes, which their authors mark.
 """
 
 from __future__ import annotations
@@ -43,66 +43,72 @@ __all__ = [
     "unseal",
 ]
 
-#: One process's snapshot that took c seconds to make is followed by the next one after max(SECONDS, FACTOR * c). It
-#: costs others about as much again, who copy it and have cold caches behind it: all in all less than 1 % of the time.
+#: After a snapshot that took c seconds, a process takes the next one after max(SECONDS, FACTOR * c). A snapshot costs
+#: other processes about the same time, for copying and cold caches, so the total is less than 1 % of the time.
 SECONDS, FACTOR = 0.02, 250.0
-#: Of so many processes at most the pauses add up: if items take less time than a snapshot, who takes them in order
-#: waits for each process that makes one. With more of them, what the others have ready covers the wait.
+#: The pauses of at most this many processes add up: if items take less time than a snapshot, a reader in strict order
+#: waits for each process that takes one. With more processes, the items of the others cover the wait.
 ADDING_UP = 4
 
-#: Items, and their rolling checksum.
+#: A number of items, and their rolling checksum.
 Account = tuple[int, int]
-#: A worker's snapshot: what it had sent; of its share of dispatched items the pass, and what it had read; the bytes.
+#: A worker's snapshot: what it had sent; the pass of its dispatched items and what it had read of it; and the bytes.
 Kept = tuple[Account, int, Account, bytes]
-#: The place of one who runs no epoch, behind all items, and that of one which cannot be told.
+#: The place of a child that runs no epoch, which is after all items, and the place of one that cannot be determined.
 BETWEEN, UNTOLD = Calls.BETWEEN, Calls.UNTOLD
-#: Bits of a place for items.
+#: The number of bits for items in a place.
 _ITEMS = 32
-#: A function of main's: how many items of the epoch it was applied behind, its number, and itself.
+#: A function of the main process: the number of items after which it was applied, its number, and the function.
 Call = tuple[int, int, Callable[[Any], Any]]
-#: The dispatching process's: the pass, what it had dealt to each worker, the bytes.
+#: The dispatching process's snapshot: the pass, what it had dealt to each worker, and the bytes.
 KeptDealt = tuple[int, list[Account], bytes]
 
-#: Magic, version, length and CRC-32 of what follows.
+#: Magic, version, length and CRC-32 of the data that follows.
 _HEADER = struct.Struct("<4sIQI")
 _MAGIC, _VERSION = b"tdrs", 1
 _REASON, _LONGEST_REASON = Collector.REASON, 2000
 
 
 class Announced:
-    """With which snapshots a child begins an epoch, before its first item: numbers, which cross without pickle."""
+    """The snapshots with which a child begins an epoch, before its first item: numbers, which are sent without
+    pickling.
+    """
 
     NONE = 0
-    #: With one of its own.
+    #: A snapshot of its own.
     OWN = 1
-    #: With one of its own and the dispatching process's, for which it waits.
+    #: A snapshot of its own and the dispatching process's snapshot, for which it waits.
     DEALT = 2
 
 
 def cadence(processes: int) -> tuple[float, float]:
-    """How often each of so many processes makes snapshots: after how many seconds, and how many times what one took."""
+    """Returns how often each of `processes` takes snapshots: the seconds in between, and the factor of the last
+    duration.
+    """
     return SECONDS, FACTOR * min(processes, ADDING_UP)
 
 
 def place_of(number: int, items: int) -> int:
-    """A place in an epoch, behind so many items of a pass, from 1, as a number that fits beside its check."""
+    """Returns a place in an epoch, after `items` items of a pass (from 1), as a number that fits together with its
+    check.
+    """
     place = (number - 1 << _ITEMS) + items
     return place if items >> _ITEMS == 0 and place < BETWEEN else UNTOLD
 
 
 @dataclass(frozen=True)
 class Resumption:
-    """Where one child goes on in an epoch, instead of at its beginning.
+    """The point in an epoch from which one child resumes, instead of the beginning.
 
     Args:
-        content: the snapshot, sealed; None for the epoch's beginning.
-        starts: for each of its links what went out before the snapshot, how many items of those behind it are not to be
-            sent again, and the checksum behind these; None if that is not compared.
-        turn: the link of the dispatching process that sends the first item; of a worker, the shard whose turn it is.
-        passed: passes of the dispatched items that a worker had read whole.
-        share: the part of the pass after those that it had read.
-        calls: functions that were applied to the graph in this epoch, in their order.
-        strict: whether sources compare what they read again.
+        content: the sealed snapshot; None for the epoch's beginning.
+        starts: for each of its links, what was sent before the snapshot, how many later items must not be sent again,
+            and the checksum after them; None if that is not compared.
+        turn: for the dispatching process, the link of the next item; for a worker, the shard whose turn it is.
+        passed: how many passes of the dispatched items a worker had read completely.
+        share: the part of the following pass that it had read.
+        calls: the functions that were applied to the graph in this epoch, in order.
+        strict: whether sources compare items that they read again.
     """
 
     content: bytes | None = None
@@ -115,12 +121,12 @@ class Resumption:
 
     @property
     def made(self) -> int:
-        """How many items all its readers were sent before the snapshot."""
+        """Returns how many items were sent to all its readers before the snapshot."""
         return sum(sent for (sent, _), _, _ in self.starts or ())
 
 
 def seal(snapshot: Any) -> bytes:
-    """Plain data as bytes whose damage is noticed, written once: if states are large, each copy would be felt."""
+    """Converts plain data to bytes with a checksum, in a single write, because copies of large states are slow."""
     sealed = io.BytesIO()
     sealed.write(bytes(_HEADER.size))
     pickle.Pickler(sealed, protocol=5).dump(snapshot)
@@ -130,14 +136,14 @@ def seal(snapshot: Any) -> bytes:
 
 
 def unseal(sealed: Any, what: str) -> Any:
-    """Returns the object that `seal` was given.
+    """Returns the object that was passed to `seal`.
 
     Args:
         sealed: the bytes.
-        what: how messages call it.
+        what: the name of the object in messages.
 
     Raises:
-        ValueError: it is damaged, or of another version.
+        ValueError: it is damaged, or has another version.
     """
     check_seal(sealed, what)
     try:
@@ -147,19 +153,19 @@ def unseal(sealed: Any, what: str) -> Any:
 
 
 def reason(error: Exception) -> bytes:
-    """The content that takes the place of a snapshot that could not be made: the reason."""
+    """Returns contents with the reason why a snapshot could not be taken, which replace the snapshot."""
     return _REASON + str(error).encode()[:_LONGEST_REASON]
 
 
 def reason_in(content: bytes | None) -> str | None:
-    """The reason why there is no snapshot, read from the content in its place; None if the content is a snapshot."""
+    """Returns the reason why there is no snapshot; None if the contents are a snapshot."""
     if content is None or not content.startswith(_REASON):
         return None
     return content[len(_REASON) :].decode(errors="replace")
 
 
 def check_seal(sealed: Any, what: str) -> None:
-    """Raises ValueError if what was sealed is damaged, or of another version."""
+    """Raises ValueError if sealed data is damaged, or has another version."""
     if not isinstance(sealed, bytes) or len(sealed) < _HEADER.size:
         raise ValueError(f"{what} is damaged: it is no snapshot")
     magic, version, length, checksum = _HEADER.unpack_from(sealed)
@@ -173,7 +179,7 @@ def check_seal(sealed: Any, what: str) -> None:
 
 
 def is_sealed(sealed: Any) -> bool:
-    """Whether the bytes begin and end as a snapshot does; their checksum is not looked at."""
+    """Returns whether the bytes begin and end like a snapshot, without checking the checksum."""
     if not isinstance(sealed, bytes) or len(sealed) < _HEADER.size:
         return False
     magic, _, length, _ = _HEADER.unpack_from(sealed)
@@ -181,5 +187,5 @@ def is_sealed(sealed: Any) -> bool:
 
 
 def seal_of(sealed: bytes) -> bytes:
-    """The header, which tells one snapshot from another."""
+    """Returns the header, which distinguishes snapshots."""
     return sealed[: _HEADER.size]

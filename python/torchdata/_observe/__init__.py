@@ -1,4 +1,4 @@
-"""How loaders are seen: what they count, what is shown of it, who reads it from outside, metrics. Private.
+"""Observation of loaders: their counters, displays, access from other processes, and metrics. Private.
 
-Stands above the pipes, and below `_engine` and `dataloader2`, both of which count here.
+Depends on the pipes. `_engine` and `dataloader2` depend on this package, and count their work here.
 """

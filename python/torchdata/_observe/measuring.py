@@ -1,6 +1,6 @@
-"""The statistics of a loader as measurements with names, kinds and labels: what exporters hand on.
+"""Converts the statistics of a loader to measurements with names, kinds and labels, for exporters.
 
-Role: knows no library. Names follow Prometheus: base units, `_total` for what only grows.
+Role: independent of any metrics library. Names follow Prometheus: base units, and `_total` for counters.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["FAMILIES", "Family", "Measurement", "Measuring", "rank_of"]
 
 @dataclass(frozen=True)
 class Measurement:
-    """A number."""
+    """A single value with its labels."""
 
     family: Family
     labels: tuple[str, ...]
@@ -29,17 +29,17 @@ class Measurement:
 _OF_LOADER = families_of(LoaderStats)
 _OF_PROCESS = families_of(ProcessStats, "process_", ["process"])
 _OF_PIPE = families_of(PipeStats, "pipe_", ["process", "pipe"])
-#: All families.
+#: All metric families.
 FAMILIES: tuple[Family, ...] = (*_OF_LOADER.values(), *_OF_PROCESS.values(), *_OF_PIPE.values())
 
 
 def rank_of(loader: Any) -> int:
-    """The rank that a loader runs on: its service's, the job's, or that of the environment; 0 if there is none."""
+    """Returns the rank of a loader: from its service, the job, or the environment; 0 if there is none."""
     for service in _services_in(loader.reading_service):
         if hasattr(service, "count_ranks"):
             try:
                 service.count_ranks()
-            except TypeError:  # the job has not begun
+            except TypeError:  # the job has not started
                 break
             if getattr(service, "_pg", None) is not None:
                 return int(service._rank)
@@ -58,15 +58,15 @@ def _services_in(service: Any) -> Iterator[Any]:
 
 
 class Measuring:
-    """Measures a loader again and again.
+    """Measures a loader repeatedly.
 
-    "Of late" is the time since the last measurement in which the loader had new numbers. Counters never decrease,
+    "Of late" means the time since the last measurement for which the loader had new numbers. Counters never decrease,
     because readers interpret a decrease as a restart and count the whole value again. Without this rule they could
     decrease: times are estimates, and the times of a replaced worker start at zero.
 
     Args:
-        loader: the loader. It is measured also after its end, and asked for nothing that starts anything.
-        rank: the label `rank` of all measurements; None finds out.
+        loader: the loader. It can be measured after its end, and measuring starts nothing.
+        rank: the label `rank` of all measurements; None determines it automatically.
     """
 
     def __init__(self, loader: Any, rank: int | None = None) -> None:
@@ -76,16 +76,16 @@ class Measuring:
         self._rank = rank
         self._last: LoaderStats | None = None
         self._pids: dict[str, int] = {}
-        #: By family and labels: the number itself, and what was told of it.
+        #: By family and labels: the raw value, and the reported value.
         self._told: dict[tuple[str, tuple[str, ...]], tuple[float, float]] = {}
 
     @property
     def rank(self) -> str:
-        """The label."""
+        """The label `rank`."""
         return str(rank_of(self._loader) if self._rank is None else self._rank)
 
     def measure(self) -> list[Measurement]:
-        """All that is known now."""
+        """Returns all current measurements."""
         whole: LoaderStats = self._loader.stats()
         recent = whole if self._last is None else self._loader.stats(self._last)
         self._last, found = whole, []
@@ -101,7 +101,7 @@ class Measuring:
         return [self._grown(one, replaced) if one.family.kind == "counter" else one for one in found]
 
     def _grown(self, one: Measurement, replaced: set[str]) -> Measurement:
-        """A counter that has not fallen; of a process that was replaced the value of the dead one is added."""
+        """Returns a counter that never decreases. For a replaced process, the value of its predecessor is added."""
         key = one.family.name, one.labels
         number, told = self._told.get(key, (0.0, 0.0))
         of_system = one.family is _OF_PROCESS["cpu_seconds"]
@@ -119,7 +119,7 @@ def _of_process(process: ProcessStats) -> Iterator[Measurement]:
             yield Measurement(family, (process.name,), float(value))
     seen: dict[str, int] = {}
     for pipe in process.pipes:
-        # Two pipes of one class and function are told apart by a number.
+        # A number distinguishes pipes with the same class and function.
         seen[pipe.name] = seen.get(pipe.name, 0) + 1
         called = pipe.name if seen[pipe.name] == 1 else f"{pipe.name} {seen[pipe.name]}"
         for name, family in _OF_PIPE.items():

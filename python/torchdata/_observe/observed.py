@@ -1,6 +1,6 @@
-"""What every loader tells of itself: its counts, a verdict in words, a bar over an epoch.
+"""The observation methods of every loader: its counts, a diagnosis in words, and a progress bar.
 
-Role: a base of the loaders, in main. It asks the recorder that the loader has.
+Role: a base class of the loaders, in the main process. It queries the loader's recorder.
 """
 
 from __future__ import annotations
@@ -23,34 +23,38 @@ class ObservedLoader:
     _recorder: Recorder
 
     def stats(self, since: LoaderStats | None = None) -> ShownStats:
-        """The loader's counts: rates, waits, memory, by process and by function. `print` shows them as a table.
+        """Returns the loader's counts: rates, waits and memory, by process and by function. `print` shows them as a
+        table.
 
-        They can be asked for at any time, also from another thread and after the end of the workers. If a loader has
-        new workers in each epoch, they are those of the epoch that runs or ran last.
+        This method can be called at any time, from any thread, and after the workers have exited. If a loader starts
+        new workers in each epoch, the counts are those of the current or last epoch.
 
         Args:
-            since: earlier statistics of this loader, from which on to count; None counts from the beginning.
+            since: earlier statistics of this loader, from which to start counting; None (the default) counts from the
+                beginning.
         """
         return self._recorder.stats(since)
 
     def diagnose(self, since: LoaderStats | None = None) -> Verdict:
-        """Tells in words what limits the program: loading or training, which worker, which function, and what would
-        help.
+        """Describes what limits the program: loading or training, which worker, which function, and what would help.
 
         Args:
-            since: earlier statistics of this loader, from which on to look; None looks at all that `stats` counts.
+            since: earlier statistics of this loader, from which to start counting; None (the default) covers everything
+                that `stats` counts.
         """
         return self._recorder.diagnose(since, self._epochs_ended())
 
     def progress(self, **options: Any) -> Progress[Any]:
-        """Iterates over an epoch and shows how it goes: items a second, how much is done, how long is waited.
+        """Iterates over an epoch and shows its progress: items per second, the completed part, and the time spent
+        waiting.
 
-        The bar is `tqdm`'s, or where that is not installed `rich`'s, which asks for ipywidgets in notebooks. Terminals
-        and notebooks show it. There is none elsewhere, so that logs stay clean, nor where neither is installed.
+        The bar is drawn by `tqdm`, or if that is not installed, by `rich`, which requires ipywidgets in notebooks. It
+        appears in terminals and notebooks. Elsewhere, or if neither library is installed, there is no bar, so that logs
+        stay clean.
 
         Args:
-            options: `description` (text before the bar), `file` (where it goes instead of stderr), `interval` (seconds
-                between two looks at the waits, 0.5) and `backend` ("tqdm" or "rich" for one of them in particular).
+            options: `description` (text before the bar), `file` (the output instead of stderr), `interval` (seconds
+                between two updates of the waiting time, 0.5 by default) and `backend` ("tqdm" or "rich" to choose one).
 
         Example:
             >>> from torchdata.dataloader2 import DataLoader2
@@ -63,10 +67,11 @@ class ObservedLoader:
         return Progress(self, **options)  # type: ignore[arg-type]  # it has `__iter__`, and `__len__` perhaps
 
     def worker_pids(self) -> list[int]:
-        """The numbers of the worker processes that run now, in their order, and behind them that of the dispatching
-        process if there is one. Those on other machines are left out."""
+        """Returns the process ids of the running workers in order, followed by that of the dispatching process, if
+        there is one. Workers on other machines are left out.
+        """
         return []
 
     def _epochs_ended(self) -> int:
-        """How many epochs have ended, if none is under way."""
+        """Returns how many epochs have ended, if none is running."""
         return 0

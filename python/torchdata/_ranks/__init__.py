@@ -1,8 +1,8 @@
-"""The messages between the ranks of a job: one seed for all, and whether each still has an item.
+"""Communication between the ranks of a job: a shared seed, and whether each rank still has an item.
 
-Role: `open_group` makes the group of processes that `DistributedReadingService` and `FullSync` talk through, on
+Role: `open_group` creates the group through which `DistributedReadingService` and `FullSync` communicate, on
 `torch.distributed` or on MPI. Every rank opens its groups in the same order, in its main process. A group belongs to
-the object that opened it. Nothing is imported here before a group is opened.
+the object that opened it. Libraries are imported only when a group is opened.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ __all__ = [
 
 
 def members_of(process_group: Any, whose: str) -> tuple[int, ...] | None:
-    """The ranks of a process group or device mesh of torch, as the job numbers them; None if it is neither.
+    """Returns the ranks of a torch process group or device mesh, numbered as in the job; None for another type.
 
     Args:
-        process_group: what the user gave.
-        whose: who asks, for messages.
+        process_group: the group that the user passed.
+        whose: the name of the user of the group, for messages.
 
     Raises:
-        ValueError: the mesh has several dimensions, or this rank is in no such group.
+        ValueError: the mesh has several dimensions, or this rank does not belong to the group.
     """
     dist: Any = sys.modules.get("torch.distributed")
-    if dist is None or not dist.is_available():  # nobody can have one
+    if dist is None or not dist.is_available():  # such a group cannot exist
         return None
     if hasattr(process_group, "get_group") and hasattr(process_group, "mesh_dim_names"):
         if process_group.ndim != 1:
@@ -59,13 +59,13 @@ def members_of(process_group: Any, whose: str) -> tuple[int, ...] | None:
 
 
 def open_group(backend: str, timeout: float, whose: str, members: tuple[int, ...] | None = None) -> RankGroup:
-    """Opens a group of ranks. Each of these ranks must call it.
+    """Opens a group of ranks. Each of these ranks must call this function.
 
     Args:
         backend: `"gloo"`, on `torch.distributed`, or `"mpi"`, on MPI through mpi4py.
         timeout: seconds after which an operation among the ranks fails.
-        whose: who asks, for messages.
-        members: the ranks of `torch.distributed` that the group has; None for all.
+        whose: the name of the user of the group, for messages.
+        members: the ranks of `torch.distributed` in the group; None for all.
 
     Raises:
         RuntimeError: the library is missing, or `torch.distributed` is not initialized.

@@ -14,10 +14,10 @@ __all__ = [
     "check_timeout",
 ]
 
-#: Seconds after which an operation among the ranks fails.
+#: Default time limit of an operation among the ranks, in seconds.
 DEFAULT_TIMEOUT = 30 * 60
 
-#: Three years, in seconds: longer times are too large for those that wait.
+#: Three years, in seconds. Longer times are too large for the waiting functions.
 _LONGEST_TIMEOUT = 1e8
 
 
@@ -25,8 +25,8 @@ class PrefetchTimeoutError(TimeoutError, RuntimeError):
     """Another rank did not take part in an operation in time. In torchdata 0.9 this was only a `RuntimeError`.
 
     Args:
-        timeout: seconds of waiting.
-        message: which rank is missing, and what to do; None for a general message.
+        timeout: the waiting time in seconds.
+        message: which rank is missing, and the remedy; None for a general message.
 
     Example:
         >>> from torchdata.dataloader2.error import PrefetchTimeoutError
@@ -53,40 +53,40 @@ class RanksLostError(ConnectionError, RuntimeError):
 
 
 class RankGroup(Protocol):
-    """The ranks of a job. Users may bring an object of their own, which need not have the last four members."""
+    """The ranks of a job. Users may pass their own object, which need not have the last four members."""
 
     rank: int
     world_size: int
 
     def broadcast(self, value: int) -> int:
-        """The value that rank 0 gave, on every rank. Values fit into 64 bits with a sign."""
+        """Returns the value of rank 0 on every rank. Values are signed 64-bit integers."""
 
     def all_reduce_min(self, value: int) -> int:
-        """The least of the values that the ranks gave, on every rank."""
+        """Returns the smallest value of all ranks, on every rank."""
 
     @property
     def broken(self) -> bool:
         """Whether an operation has failed, after which the group cannot be used any more."""
 
     def show_life(self) -> None:
-        """Lets others know, if that is possible, that this rank lives, before its first operation."""
+        """Shows the other ranks, if possible, that this rank is running before its first operation."""
 
     def give_up(self) -> None:
-        """Ends the wait of another thread, if there is one, at once."""
+        """Immediately ends the wait of another thread, if there is one."""
 
     def close(self) -> None:
-        """Frees what the group holds."""
+        """Releases the resources of the group."""
 
 
 class TorchRanks(Protocol):
     """A `ProcessGroup` or a `DeviceMesh` of torch."""
 
     def size(self) -> int:
-        """The number of ranks."""
+        """Returns the number of ranks."""
 
 
 def check_group(group: Any, whose: str, *, broadcasts: bool) -> None:
-    """Raises TypeError unless `group` can do what is asked of a group of ranks."""
+    """Raises TypeError unless `group` has the required methods of a group of ranks."""
     needed = ["rank", "world_size", *(["broadcast"] if broadcasts else []), "all_reduce_min"]
     lacking = [name for name in needed if not hasattr(group, name)]
     if lacking:
@@ -96,7 +96,7 @@ def check_group(group: Any, whose: str, *, broadcasts: bool) -> None:
 
 
 def check_timeout(timeout: Any, whose: str) -> None:
-    """Raises ValueError unless `timeout` is one."""
+    """Raises ValueError unless `timeout` is a valid timeout."""
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout <= _LONGEST_TIMEOUT:
         raise ValueError(
             f"{whose}: timeout is a number of seconds above 0 and at most {_LONGEST_TIMEOUT:g}, but got {timeout!r}"

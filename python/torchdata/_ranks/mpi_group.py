@@ -1,7 +1,7 @@
 """A group of ranks on MPI, through mpi4py: for jobs that mpirun or Slurm started, with or without PyTorch.
 
-Role: opened and used in the main process of every rank (by one thread at a time; mpi4py asks MPI for threads by
-default). Owns a communicator of its own, so that its messages never mix with others.
+Role: opened and used in the main process of every rank (by one thread at a time; mpi4py enables MPI's thread support by
+default). Owns a separate communicator, so that its messages never mix with other messages.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from torchdata._ranks.waiting import LONG, GivenUp, UncopyableGroup, describe_ra
 
 __all__ = ["MpiGroup"]
 
-#: Tags of the messages in which a waiting rank names its operation, and in which a failed rank gives the reason.
+#: Tags of messages in which a waiting rank names its operation, and in which a failed rank sends the reason.
 _ARRIVAL, _LAST_WORDS = 1, 2
 
-#: Most bytes of last words, few enough to be sent to ranks that never come to read them.
+#: Maximum length of the reason in bytes, so that it can be sent to ranks that never receive it.
 _MOST_WORDS = 500
 
 
 class MpiGroup(UncopyableGroup):
-    """All ranks of `MPI.COMM_WORLD`, through a duplicate of it.
+    """All ranks of `MPI.COMM_WORLD`, through a duplicate of this communicator.
 
     Args:
-        timeout: seconds after which an operation fails.
-        whose: who uses the group, for messages.
+        timeout: the time limit of an operation in seconds.
+        whose: the name of the user of the group, for messages.
 
     Raises:
         ModuleNotFoundError: mpi4py is not installed.
@@ -66,14 +66,14 @@ class MpiGroup(UncopyableGroup):
         return self._broken
 
     def broadcast(self, value: int) -> int:
-        """The value of rank 0, on every rank."""
+        """Returns the value of rank 0, on every rank."""
         import numpy
 
         cell = numpy.array([value], dtype=numpy.int64)
         return self._run(lambda comm: comm.Ibcast(cell, root=0), cell)
 
     def all_reduce_min(self, value: int) -> int:
-        """The least value of all ranks, on every rank."""
+        """Returns the smallest value of all ranks, on every rank."""
         import numpy
 
         mine, least = numpy.array([value], dtype=numpy.int64), numpy.zeros(1, dtype=numpy.int64)
@@ -89,7 +89,7 @@ class MpiGroup(UncopyableGroup):
         request = start(comm)
         try:
             if wait_until(request.Test, self._timeout, self._tell_arrival, self._is_given_up):
-                self._missing()  # takes in what others told, or it would pile up
+                self._missing()  # receives messages of other ranks, which would accumulate otherwise
                 return int(cell[0])
             raise self._timed_out()
         except BaseException:
@@ -114,10 +114,10 @@ class MpiGroup(UncopyableGroup):
         )
 
     def _is_given_up(self) -> bool:
-        """Whether this rank gave up.
+        """Returns whether this rank has given up.
 
         Raises:
-            RanksLostError: another rank did, so that the operation never ends.
+            RanksLostError: another rank has given up, so that the operation never ends.
         """
         status = self._mpi.Status()
         if self._comm.Iprobe(source=self._mpi.ANY_SOURCE, tag=_LAST_WORDS, status=status):
@@ -142,7 +142,7 @@ class MpiGroup(UncopyableGroup):
         ]
 
     def _missing(self) -> list[int]:
-        """The ranks that have not said that they are at this rank's operation."""
+        """Returns the ranks that have not reported that they have reached this rank's operation."""
         import numpy
 
         status, at = self._mpi.Status(), numpy.zeros(1, dtype=numpy.int64)
@@ -153,14 +153,14 @@ class MpiGroup(UncopyableGroup):
         return [rank for rank in others if self._arrived.get(rank, 0) < self._operation]
 
     def show_life(self) -> None:
-        """Does nothing: an exit ends the job, and who is late is told by messages."""
+        """Does nothing, because the exit of a rank ends the job, and messages reveal a late rank."""
 
     def give_up(self) -> None:
-        """Ends the wait of another thread, if there is one, at once."""
+        """Immediately ends the wait of another thread, if there is one."""
         self._given_up = True
 
     def close(self) -> None:
-        """Frees the communicator, unless an operation on it never ended."""
+        """Releases the communicator, unless an operation on it never ended."""
         comm, self._comm = self._comm, None
         if comm is not None and not (self._broken or self._given_up) and not self._mpi.Is_finalized():
             comm.Free()

@@ -1,8 +1,8 @@
-"""How ranks find each other: rank 0 leaves its addresses in the job's store, and all others connect to it.
+"""Connects ranks: rank 0 publishes its addresses in the job's store, and all others connect to it.
 
-Role: runs once for each group, in the main process of every rank. The store is used only for this, in a separate
-thread, because its operations never end if its process was stopped. Such a thread stays after,
-asleep in torch, until the program ends.
+Role: runs once for each group, in the main process of every rank. The store is used only for this purpose, in a
+separate thread, because its operations never end if the store's process is stopped. Such a thread then sleeps in torch
+until the program ends.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from torchdata._threads import start
 
 __all__ = ["Opening"]
 
-#: Seconds between two looks for rank 0: this many ranks look that the store must not be asked often.
+#: Seconds between two checks for rank 0. They grow, because many ranks must not query the store often.
 _FIRST_NAP, _LONGEST_NAP = 0.001, 0.05
 
-#: Seconds for one attempt to connect to an address, and for the answer of what listens there.
+#: Seconds for one attempt to connect to an address and receive an answer.
 _ATTEMPT = 3.0
 
 _LOOPBACK = ("127.0.0.1", "::1")
 
 
 class Opening:
-    """One group of ranks that is being opened.
+    """The opening of one group of ranks.
 
     Args:
         dist: the module `torch.distributed`, with its default process group.
         prefix: the prefix of the keys in the store, which is the same on all ranks.
-        members: the ranks of the group, as the job numbers them.
-        timeout: seconds after which ranks that are missing are reported.
-        whose: who opens it, for messages.
+        members: the ranks of the group, numbered as in the job.
+        timeout: the seconds after which missing ranks are reported.
+        whose: the name of the user of the group, for messages.
     """
 
     def __init__(self, dist: Any, prefix: str, members: Sequence[int], timeout: float, whose: str) -> None:
@@ -54,24 +54,24 @@ class Opening:
 
     @property
     def _left(self) -> float:
-        """Seconds until the time is up."""
+        """Returns the remaining seconds."""
         return max(self._until - time.monotonic(), 0.0)
 
     def meet(self) -> tuple[Meeting, float]:
-        """The meeting, and the seconds that are left for all ranks to come to it.
+        """Returns the meeting, and the remaining seconds for all ranks to join it.
 
         Raises:
-            PrefetchTimeoutError: rank 0, and maybe others, did not begin to iterate.
-            RanksLostError: the store or rank 0 is gone or does not answer.
+            PrefetchTimeoutError: rank 0, and possibly others, did not begin to iterate.
+            RanksLostError: the store or rank 0 no longer exists or does not answer.
         """
         meeting = self._host() if self._rank == 0 else self._join()
         return meeting, self._left
 
     def agree(self, key: str, value: str) -> str:
-        """The first value that any process gave for a key.
+        """Returns the first value that any process has set for a key.
 
         Raises:
-            RanksLostError: the store is gone or does not answer.
+            RanksLostError: the store no longer exists or does not answer.
         """
         return str(self._ask_store(lambda store: store.compare_set(key, "", value)).decode())
 
@@ -122,7 +122,7 @@ class Opening:
             time.sleep(_LONGEST_NAP)
 
     def _look_for_hub(self, store: Any) -> dict[str, Any] | list[int]:
-        """The offer of rank 0, or the ranks that have not begun when the time is up."""
+        """Returns the offer of rank 0, or after the timeout, the ranks that have not begun."""
         store.set(f"begun/{self._rank}", "")
         nap = _FIRST_NAP
         while not store.check(["hub"]):
@@ -135,7 +135,7 @@ class Opening:
         return offer
 
     def _ask_store(self, ask: Callable[[Any], Any]) -> Any:
-        """The answer of the store, within the time that is left and a little more."""
+        """Returns the answer of the store, within the remaining time and a little more."""
         answers: list[Any] = []
 
         def run() -> None:
@@ -144,7 +144,7 @@ class Opening:
 
                 store: Any = distributed_c10d._get_default_store()
                 if hasattr(store, "clone"):
-                    store = store.clone()  # no waiting for others who use the store
+                    store = store.clone()  # avoids waiting for other users of the store
                 answers.append(ask(self._dist.PrefixStore(self._prefix, store)))
             except Exception as error:
                 answers.append(error)
@@ -162,14 +162,14 @@ class Opening:
 
 
 def _holder_of_store() -> str:
-    """The holder of the store in words, as far as a rank that cannot ask it may know."""
+    """Describes the process that holds the store, as far as this is known without the store."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return "torchrun's agent on the machine of rank 0"
     return "rank 0, unless the program makes its store elsewhere"
 
 
 def _host_of(dist: Any) -> str | None:
-    """The name of the machine on which the store is, if it is one on a network."""
+    """Returns the name of the machine with the store, if the store is on a network."""
     from torch.distributed import distributed_c10d
 
     store = distributed_c10d._get_default_store()
@@ -180,14 +180,14 @@ def _host_of(dist: Any) -> str | None:
 
 
 def _machine() -> str:
-    """A name that tells machines apart, and containers that have a network of their own."""
+    """Returns a name that distinguishes machines, and containers with their own network."""
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return f"{file.read().strip()} {os.stat('/proc/self/ns/net').st_ino}"
     return socket.gethostname()
 
 
 def _listen(store_host: str | None) -> tuple[socket.socket, dict[str, Any]]:
-    """A socket that is bound to one address if that is known to do, and what others are to know of it."""
+    """Returns a listening socket, bound to a single address if that suffices, and the information for other ranks."""
     listener = _listen_at(store_host)
     if listener is not None:
         addresses = [listener.getsockname()[0]]
@@ -203,11 +203,11 @@ def _listen(store_host: str | None) -> tuple[socket.socket, dict[str, Any]]:
 
 
 def _listen_at(store_host: str | None) -> socket.socket | None:
-    """A socket at the address that all ranks can reach; None if this address is not known."""
+    """Returns a socket at the address that all ranks can reach; None if this address is unknown."""
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     if interface:
         return socket.create_server((_address_of_interface(interface), 0))
-    # A name that leads to loopback here may lead elsewhere from other machines.
+    # A name for the loopback interface here may mean another machine elsewhere.
     if _is_loopback(store_host):
         return _server_at(_LOOPBACK[1] if store_host == _LOOPBACK[1] else _LOOPBACK[0])
     towards = _address_towards(store_host)
@@ -218,17 +218,17 @@ def _server_at(address: str) -> socket.socket | None:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         return socket.create_server((address, 0), family=family)
-    except OSError:  # of one network alone, or without IPv4
+    except OSError:  # the address family is not available, or IPv4 is missing
         return None
 
 
 def _is_loopback(host: str | None) -> bool:
-    """Whether a host, as it stands in the settings of the job, is each machine itself: then all ranks run on one."""
+    """Returns whether a host in the job's settings means the local machine, so that all ranks run on one machine."""
     return host is not None and (host.lower() == "localhost" or host in _LOOPBACK or host.startswith("127."))
 
 
 def _address_towards(host: str | None) -> str | None:
-    """The address of this machine from which packets go to another one."""
+    """Returns the address of this machine from which packets are sent to another one."""
     if host is None:
         return None
     with suppress(OSError):
@@ -242,12 +242,11 @@ def _address_towards(host: str | None) -> str | None:
 def _address_of_interface(name: str) -> str:
     """The IPv4 address of a network interface.
 
-    Raises:
-        RuntimeError: there is none of that name, or it has none.
+    Raises: RuntimeError: the interface does not exist, or has no address.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asks:
         try:
-            # SIOCGIFADDR of netdevice(7): 16 bytes of name, then an address whose last four bytes count.
+            # SIOCGIFADDR of netdevice(7): 16 bytes of name, then an address, the last four bytes of which are used.
             answer = fcntl.ioctl(asks, 0x8915, struct.pack("16s16x8x", name.encode()[:15]))
         except OSError as error:
             raise RuntimeError(
@@ -258,10 +257,10 @@ def _address_of_interface(name: str) -> str:
 
 
 def _own_addresses(store_host: str | None) -> list[str]:
-    """Addresses of this machine that others may reach it by, the likeliest first."""
+    """Returns addresses at which other machines may reach this one, most likely first."""
     found: list[str] = []
     with suppress(OSError):
-        # The one that goes to the machine of the store, which all ranks have reached.
+        # The address that is used toward the machine of the store, which all ranks have reached.
         for family, kind, _, _, address in socket.getaddrinfo(store_host, 9, type=socket.SOCK_DGRAM):
             with suppress(OSError), socket.socket(family, kind) as asks:
                 asks.connect(address)  # sends nothing
@@ -272,11 +271,12 @@ def _own_addresses(store_host: str | None) -> list[str]:
 
 
 def _addresses_to_try(offer: dict[str, Any], store_host: str | None) -> list[str]:
-    """Where rank 0 may be reached from here, the likeliest first."""
+    """Returns addresses at which rank 0 may be reached from here, most likely first."""
     addresses: list[str] = list(offer["addresses"])
     if offer["loopback"]:
         if offer["machine"] == _machine():
             return [*_LOOPBACK, *addresses]
-        if store_host is not None:  # rank 0 often is where the store is, by a name that leads there from outside
+        # rank 0 often runs on the machine of the store, whose name is valid on other machines
+        if store_host is not None:
             addresses.append(store_host)
     return addresses

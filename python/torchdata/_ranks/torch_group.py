@@ -1,13 +1,13 @@
-"""A group of ranks on `torch.distributed`: connections of its own, which the job's store helps to make.
+"""A group of ranks on `torch.distributed`, with its own connections, which are established through the job's store.
 
-It has all ranks of the job, or those of one of torch's process groups.
+It contains all ranks of the job, or the ranks of one of torch's process groups.
 
 Role: opened and used in the main process of every rank (by one thread at a time). Owns a `Meeting`: one connection of
-every rank to rank 0, served by a native thread while the group is in use, so that its messages never mix with those of
-the training, and the ranks that are left notice each one that fails, rank 0 included. `torchdata_core::ranks` says how.
+every rank to rank 0, served by a native thread while the group is in use. Its messages never mix with those of the
+training, and the remaining ranks notice when any rank fails, including rank 0. `torchdata_core::ranks` describes how.
 
-Neither process groups of torch nor the store are used for this: both wait for ranks that are gone for as long as the
-job's time-outs say, in the destructors that the interpreter runs as it ends, too.
+Neither torch's process groups nor the store are used for operations. Both wait for ranks that no longer exist, for as
+long as the job's timeouts specify, even in destructors at interpreter exit.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from torchdata._ranks.waiting import GivenUp, UncopyableGroup, describe_ranks
 
 __all__ = ["TorchGroup", "require_available", "require_initialized"]
 
-#: Numbers the groups of this process by their ranks; every rank of them opens them in the same order.
+#: Numbers the groups of this process by their ranks, each of which opens the groups in the same order.
 _numbers: defaultdict[tuple[int, ...], itertools.count[int]] = defaultdict(itertools.count)
 
-#: More than any other value of 64 bits, for the least of all to be another rank's.
+#: Larger than any other 64-bit value, so that the minimum belongs to another rank.
 _LARGEST = 2**63 - 1
 
-#: The fault of ranks in words, by the meeting's word for it.
+#: Descriptions of the failures of ranks, by the meeting's name for them.
 _FAULTS = {
     "absent": "did not begin to iterate",
     "late": "did not come along",
@@ -51,10 +51,10 @@ _open_groups: weakref.WeakSet[TorchGroup] = weakref.WeakSet()
 
 
 def require_available(whose: str) -> Any:
-    """The module `torch.distributed`.
+    """Returns the module `torch.distributed`.
 
     Raises:
-        RuntimeError: torch is missing or was built without it.
+        RuntimeError: torch is not installed, or was built without it.
     """
     try:
         import torch.distributed as dist
@@ -71,10 +71,10 @@ def require_available(whose: str) -> Any:
 
 
 def require_initialized(whose: str) -> Any:
-    """The module `torch.distributed`, with its default process group.
+    """Returns the module `torch.distributed`, with its default process group.
 
     Raises:
-        RuntimeError: there is none (see `require_available`), or `init_process_group` was not called.
+        RuntimeError: the module is missing (see `require_available`), or `init_process_group` was not called.
     """
     dist = require_available(whose)
     if not dist.is_initialized():
@@ -86,17 +86,17 @@ def require_initialized(whose: str) -> Any:
 
 
 class TorchGroup(UncopyableGroup):
-    """Ranks of the job, through connections of their own that the job's store helps to make.
+    """Ranks of the job, with their own connections, which are established through the job's store.
 
     Args:
-        timeout: seconds after which an operation fails.
-        whose: who uses the group, for messages.
-        members: the ranks as the job numbers them, this one among them; None for all.
+        timeout: the time limit of an operation in seconds.
+        whose: the name of the user of the group, for messages.
+        members: the ranks, numbered as in the job and including this one; None for all.
 
     Raises:
         RuntimeError: `torch.distributed` cannot be used (see `require_initialized`).
         PrefetchTimeoutError: other ranks did not open the group.
-        RanksLostError: rank 0 or the store of the job is gone, or does not answer.
+        RanksLostError: rank 0 or the store of the job no longer exists, or does not answer.
     """
 
     def __init__(self, timeout: float, whose: str, members: tuple[int, ...] | None = None) -> None:
@@ -128,13 +128,15 @@ class TorchGroup(UncopyableGroup):
         return self._broken
 
     def broadcast(self, value: int) -> int:
-        """The value of rank 0, on every rank. All wait for all, so that none begins what another one cannot."""
+        """Returns the value of rank 0, on every rank. All ranks wait for each other, so that none continues alone."""
         return self._run(value if self.rank == 0 else _LARGEST)
 
     def agree(self, value: str) -> str:
-        """The value of the first group to ask, among all groups of this size; its own on ranks other than rank 0.
+        """Returns the value of the first group that calls this, among all groups of this size; its own on ranks other
+        than rank 0.
 
-        Tensor-parallel ranks are each in another data-parallel group. By this they shuffle alike.
+        Tensor-parallel ranks belong to different data-parallel groups. This method makes them shuffle in the same
+        order.
         """
         number, self._agreements = self._agreements, self._agreements + 1
         if self._seeds is None or self.rank != 0:
@@ -143,7 +145,7 @@ class TorchGroup(UncopyableGroup):
         return opening.agree(str(number), value)
 
     def all_reduce_min(self, value: int) -> int:
-        """The least value of all ranks, on every rank."""
+        """Returns the smallest value of all ranks, on every rank."""
         return self._run(value)
 
     def _run(self, value: int) -> int:
@@ -164,7 +166,7 @@ class TorchGroup(UncopyableGroup):
         raise self._failure(*blame)
 
     def _failure(self, what: str, ranks: list[int], by: int) -> Exception:
-        """The exception to raise, with the names of the ranks at fault."""
+        """Returns the exception to raise, with the names of the responsible ranks."""
         members, size = self._members, self._job_size
         me = f"{self._whose} on rank {members[self.rank]}"
         if by != self.rank:
@@ -196,28 +198,29 @@ class TorchGroup(UncopyableGroup):
         self._meeting.serve()
 
     def give_up(self) -> None:
-        """Ends the wait of another thread, if there is one, at once."""
+        """Immediately ends the wait of another thread, if there is one."""
         self._given_up = True
         if not self._broken:
             self._meeting.leave()
 
     def close(self) -> None:
-        """Takes leave of the other ranks and closes the connections; a forked child leaves them alone."""
+        """Notifies the other ranks and closes the connections. A forked child does not touch them."""
         self._given_up = True
         self._meeting.close()
 
     def _note_connections(self) -> None:
-        """Notes, before a fork, what is open now: the numbers of connections that have ended may be others' by then."""
+        """Records the open connections before a fork, because descriptors of ended connections may be reused later."""
         try:
             self._descriptors = self._meeting.descriptors()
-        except RuntimeError:  # it was closed, or inherited itself
+        except RuntimeError:  # it was closed, or is inherited itself
             self._descriptors = []
 
     def _forget(self) -> None:
-        """Lets go, in a forked child, of connections that would seem alive as long as it is."""
+        """Replaces inherited connections in a forked child, which would otherwise keep them open."""
         nowhere = os.open(os.devnull, os.O_RDWR)
         for descriptor in self._descriptors:
-            os.dup2(nowhere, descriptor, inheritable=False)  # not closed: the number belongs to an object still
+            # not closed, because the descriptor still belongs to an object
+            os.dup2(nowhere, descriptor, inheritable=False)
         os.close(nowhere)
 
 

@@ -1,6 +1,6 @@
-"""Waiting for the other ranks without ever hanging: a poll with a deadline, and words for who did not come.
+"""Waits for other ranks without hanging: polls with a deadline, and describes the missing ranks.
 
-Role: used by the groups, in the thread that asks. Owns nothing.
+Role: used by the groups, in the calling thread. Keeps no state.
 """
 
 from __future__ import annotations
@@ -11,24 +11,25 @@ from typing import Any, NoReturn
 
 __all__ = ["LONG", "GivenUp", "UncopyableGroup", "describe_ranks", "wait_until"]
 
-#: Seconds between two looks: short at first, as ranks that keep in step answer within a fraction of a millisecond.
+#: Seconds between two checks. They are short at first, because synchronized ranks answer within a fraction of a
+#: millisecond.
 _FIRST_NAP, _LONGEST_NAP = 20e-6, 2e-3
 
-#: Seconds after which a wait is a long one.
+#: A wait of more than this many seconds is long.
 LONG = 0.3
 
 
 class GivenUp(Exception):
-    """This rank itself wants the answer no longer."""
+    """This rank no longer waits for the answer."""
 
 
 def wait_until(
     done: Callable[[], bool], timeout: float, when_long: Callable[[], None], given_up: Callable[[], bool]
 ) -> bool:
-    """Whether `done` within `timeout` seconds; `when_long` is called once if it takes long, or too long.
+    """Returns whether `done` becomes true within `timeout` seconds. `when_long` is called once if it takes long.
 
     Raises:
-        GivenUp: `given_up` says so.
+        GivenUp: `given_up` returned True.
     """
     begin = time.monotonic()
     nap, told = _FIRST_NAP, False
@@ -47,13 +48,13 @@ def wait_until(
 
 
 def describe_ranks(ranks: Iterable[int]) -> str:
-    """`rank 3`, or `ranks 1, 2`."""
+    """Formats `rank 3`, or `ranks 1, 2`."""
     numbers = list(ranks)
     return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
 class UncopyableGroup:
-    """Base of the groups of this package: a copy would not be known to the other ranks."""
+    """The base class of this package's groups. They cannot be copied, because other ranks would not know a copy."""
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(

@@ -43,7 +43,7 @@ __all__ = [
     "describe",
 ]
 
-# Imported when it is first used: the processes of a loader need little of it.
+# Imported on first use, because the processes of a loader need few of these names.
 _LATE = {
     "dataloader2": ["DataLoader2", "DataLoader2Iterator", "serialize_datapipe"],
     "error": ["PauseIteration", "WorkerExitedError"],

@@ -1,8 +1,8 @@
-"""The end of a loader: who shuts it down, once, and what waits for that.
+"""The shutdown of a loader: performs it once, and makes concurrent callers wait for it.
 
-Role: one `Ending` per loader. It ends the epoch, the service and the threads that read ahead, excludes whoever changes
-what the loader does meanwhile, and knows the process that the loader belongs to. Runs in the main process, in any
-thread, in a finaliser, and when the interpreter exits.
+Role: one `Ending` per loader. It ends the epoch, the service and the threads that read ahead, excludes concurrent
+changes to the loader, and knows the process that the loader belongs to. Runs in the main process, in any thread, in a
+finalizer, and at interpreter exit.
 """
 
 from __future__ import annotations
@@ -29,38 +29,38 @@ __all__ = ["Ending"]
 
 
 class Loader(Protocol):
-    """The loader, as far as its end goes; a subclass may do more in `shutdown`."""
+    """The part of a loader that the shutdown needs. A subclass may extend `shutdown`."""
 
     @property
     def _ending(self) -> Ending:
-        """Its end."""
+        """Returns the loader's `Ending`."""
 
     def shutdown(self) -> None:
         """Ends the epoch and the reading service."""
 
 
-#: The loaders of this process that are not shut down, by the identity of their ends; the interpreter shuts them down
-#: when it exits. No WeakSet, which calls Python code when a loader exits: what Ctrl-C raises there is lost.
+#: The open loaders of this process, by the id of their `Ending`, which interpreter exit shuts down. Not a WeakSet,
+#: which runs Python code when a loader is freed, where a KeyboardInterrupt would be lost.
 _open_loaders: dict[int, weakref.ref[Loader]] = {}
 
 
 class Ending:
-    """The end of a loader. The loader is open from the construction of this on.
+    """The shutdown of a loader. The loader is open from the construction of this object on.
 
     Args:
         loader: the loader, which is not kept alive.
-        pipeline: of the loader.
-        run: of its epochs.
-        keeper: of its states.
-        recorder: of its statistics.
+        pipeline: the loader's pipeline.
+        run: the loader's epochs.
+        keeper: the loader's states.
+        recorder: the loader's statistics.
 
     Attributes:
-        changing: the lock of whoever begins an epoch, loads a state, or shuts the loader down.
-        owner_pid: the process that it belongs to.
-        patience: seconds that are waited for threads.
-        is_noted: whether somebody may ask for the state afterwards.
+        changing: the lock that is held to begin an epoch, load a state, or shut the loader down.
+        owner_pid: the id of the process that it belongs to.
+        patience: how many seconds to wait for threads.
+        is_noted: whether the state may be requested afterwards.
         has_begun: whether the loader must not be read any more.
-        is_over: whether all was ended.
+        is_over: whether the shutdown is complete.
     """
 
     def __init__(
@@ -75,10 +75,10 @@ class Ending:
         _open_loaders[id(self)] = weakref.ref(loader)
 
     def take_over_in_child(self) -> None:
-        """Makes a loader that a forked child inherited the child's, unless worker processes of its parent run it.
+        """Makes an inherited loader belong to this forked child, unless worker processes of the parent run it.
 
         Raises:
-            RuntimeError: they do.
+            RuntimeError: worker processes run it.
         """
         if self.owner_pid == os.getpid():
             return
@@ -91,7 +91,9 @@ class Ending:
         self.owner_pid = os.getpid()
 
     def run(self) -> None:
-        """Ends all, or continues where that was cut off. Returns when it is over, also if another thread does it."""
+        """Ends everything, or continues after an interruption. Returns when it is complete, even if another thread
+        completes it.
+        """
         if self.is_over:
             return
         self.has_begun = True
@@ -101,12 +103,12 @@ class Ending:
             self._set_over()
             return
         with self._excluding_others():
-            if not self.is_over:  # by another thread, meanwhile
+            if not self.is_over:  # another thread may have completed it
                 self._end(over)
 
     @contextmanager
     def _excluding_others(self) -> Iterator[None]:
-        """Excludes others who change what the loader does; one who hangs there is not waited for any longer."""
+        """Excludes other threads that change the loader. A thread that hangs there is not awaited any longer."""
         is_alone = self.changing.acquire(timeout=self.patience)
         try:
             yield
@@ -128,11 +130,11 @@ class Ending:
                 run.delivery.source = over
                 if pipeline.service is not None:
                     pipeline.service.finalize()
-            end_all(pipeline.works(), self.patience)  # which may wait for the processes of the service before
+            end_all(pipeline.works(), self.patience)  # threads may wait for processes of the service, which end first
         except Exception:
             self._set_over()
             raise
-        self._set_over()  # and not where Ctrl-C cut it off: the next call continues
+        self._set_over()  # not reached if Ctrl-C interrupts; the next call then continues
 
     def _set_over(self) -> None:
         self.is_over = True
@@ -144,7 +146,7 @@ def _shut_down_open_loaders() -> None:
     for reference in list(_open_loaders.values()):
         try:
             if (loader := reference()) is not None:
-                loader._ending.patience = 0.0  # all threads are waited for together, later
+                loader._ending.patience = 0.0  # all threads are awaited together, later
                 loader._ending.is_noted = False
                 loader.shutdown()
         except Exception:

@@ -157,18 +157,17 @@ class InvalidateCache(Adapter):
 
 
 class ShardingPolicy(Adapter):
-    """Sets how every `sharding_filter` of the graph deals out the items.
+    """Sets how every `sharding_filter` of the graph distributes the items.
 
     Args:
-        block: items are dealt out in blocks of this many consecutive ones, so that
-            `sharding_filter().batch(block)` makes the same batches for any number of workers; None deals them
-            out one by one.
-        enable: False switches the filters off: every worker and rank gets all items.
-        splits: the number of shards of each epoch, whatever workers and ranks there are; None for one shard for each
-            worker. Items, their order and batches are then the same for any number of workers and ranks, up to as many
-            as there are splits, and a state that is saved inside an epoch resumes with any of them. A worker runs its
-            shards in turn. Each shard has buffers of its own, and reads what stands before the `sharding_filter` by
-            itself, which costs nothing if that is read by index.
+        block: the number of consecutive items per block. With blocks, `sharding_filter().batch(block)` makes the same
+            batches for any number of workers; None distributes single items.
+        enable: False disables the filters, so that every worker and rank gets all items.
+        splits: the number of shards of each epoch, independent of workers and ranks; None for one shard per worker.
+            Items, their order and batches are then the same for any number of workers and ranks up to the number of
+            splits, and a state that is saved within an epoch resumes with any of them. A worker runs its shards in
+            turn. Each shard has its own buffers, and itself reads the pipes before the `sharding_filter`, which costs
+            nothing if these are read by index.
 
     Raises:
         TypeError: `block` or `splits` is not an integer.
@@ -197,7 +196,7 @@ class ShardingPolicy(Adapter):
         return datapipe
 
     def adapt_reading_service(self, service: Any) -> Any:
-        """Sets into how many shards the reading service divides an epoch."""
+        """Sets the number of shards of an epoch in the reading service."""
         return service if self.splits is None else divided(service, self.splits)
 
 
@@ -243,7 +242,7 @@ class PrefetchPolicy(Adapter):
                 (source,) = sources_of(pipe)
                 datapipe = put_in_place(whole(datapipe), pipe, source)
             else:
-                pipe.buffer_size = 1  # the pipe has another task besides, which the graph still needs
+                pipe.buffer_size = 1  # the pipe has another task, which the graph still needs
         return datapipe
 
     def adapt_reading_service(self, reading_service: ReadingServiceInterface) -> ReadingServiceInterface:
@@ -257,7 +256,7 @@ class FullSync(Adapter):
     """Appends the pipe `FullSync` if the graph does not end with it, so that all ranks end their epochs together.
 
     Args:
-        timeout: seconds for which a rank waits for the others at each item.
+        timeout: how many seconds a rank waits for the others at each item.
 
     Example:
         >>> from torchdata.dataloader2.adapter import FullSync
@@ -332,7 +331,7 @@ class Headroom(Adapter):
         from torchdata.dataloader2._headroom import ServedAgain
 
         length = self.length
-        if length is None:  # before workers take the graph, whose items are not counted beforehand
+        if length is None:  # before the graph is moved to workers, because its items are not counted in advance
             with contextlib.suppress(TypeError):
                 length = len(datapipe)
         return ServedAgain(datapipe, self.items, length)

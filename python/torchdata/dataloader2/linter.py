@@ -50,7 +50,14 @@ Kind = Literal[
 
 
 class DataPipeLintWarning(UserWarning):
-    """Warns that workers would duplicate or lose data."""
+    """Warns that workers would duplicate or lose data.
+
+    Example:
+        >>> import warnings
+        >>> from torchdata.dataloader2.linter import DataPipeLintWarning
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("error", DataPipeLintWarning)  # stops the program instead
+    """
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,13 @@ class Finding:
         datapipe: the pipe that the finding is about.
         silent: whether data is certainly duplicated or lost without an error. A finding is not certain if it depends on
             your own pipes or iterables, because these may divide their items among workers themselves.
+
+    Example:
+        >>> from torchdata.dataloader2.linter import lint
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> (finding,) = lint(IterableWrapper(range(9)).shuffle().batch(2))
+        >>> finding.kind, finding.silent
+        ('not-sharded', True)
     """
 
     kind: Kind

@@ -1,7 +1,7 @@
 """Reading services: how a loader runs its pipe graph.
 
-Role: the public place of all services. `process_init_fn` and `process_reset_fn` are looked up here at the time of the
-call, so that users may put functions of their own in their place.
+Role: the public module of all services. `process_init_fn` and `process_reset_fn` are looked up here when they are
+called, so that users may replace them.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ __all__ = [
 
 
 class PrototypeMultiProcessingReadingService(ReadingServiceInterface):
-    """The former name of `MultiProcessingReadingService`, which it makes, with a warning."""
+    """The former name of `MultiProcessingReadingService`. Creates one, with a warning."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Makes a `MultiProcessingReadingService` of the same arguments."""
+        """Creates a `MultiProcessingReadingService` with the same arguments."""
         warnings.warn(
             "`PrototypeMultiProcessingReadingService` is deprecated; use `MultiProcessingReadingService`, which takes "
             "the same arguments.",

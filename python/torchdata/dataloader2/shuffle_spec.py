@@ -8,4 +8,12 @@ __all__ = ["ShuffleSpec"]
 
 
 class ShuffleSpec(abc.ABC):  # noqa: B024 - a marker that users subclass
-    """Base class of descriptions of a shuffle. It exists for code that was written for torchdata 0.9."""
+    """Base class of descriptions of a shuffle. It exists for code that was written for torchdata 0.9.
+
+    Example:
+        >>> from torchdata.dataloader2.shuffle_spec import ShuffleSpec
+        >>> class Blockwise(ShuffleSpec):
+        ...     block = 100
+        >>> isinstance(Blockwise(), ShuffleSpec)
+        True
+    """

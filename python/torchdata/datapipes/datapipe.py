@@ -1,8 +1,8 @@
-"""The two bases of all pipes, `IterDataPipe` and `MapDataPipe`, and the hook that guards iteration.
+"""The base classes of all pipes, `IterDataPipe` and `MapDataPipe`, and the function that guards iteration.
 
-Role: what every pipe shares: registration of functional forms, the pickling hooks, one valid iterator
-at a time, `reset()` at the start of an iteration, and the place where loaded state is picked up.
-Runs in every process that holds pipes. A pipe owns its sources and one `IterationToken`.
+Role: what all pipes share: registration of functional forms, pickling hooks, a single valid iterator at a time,
+`reset()` at the start of an iteration, and resuming from loaded state. Runs in every process that has pipes. A pipe
+owns its sources and one `IterationToken`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ __all__ = ["DataChunk", "IterDataPipe", "MapDataPipe", "begin_iteration", "share
 if TYPE_CHECKING:
     from torchdata.datapipes._forms import IterForms, MapForms
 else:
-    # Type checkers see the forms as methods, which `make stubs` writes down; what runs finds them in registries.
+    # Type checkers see the forms as methods, which `make stubs` writes. At run time, they are looked up in registries.
     class IterForms:
-        """Represents FunctionalForms with any parameter."""
+        """Stands for FunctionalForms with any parameter."""
 
         def __class_getitem__(cls, items: Any) -> type[FunctionalForms]:
             return FunctionalForms
@@ -49,31 +49,31 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 def share_token(datapipe: Any, token: IterationToken) -> None:
-    """Gives a new pipe a token that it shares with another pipe, which can then end its iteration."""
+    """Makes a new pipe share the token of another pipe, so that the new pipe can end the other's iteration."""
     datapipe.__dict__["_iteration_token"] = token
 
 
 def begin_iteration(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
     """Starts an iteration of `datapipe`, whose own `__iter__` is `function`, and guards it.
 
-    Resets the pipe, unless state was loaded into it, in which case the iteration resumes from there.
-    A pipe that is replayed starts anew and drops what it had yielded.
+    Resets the pipe, unless state was loaded into it, in which case the iteration resumes from that state. A replayed
+    pipe starts over and drops the items that it had yielded.
     """
     forwarded: Iterator[Any] | None = datapipe.__dict__.pop("_fast_forward_iterator", None)
     marked = datapipe.__dict__.pop("_snapshot_state", None)
-    if forwarded is not None:  # torch's helper for snapshots has read the beginning
+    if forwarded is not None:  # torch's helper for snapshots has read the first items
         return forwarded
     running = taken_again(datapipe)
     if running is not None:
         return running
     number, resumed, dropped, to_the_end = start_pass(datapipe)
     if getattr(marked, "name", "") == "Restored" and not type(datapipe)._not_copied:
-        resumed = True  # as torch has it, a copy that somebody marked so continues with what was pickled of it
+        resumed = True  # as in torch, a copy with this mark continues with its pickled state
     started = number, resumed, dropped, to_the_end
     beginning = record_of(datapipe).beginning
     if beginning is None or not beginning.whole:
         return _begun(datapipe, function, *started)
-    # The whole graph draws again what it drew from the global generators, which are then where they were.
+    # The whole graph repeats its draws from the global generators, which then have their saved states.
     halts = Halts(beginning.entries())
     load_generators(beginning.generators)
     try:
@@ -98,7 +98,7 @@ def _begun(
     record = record_of(datapipe)
     renewal = None if record.claim is None else renewal_of(datapipe, function)
     if record.ended and (can_reset(type(datapipe)) or not is_restorable(datapipe)):
-        iterator: Iterator[Any] = iter(())  # and what it reads from is left alone
+        iterator: Iterator[Any] = iter(())  # the sources are not touched
     elif is_read_whole(datapipe):
         iterator = begin_whole(lambda: function(datapipe))
     else:
@@ -109,7 +109,7 @@ def _begun(
     keep_for_reader(datapipe, guard)
     if dropped:
         next(islice(guard, dropped - 1, dropped), None)
-    if to_the_end:  # what comes after the last item may draw, too
+    if to_the_end:  # code after the last item may also draw numbers
         next(guard, None)
     if dropped or to_the_end:
         give_later_seeds(datapipe)
@@ -120,7 +120,7 @@ def _hook_iter(function: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iter
     @functools.wraps(function)
     def __iter__(self: Any) -> Iterator[Any]:
         if getattr(type(self).__iter__, "__wrapped__", None) is not function:
-            # Reached through super().__iter__() of an iteration that is guarded already.
+            # Called through super().__iter__() of an iteration that is already guarded.
             return function(self)
         try:
             return begin_iteration(self, function)
@@ -132,7 +132,7 @@ def _hook_iter(function: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iter
 
 
 def _noting(set_seed: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """The `set_seed` of a user's pipe, which keeps to itself what becomes of the seed: replays need it again."""
+    """Wraps the `set_seed` of a user's pipe to record the seed, because a replay needs it again."""
 
     @functools.wraps(set_seed)
     def noted(self: Any, seed: Any, *args: Any, **kwargs: Any) -> Any:
@@ -143,16 +143,16 @@ def _noting(set_seed: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 class _Yielded:
-    """How many items the pipe's iteration has yielded. An attribute of that name in a user's pipe has priority."""
+    """How many items the pipe's iteration has yielded. A user's attribute of the same name has priority."""
 
     def __get__(self, datapipe: Any, cls: type) -> int:
         return 0 if datapipe is None else token_of(datapipe).yielded
 
 
 class _PicklingHooks:
-    """Hooks through which graph tools look into pipes while these are pickled, as torch's pipes have them.
+    """Hooks through which graph tools inspect pipes while these are pickled, with the same names as in torch.
 
-    Torch's own graph tools set the hooks of torch's classes; they hold for our pipes as well.
+    Torch's own graph tools set the hooks of torch's classes, which also apply to pipes of this package.
     """
 
     counterpart: ClassVar[Counterpart]
@@ -166,25 +166,25 @@ class _PicklingHooks:
         state = self._attributes_to_copy()
         return hook(state) if hook is not None else state
 
-    #: Says that the declarations of the class are all the state that an iteration has besides its sources' state. It
-    #: holds the names of the attributes that the class declares by `state`; one without any sets it to `()`.
+    #: Declares that the iteration state consists of the attributes declared by `state` and the sources' state. It
+    #: contains the names of these attributes. A class without such attributes sets it to `()`.
     iteration_state: ClassVar[tuple[str, ...]]
     _own_state: ClassVar[tuple[State, ...]] = ()
-    #: All that the class and its bases declare.
+    #: The declarations of the class and its bases.
     _declared: ClassVar[tuple[State, ...]] = ()
-    #: Names of attributes that copies do without.
+    #: Names of attributes that copies leave out.
     _not_copied: ClassVar[frozenset[str]] = frozenset()
-    #: Names of attributes that hold items; they are not searched for the pipes that this one reads.
+    #: Names of attributes that contain items. They are not searched for sources of this pipe.
     item_attributes: ClassVar[frozenset[str]] = frozenset()
-    #: Names of attributes that hold data of the user: the copy that a loader makes of the pipe has the same objects.
-    #: Containers in other attributes are copied, with the same members.
+    #: Names of attributes with user data, which the loader's copy of the pipe shares. Containers in other attributes
+    #: are copied, with the same members.
     data_attributes: ClassVar[frozenset[str]] = frozenset()
-    #: Whether `state_dict` and `load_state_dict` are those that follow from the declaration.
+    #: Whether `state_dict` and `load_state_dict` are derived from the declaration.
     _derives_state: ClassVar[bool] = False
 
     @classmethod
     def _take_declaration(cls) -> None:
-        """Derives from `iteration_state` all that follows from it."""
+        """Derives all other settings from `iteration_state`."""
         if cls.__dict__.get("one_to_one") and "iteration_state" not in cls.__dict__:
             cls.iteration_state = ()
         cls._declared = declare(cls)
@@ -198,11 +198,11 @@ class _PicklingHooks:
         cls._derives_state = all(getattr(cls, name) is method for name, method in DERIVED.items())
 
     def _declared_state(self) -> dict[str, Any]:
-        """The iteration state that the pipe declares."""
+        """Returns the declared iteration state."""
         return {state.key: state.dump(self) for state in self._declared if state.saved}
 
     def _load_declared(self, state_dict: dict[str, Any]) -> None:
-        """Sets all that the pipe declares: as it was saved, or else as an iteration begins with it."""
+        """Sets all declared attributes: to their saved values, or else to their initial values."""
         for state in self._declared:
             if state.saved and state.key in state_dict:
                 state.load(self, state_dict[state.key])
@@ -210,7 +210,7 @@ class _PicklingHooks:
                 state.reset(self)
 
     def _lasting_state(self) -> dict[str, Any]:
-        """The part of the iteration state that outlives an iteration, and so is there when the next one begins."""
+        """Returns the part of the iteration state that is kept from one iteration to the next."""
         return {state.key: state.dump(self) for state in self._declared if state.lasts and state.saved}
 
     def _load_lasting_state(self, lasting: dict[str, Any]) -> None:
@@ -222,9 +222,9 @@ class _PicklingHooks:
                     state.reset(self)
 
     def _attributes_to_copy(self) -> dict[str, Any]:
-        """The attributes that a pickled or deep-copied pipe takes along.
+        """Returns the attributes that a pickled or deep-copied pipe contains.
 
-        A copy starts its iterations anew, so pipes leave out what belongs to the running one.
+        A copy starts its iterations from the beginning, so the state of the running iteration is left out.
         """
         left_out = self._not_copied
         if not left_out:
@@ -263,23 +263,23 @@ class _PicklingHooks:
         return chain(self)
 
     def __repr__(self) -> str:
-        # The class alone: messages, old ones too, name a pipe by it. `str` is for people.
+        # Only the class, because messages identify a pipe by it. `str` is meant for people.
         hook = type(self).repr_hook
         return hook(self) if hook is not None else type(self).__qualname__
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """The view of a pipe in IPython: the chain with parameters."""
+        """Shows a pipe in IPython as a chain with parameters."""
         printer.text(repr(self) if cycle else str(self))
 
     def _repr_html_(self) -> str:
-        """The view of a pipe in a notebook: the chain with parameters, and a picture."""
+        """Shows a pipe in a notebook as a chain with parameters and a picture."""
         from torchdata.datapipes._pipe.showing import html_of_pipe
 
         return html_of_pipe(self)
 
 
 class _PipeMeta(ABCMeta):
-    """The class of pipe classes: what users put on one of the two bases is found on torch's pipes, too."""
+    """The metaclass of pipes, which makes attributes that users add to a base class available on torch's pipes."""
 
     counterpart: Counterpart
 
@@ -297,12 +297,12 @@ class _PipeMeta(ABCMeta):
 class IterDataPipe(IterForms[T_co], _PicklingHooks, PipeHooks, Generic[T_co], metaclass=_PipeMeta):
     """A step of a pipeline that is read by iterating.
 
-    Subclasses define `__iter__`, usually as a generator over `self.source_datapipe`. Every `iter(pipe)`
-    calls `reset()`, returns a guarded iterator and invalidates the iterators made before.
+    Subclasses define `__iter__`, usually as a generator over `self.source_datapipe`. Every `iter(pipe)` calls
+    `reset()`, returns a guarded iterator and invalidates earlier iterators.
 
-    A subclass that also defines `state_dict()` and `load_state_dict()` is restored by them; one that does
-    not is replayed (see `torchdata.datapipes.state`). Iteration state belongs into attributes that
-    `reset()` initialises and from which `__iter__` continues.
+    A subclass that also defines `state_dict()` and `load_state_dict()` is restored by these methods. Otherwise, it is
+    replayed (see `torchdata.datapipes.state`). Keep the iteration state in attributes that `reset()` initializes and
+    from which `__iter__` continues.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
@@ -319,7 +319,7 @@ class IterDataPipe(IterForms[T_co], _PicklingHooks, PipeHooks, Generic[T_co], me
     functions: ClassVar[dict[str, Callable[..., Any]]] = {}
     counterpart: ClassVar[Counterpart] = Counterpart("IterDataPipe")
 
-    #: Torch's helper for snapshots reads these, and sets them on a pipe that it has restored.
+    #: Torch's helper for snapshots reads these attributes, and sets them on a restored pipe.
     _number_of_samples_yielded: ClassVar[_Yielded] = _Yielded()
     _snapshot_state: Any = None
 
@@ -342,7 +342,7 @@ class IterDataPipe(IterForms[T_co], _PicklingHooks, PipeHooks, Generic[T_co], me
     if TYPE_CHECKING:
 
         def __len__(self) -> int:
-            """The number of items. When the package runs, pipes that know none have no such method."""
+            """Returns the number of items. At run time, pipes of unknown length do not have this method."""
 
     def __getitem__(self, index: Any) -> T_co:
         raise NotImplementedError(f"{type(self).__name__} is read by iterating, not by index")
@@ -352,7 +352,7 @@ class IterDataPipe(IterForms[T_co], _PicklingHooks, PipeHooks, Generic[T_co], me
         return self.concat(other) if joiner is None else joiner([self, other])
 
     def reset(self) -> None:
-        """Brings the pipe to the start of an iteration. Called whenever an iterator is made."""
+        """Prepares the pipe for a new iteration. Called whenever an iterator is created."""
         for state in self._declared:
             if not state.lasts:
                 state.reset(self)
@@ -386,10 +386,10 @@ class MapDataPipe(MapForms[T_co], _PicklingHooks, PipeHooks, Generic[T_co], meta
     if TYPE_CHECKING:
 
         def __len__(self) -> int:
-            """The number of items. When the package runs, pipes that know none have no such method."""
+            """Returns the number of items. At run time, pipes of unknown length do not have this method."""
 
     def __iter__(self) -> Iterator[T_co]:
-        """Reads the indices 0, 1, … up to the length, if it is known, and otherwise up to an IndexError."""
+        """Reads the indices 0, 1, … up to the length, or if that is unknown, up to an IndexError."""
         try:
             indices: Iterable[int] = range(len(self))
         except (TypeError, NotImplementedError):
@@ -414,7 +414,7 @@ meet_torch(IterDataPipe, MapDataPipe)
 
 
 class DataChunk(list[T]):
-    """A batch: a list of a class of its own, so that `unbatch` and `collate` can distinguish batches from items.
+    """A batch: a subclass of list, so that `unbatch` and `collate` can distinguish batches from items.
 
     Args:
         items: the members of the batch.
@@ -425,22 +425,22 @@ class DataChunk(list[T]):
         [1, 2]
     """
 
-    __slots__ = ()  # a batch costs no more memory than a list
+    __slots__ = ()  # a batch needs no more memory than a list
 
     def __init__(self, items: Iterable[T]) -> None:
         super().__init__(items)
 
     @property
     def items(self) -> list[T]:
-        """The members as a plain list."""
+        """Returns the members as a plain list."""
         return list(self)
 
     def as_str(self, indent: str = "") -> str:
-        """The members in brackets, each by its `str`."""
+        """Returns the members in brackets, each converted by `str`."""
         return indent + "[" + ", ".join(map(str, self)) + "]"
 
     def raw_iterator(self) -> Iterator[T]:
-        """Iterates over the members as they were put in."""
+        """Iterates over the members without converting them."""
         return iter(self)
 
 

@@ -1,15 +1,16 @@
-"""State of a pipe graph: the position of every pipe, and how to set a new graph to the same position.
+"""The state of a pipe graph: saves the position of every pipe, and moves a new graph to the same position.
 
-Role: composes what the pipes say of themselves into the state of a graph. Runs in the process and thread that iterates
-the graph, between two items.
+Role: combines the states of the pipes to the state of a graph. Runs in the process and thread that iterates the graph,
+between two items.
 
 A graph state is a dict of plain data, which nothing changes any more. Its `graph` tells what the pipes were made with
 (see `fingerprint`), its `checksums` are of both, its `pipes` has an entry for each pipe (see `Entry`), sources before
 those that read them. Values that only pickle can hold lie in a pipe's own state as bytes under `"__pickled__"`, and
 plain data that is nested deeper than a list of numbers under `"__nested__"`.
 
-Replay begins with what all pipes below had when the pass of the replayed one began. If something has drawn from the
-global generators since the end of the graph began, or if two branches meet below, the end itself is replayed.
+A replay starts with the state that all sources had when the pass of the replayed pipe began. If the global generators
+were used since the end of the graph began, or if two branches of the graph meet below the pipe, the end of the graph is
+replayed.
 """
 
 from __future__ import annotations
@@ -80,9 +81,21 @@ __all__ = [
 
 @contextmanager
 def standing_still(pipes: list[Any]) -> Iterator[None]:
-    """Stops the threads that read ahead from the pipes until the context ends."""
+    """Pauses the threads that read ahead from the pipes until the context ends.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> from torchdata.datapipes.state import standing_still
+        >>> source = IterableWrapper(range(3))
+        >>> pipe = source.prefetch(2)
+        >>> iterator = iter(pipe)
+        >>> with standing_still([source, pipe]):
+        ...     first = next(iterator)
+        >>> first, list(iterator)
+        (0, [1, 2])
+    """
     with ExitStack() as stack:
-        # Readers before their sources: a source that stands still would keep its reader's thread from parking.
+        # Readers precede their sources, because a paused source would keep its reader's thread from pausing.
         for pipe in reversed(pipes):
             hooks = hooks_of(pipe)
             if type(hooks).standing_still is not PipeHooks.standing_still:
@@ -141,6 +154,12 @@ def fingerprint(datapipe: Any) -> Fingerprint:
 
     `save_state` stores this under `"graph"`, and `load_state` compares it. A state without it is loaded without a
     comparison.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> from torchdata.datapipes.state import fingerprint
+        >>> [entry["class"] for entry in fingerprint(IterableWrapper(range(3)).batch(2))]
+        ['torchdata.datapipes.iter.IterableWrapper', 'torchdata.datapipes.iter.Batcher']
     """
     graph = graph_of(datapipe)
     record = record_of(graph.end)
@@ -150,7 +169,7 @@ def fingerprint(datapipe: Any) -> Fingerprint:
 
 
 class _Saving:
-    """Saves the state of a graph once.
+    """Saves the state of a graph. Used once.
 
     Args:
         graph: the graph.
@@ -160,17 +179,17 @@ class _Saving:
         self.graph, self.end, self.pipes = graph, graph.end, graph.pipes
         self._in_use = self._find_in_use(alone=True)
 
-    # -- which passes belong together ------------------------------------------------------------------------------
+    # -- which passes belong together ----------------------------------------------------------------------------
 
     def _find_in_use(self, *, alone: bool) -> set[int]:
-        """Ids of the pipes whose passes continue.
+        """Returns the ids of the pipes whose passes continue.
 
         Args:
-            alone: whether who has not begun to read yet counts, a further child of a fork. It may, or the fork may be
-                begun anew.
+            alone: whether to include pipes whose reader has not begun yet, such as another child of a fork. The reader
+                may still begin, or the fork may start over.
         """
         used = {id(self.end)} if self._has_begun(self.end) else set()
-        for reader in reversed(self.pipes):  # readers before their sources
+        for reader in reversed(self.pipes):  # readers precede their sources
             hooks = hooks_of(reader)
             if alone and hooks._goes_on_alone() and self._has_begun(reader):
                 used.add(id(reader))
@@ -194,7 +213,7 @@ class _Saving:
         return not is_torchs(pipe) and (token_of(pipe).finished or record_of(pipe).ended)
 
     def _is_read_by(self, reader: Any, source: Any) -> bool:
-        """Whether the running pass of the source is of the running pass of its reader."""
+        """Returns whether the running pass of the source belongs to the running pass of its reader."""
         if not self._has_begun(source):
             return False
         reads = hooks_of(reader)._reads_in_pass(source)
@@ -207,10 +226,10 @@ class _Saving:
             return beginning is None or beginning.torchs.get(id(source)) != source._valid_iterator_id
         return record_of(source).stamp > record_of(reader).stamp
 
-    # -- what is replayed ------------------------------------------------------------------------------------------
+    # -- what must be replayed -----------------------------------------------------------------------------------
 
     def _to_replay(self) -> list[Any]:
-        """The pipes to replay, none of which is below another one."""
+        """Returns the pipes to replay. None of them is a source of another one."""
         replayed = [
             pipe
             for pipe in self.pipes
@@ -227,11 +246,11 @@ class _Saving:
         return [pipe for pipe in replayed if id(pipe) not in below]
 
     def _must_replay_all(self, replayed: list[Any]) -> bool:
-        """Whether nothing less than the end of the graph can be replayed.
+        """Returns whether the end of the graph must be replayed.
 
-        That is so if two branches meet below, of which one continues (the children of a fork): they can only be
-        replayed in step. It is also true if functions have drawn random numbers, because their position in the graph is
-        not known.
+        This is the case if two branches meet below a pipe and one of them continues (the children of a fork), because
+        they can only be replayed in step. It is also the case if functions have drawn random numbers, because their
+        position in the graph is unknown.
         """
         if is_torchs(self.end):
             return False
@@ -274,7 +293,7 @@ class _Saving:
         may_be_left = id(pipe) not in self._find_in_use(alone=False)
         for each, entry, raw in beginning.parts:
             if isinstance(each, IterDataPipe) and not is_torchs(each) and record_of(each).stamp < began:
-                entry, raw = entry_at_beginning(each)  # which has not begun in this pass
+                entry, raw = entry_at_beginning(each)  # this source has not begun in the current pass
             if raw is not None:
                 entry = entry._replace(state=to_plain(raw, name_of(each)))
             later = None if is_torchs(each) or record_of(each).stamp < began else pending_seed(each)
@@ -313,7 +332,7 @@ class _Saving:
         record = record_of(pipe)
         if record.loaded is not None:
             return with_pending(pipe, record, record.loaded)
-        if not isinstance(pipe, IterDataPipe):  # read by index: it has no place, but may have a state
+        if not isinstance(pipe, IterDataPipe):  # a map-style pipe has no position, but may have a state
             if not is_restorable(pipe):
                 return Entry(name_of(pipe))
             return with_seeds(Entry(name_of(pipe), restores=True, state=self._state_of(pipe)), record)
@@ -410,14 +429,24 @@ def load_state(datapipe: Any, state: dict[str, Any], *, strict: bool = True, all
 
     Args:
         datapipe: the last pipe of the graph, or the graph.
-        state: what `save_state` returned.
-        strict: whether it is an error if pipes have other arguments than in the saved graph, or if a stream yields
+        state: a result of `save_state`.
+        strict: whether to raise an error if pipes have other arguments than in the saved graph, or if a stream yields
             other items than before; True by default.
-        allow_pickle: whether values that need pickle are unpickled; True by default. With False, such a state is an
-            error.
+        allow_pickle: whether values that require pickle are unpickled; True by default. With False, such a state raises
+            an error.
 
     Raises:
         ValueError: the state has another version, belongs to another graph, is damaged, or must not be unpickled.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> from torchdata.datapipes.state import load_state, save_state
+        >>> pipe, other = IterableWrapper("abc"), IterableWrapper("abc")
+        >>> next(iter(pipe))
+        'a'
+        >>> load_state(other, save_state(pipe))
+        >>> list(other)
+        ['b', 'c']
     """
     entries, graph = parse_graph(state), graph_of(datapipe)
     if state.get("checksums") is not None:
@@ -449,7 +478,16 @@ def _require_same_pipes(graph: Graph, entries: Sequence[Entry]) -> None:
 
 
 def set_strictness(datapipe: Any, is_strict: bool) -> None:
-    """Sets whether the sources of a graph compare items that they read again after a resume with the original items."""
+    """Sets whether the sources of a graph compare items that they read again after a resume with the original items.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> from torchdata.datapipes.state import set_strictness
+        >>> pipe = IterableWrapper(iter("abc"))
+        >>> set_strictness(pipe, False)
+        >>> list(pipe)
+        ['a', 'b', 'c']
+    """
     for pipe in graph_of(datapipe).pipes:
         hooks_of(pipe)._compare(is_strict)
 

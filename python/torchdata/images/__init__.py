@@ -1,8 +1,8 @@
-"""Decoding of images: bytes, paths or open files become arrays or tensors, cut, resized and laid out on the way.
+"""Decodes images: converts bytes, paths or open files to arrays or tensors, with optional cropping and resizing.
 
-Role: functions that any `map` and any dataset may call; `.decode_image()` is their pipe. JPEG files are decoded by
-`simplejpeg`, all others, and all where it is not installed, by Pillow, with the same pixels. The extension resizes.
-Runs in whichever process and thread calls; each thread keeps one buffer for the next image.
+Role: functions for any `map` and any dataset; `.decode_image()` is the corresponding pipe. `simplejpeg` decodes JPEG
+files if it is installed. Pillow decodes all other files, with the same pixels. The extension resizes images. Runs in
+the calling process and thread. Each thread keeps one buffer for the next image.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Boxes: which part of an image is taken. (left, top, right, bottom) in pixels, as Pillow has them.
+"""Boxes, which select a part of an image: (left, top, right, bottom) in pixels, as in Pillow.
 
-Role: pure functions; a random box draws from the generator that its caller gives.
+Role: pure functions. A random box is drawn from the caller's generator.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ __all__ = ["Box", "center_crop", "check_box", "drawing_from", "random_resized_cr
 
 Box = tuple[int, int, int, int]
 
-#: How often a random box is drawn before the middle of the image is taken.
+#: How many random boxes to try before the center of the image is used.
 _TRIES = 10
 
 
 def drawing_from(rng: Any) -> Callable[[], float]:
-    """The function that draws a number from 0 up to 1 from a generator.
+    """Returns a function that draws numbers from 0 (inclusive) to 1 (exclusive) from a generator.
 
     Args:
         rng: a `random.Random` (or the module `random`), a `numpy.random.Generator` (or `RandomState`), or a
             `torch.Generator`.
 
     Raises:
-        TypeError: it is none of these.
+        TypeError: the value is not such a generator.
     """
     draw: Any = getattr(rng, "random", None)
     if callable(draw):
@@ -47,25 +47,25 @@ def random_resized_crop(
     scale: Sequence[float] = (0.08, 1.0),
     ratio: Sequence[float] = (3 / 4, 4 / 3),
 ) -> Box:
-    """A random part of an image, by the rules of torchvision's `RandomResizedCrop`.
+    """Returns a random part of an image, by the rules of torchvision's `RandomResizedCrop`.
 
-    The share of the area is uniform within `scale`, and the logarithm of width over height uniform within those of
-    `ratio`. A part that does not fit is drawn again, ten times in all; then the largest part in the middle whose ratio
-    is within `ratio` is taken.
+    The fraction of the area is uniform within `scale`, and the logarithm of width over height is uniform within that of
+    `ratio`. A box that does not fit is drawn again, up to ten times in all. After that, the largest centered box whose
+    ratio is within `ratio` is used.
 
     Args:
         rng: the generator to draw from: a `random.Random`, a `numpy.random.Generator` or a `torch.Generator`.
-        width: of the image, in pixels.
-        height: of the image.
-        scale: least and largest share of the image's area.
-        ratio: least and largest width over height.
+        width: the width of the image in pixels.
+        height: the height of the image in pixels.
+        scale: the smallest and the largest fraction of the image's area.
+        ratio: the smallest and the largest ratio of width to height.
 
     Returns:
         (left, top, right, bottom) in pixels.
 
     Raises:
         TypeError: `rng` is not a generator.
-        ValueError: `scale` or `ratio` are not two positive numbers in order, or the image has no pixel.
+        ValueError: `scale` or `ratio` is not a pair of positive numbers in ascending order, or the image is empty.
 
     Example:
         >>> import random
@@ -98,15 +98,15 @@ def random_resized_crop(
 
 
 def center_crop(width: int, height: int, share: float = 0.875, ratio: float = 1.0) -> Box:
-    """The middle of an image: the usual crop of validation, without chance.
+    """Returns the center of an image: the usual deterministic crop for validation.
 
-    With `size=224` and the share 0.875 it shows what torchvision's `Resize(256)` and `CenterCrop(224)` show.
+    With `size=224` and the share 0.875, the result corresponds to torchvision's `Resize(256)` and `CenterCrop(224)`.
 
     Args:
-        width: of the image, in pixels.
-        height: of the image.
-        share: how much of the largest part with that ratio is taken along each axis.
-        ratio: width over height.
+        width: the width of the image in pixels.
+        height: the height of the image in pixels.
+        share: the fraction, along each axis, of the largest box with this ratio.
+        ratio: the ratio of width to height.
 
     Returns:
         (left, top, right, bottom) in pixels.
@@ -131,11 +131,11 @@ def _middle(width: int, height: int, columns: int, rows: int) -> Box:
 
 
 def check_box(box: Any, width: int, height: int, what: str) -> Box:
-    """The box as integers.
+    """Returns the box as integers.
 
     Raises:
-        TypeError: it is no four integers.
-        ValueError: it is empty, or reaches beyond an image of that size.
+        TypeError: the box does not consist of four integers.
+        ValueError: the box is empty, or extends beyond an image of this size.
     """
     try:
         left, top, right, bottom = (edge.__index__() for edge in box)

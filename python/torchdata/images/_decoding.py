@@ -1,7 +1,7 @@
-"""The functions that decode: `decode` for one image, `decode_batch` for a block of them.
+"""The functions that decode: `decode` for one image, and `decode_batch` for a block of images.
 
-Role: checks what was asked for, once (`Request`), and goes from content to a filled array. Runs in the thread that
-calls; `decode_batch` starts threads if it is told to, and ends them before it returns.
+Role: validates the arguments once (`Request`), and decodes contents into an array. Runs in the calling thread.
+`decode_batch` starts threads if requested, and ends them before it returns.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ __all__ = ["Crop", "Request", "Size", "decode", "decode_batch", "read"]
 Size = int | tuple[int, int] | None
 Crop = Sequence[int] | Callable[[int, int], Sequence[int]] | None
 
-#: Channels of each mode, and the name of the type of its numbers.
+#: The channels of each mode, and its dtype.
 _MODES = {"RGB": (3, "uint8"), "L": (1, "uint8"), "RGBA": (4, "uint8"), "I;16": (1, "uint16")}
-#: Filters with which the extension returns the same pixels as Pillow, within one level; others are Pillow's.
+#: Filters for which the extension returns the same pixels as Pillow, within one level. For others, Pillow is used.
 _FILTERS = {"bilinear": True, "hamming": True, "nearest": False, "box": False, "bicubic": False, "lanczos": False}
 
 
 @dataclass(frozen=True)
 class Request:
-    """The way in which images are to be decoded. The arguments are those of `decode`.
+    """The way to decode images. The arguments are those of `decode`.
 
     Raises:
-        TypeError, ValueError: one of them is none of what it may be.
+        TypeError, ValueError: an argument is invalid.
     """
 
     size: Any = None
@@ -45,7 +45,7 @@ class Request:
     exif: bool = False
     truncated: str = "error"
     as_tensor: bool = False
-    #: (height, width) of what is made; None for that of the crop.
+    #: (height, width) of the result; None for the size of the crop.
     target: tuple[int, int] | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -63,12 +63,12 @@ class Request:
         object.__setattr__(self, "target", _target(self.size))
 
     def shape(self, target: tuple[int, int]) -> tuple[int, int, int]:
-        """The shape of an image with these many rows and columns."""
+        """Returns the shape of an image with these numbers of rows and columns."""
         channels = _MODES[self.mode][0]
         return (*target, channels) if self.layout == "HWC" else (channels, *target)
 
     def dtype(self) -> Any:
-        """The type of the numbers: NumPy's name, or torch's type."""
+        """The dtype: NumPy's name, or torch's dtype."""
         name = _MODES[self.mode][1]
         return getattr(_torch(), name) if self.as_tensor else name
 
@@ -103,30 +103,32 @@ def decode(
     truncated: Literal["error", "keep"] = "error",
     as_tensor: bool = False,
 ) -> Any:
-    """Decodes an image to an array of its pixels, of which a part is taken and resized on the way.
+    """Decodes an image to an array of its pixels, with optional cropping and resizing.
 
-    The pixels are those of Pillow: bit for bit without resizing, to one level of 255 with it. In a worker the array
-    lies in shared memory from the start, as one of `torchdata.empty`.
+    The pixels equal those of Pillow: exactly without resizing, and within one level of 255 with resizing. In a worker,
+    the array is in shared memory from the start, like the result of `torchdata.empty`.
 
     Args:
-        data: the content of the file as bytes, its path, or a file that is open for reading bytes (it is read to its
-            end, and stays open).
-        size: how large the result is: (height, width), or an integer for a square. None: as large as the crop.
-        crop: the part that is taken before resizing, (left, top, right, bottom) in pixels; or a function of width and
-            height that returns it. None: all of it.
-        flip: whether left and right change places.
-        mode: the channels: "RGB", "L" (grey), "RGBA", or "I;16" (grey images of 16 bits). Transparency is left out by
-            the first two, as Pillow's `convert` does.
-        layout: "HWC" for height, width, channels; "CHW" for channels first.
-        scale: "fast" decodes JPEG images at a half, a quarter or an eighth where that is no smaller than the result.
-        resample: "bilinear", "hamming", "bicubic", "lanczos", "box" or "nearest", each with antialiasing, as Pillow's.
-            The extension has the first two; the others are Pillow's, and slower.
-        exif: whether the image is turned upright as EXIF says. `crop` is a part of the upright one.
-        truncated: "keep" for an image that is cut off as far as it goes, in place of an error.
-        as_tensor: whether it becomes a torch tensor.
+        data: the contents of the file as bytes, its path, or a file opened in binary mode (it is read to its end, and
+            stays open).
+        size: the size of the result: (height, width), or an integer for a square. None (the default) for the size of
+            the crop.
+        crop: the part to use before resizing, (left, top, right, bottom) in pixels; or a function of width and height
+            that returns it. None (the default) for the whole image.
+        flip: whether left and right are exchanged.
+        mode: the channels: "RGB" (the default), "L" (gray), "RGBA", or "I;16" (16-bit gray images). "RGB" and "L" drop
+            transparency, as Pillow's `convert` does.
+        layout: "HWC" (the default) for height, width, channels; "CHW" for channels first.
+        scale: "fast" decodes JPEG images at a half, a quarter or an eighth of their size, if that is not smaller than
+            the result.
+        resample: "bilinear", "hamming", "bicubic", "lanczos", "box" or "nearest", with antialiasing, as in Pillow. The
+            extension implements the first two; the others use Pillow, and are slower.
+        exif: whether to rotate the image upright according to EXIF. `crop` refers to the upright image.
+        truncated: "keep" returns the available part of a truncated image instead of raising an error.
+        as_tensor: whether the result is a torch tensor.
 
     Returns:
-        An array (or tensor) with three axes, of uint8; of uint16 for "I;16".
+        An array (or tensor) with three axes, of uint8, or of uint16 for "I;16".
 
     Raises:
         FileNotFoundError, PermissionError: the path cannot be read.
@@ -149,7 +151,7 @@ def decode(
 
 
 def decode_as(request: Request, data: Any, crop: Crop = None, flip: bool = False) -> Any:
-    """The image in `data` as `request` says."""
+    """Decodes the image in `data` according to `request`."""
     from torchdata import empty
 
     content, name = read(data)
@@ -176,16 +178,18 @@ def decode_batch(
     truncated: Literal["error", "keep"] = "error",
     as_tensor: bool = False,
 ) -> Any:
-    """Decodes images into one block, each to the same size: a batch that needs no `collate`.
+    """Decodes images of equal target size into one block: a batch that needs no `collate`.
 
     Args:
-        data: the images; each as for `decode`.
-        size: how large each becomes: (height, width), or an integer for a square.
-        out: an array or a tensor of bytes to fill, of the shape of the result, whose elements lie one after the
-            other. None: a new one, in shared memory in a worker.
-        threads: how many threads decode next to each other, for processes that have cores to spare. 0: this one alone.
-        crop: the part of each that is taken: a box, or a function of width and height, which is called for one image
-            after another, in order.
+        data: the images, each as for `decode`.
+        size: the size of each result: (height, width), or an integer for a square.
+        out: an array or a contiguous tensor of bytes to fill, with the shape of the result. None (the default) creates
+            one, which in a worker is in shared memory.
+        threads: the number of threads that decode concurrently, for processes with spare cores; 0 (the default) decodes
+            in the calling thread.
+        crop: the part to use of each image: a box, or a function of width and height, which is called for the images in
+            order.
+        flip: whether left and right are exchanged: one value for all images, or one for each.
         flip: whether left and right change places, for all or for each.
         mode: as for `decode`.
         layout: as for `decode`.
@@ -199,8 +203,8 @@ def decode_batch(
         The block: (images, height, width, channels), or (images, channels, height, width); `out` if it was given.
 
     Raises:
-        TypeError, ValueError: as of `decode`, with a note that tells the place of the image in the batch; `out` is no
-            such array; `threads` is negative; `flip` is not one for each image.
+        TypeError, ValueError: as for `decode`, with a note about the position of the image in the batch; `out` is not
+            such an array; `threads` is negative; `flip` does not have one value for each image.
 
     Example:
         >>> from torchdata.images import decode_batch
@@ -246,7 +250,7 @@ def decode_batch(
 
 
 class _numbered:
-    """Notes on an exception which image of the batch it is about."""
+    """Adds a note about the position of the image in the batch to an exception."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -260,7 +264,7 @@ class _numbered:
 
 
 def _array_over(out: Any, shape: tuple[int, ...], dtype: str) -> Any:
-    """The array to fill: `out`, or that over the same memory if it is a tensor."""
+    """Returns the array to fill: `out`, or an array that shares the memory of the tensor `out`."""
     import numpy as np
 
     array = out.numpy() if type(out).__module__ == "torch" else out
@@ -272,11 +276,11 @@ def _array_over(out: Any, shape: tuple[int, ...], dtype: str) -> Any:
 
 
 def read(data: Any) -> tuple[Any, str]:
-    """The content of an image, and what messages call it.
+    """Returns the contents of an image, and its name in messages.
 
     Raises:
-        TypeError: `data` is neither bytes, nor a path, nor a file of bytes.
-        ValueError: there is no content.
+        TypeError: `data` is neither bytes, nor a path, nor a binary file.
+        ValueError: the contents are empty.
     """
     if isinstance(data, (bytes, bytearray, memoryview)):
         content, name = data, f"an image of {len(data):,} bytes"
@@ -297,7 +301,7 @@ def read(data: Any) -> tuple[Any, str]:
 
 
 def _opened(request: Request, content: Any, name: str, crop: Crop) -> tuple[Picture, Box]:
-    """The picture in the content, and the part of it that is to be taken."""
+    """Returns the picture in the contents, and the part of it to use."""
     with _decoding(name):
         picture = open_picture(content, request.mode, request.exif, request.truncated == "keep")
     width, height = picture.width, picture.height
@@ -307,7 +311,7 @@ def _opened(request: Request, content: Any, name: str, crop: Crop) -> tuple[Pict
 
 
 class _decoding:
-    """Makes one kind of error, a ValueError that names the image, of all that Pillow raises for damaged content."""
+    """Converts all errors that Pillow raises for damaged contents to a ValueError that names the image."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -329,12 +333,12 @@ class _decoding:
 
 
 def _fill(request: Request, picture: Picture, box: Box, flip: bool, name: str, out: Any) -> None:
-    """Decodes a picture into an array of the shape that the request has for it."""
+    """Decodes a picture into an array with the shape of the request."""
     rows, columns = out.shape[:2] if request.layout == "HWC" else out.shape[1:]
     left, top, right, bottom = box
     by, whole = 1, (0, 0, picture.width, picture.height)
     if request.scale == "fast":
-        # This many pixels the whole image needs at least, for the part to have as many as the result.
+        # The minimum size of the whole image for which the part has at least as many pixels as the result.
         least = math.ceil(columns * whole[2] / (right - left)), math.ceil(rows * whole[3] / (bottom - top))
         by = picture.reduce(*least)
     plain = box == whole and not flip and (rows, columns) == (picture.height, picture.width)
@@ -361,7 +365,7 @@ def _fill(request: Request, picture: Picture, box: Box, flip: bool, name: str, o
 
 
 def _resized_by_pillow(pixels: Any, region: tuple[float, ...], request: Request, size: tuple[int, int]) -> Any:
-    """The region of an image as Pillow resizes it, as an array (height, width, channels)."""
+    """Returns the region of an image resized by Pillow, as an array (height, width, channels)."""
     import numpy as np
 
     module = _pillow.image_module()
@@ -378,5 +382,5 @@ def _resized_by_pillow(pixels: Any, region: tuple[float, ...], request: Request,
 
 
 def _flat(part: Any) -> Any:
-    """Grey images without their last axis, as Pillow takes them."""
+    """Returns gray images without their last axis, as Pillow requires."""
     return part[..., 0] if part.shape[2] == 1 else part

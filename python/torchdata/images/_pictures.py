@@ -1,6 +1,6 @@
-"""Images whose header was read, and which give their pixels: by simplejpeg or by Pillow, with the same ones.
+"""Images with a parsed header that can decode their pixels, by simplejpeg or by Pillow, with equal results.
 
-Role: the choice of the decoder. A picture belongs to one call of `decode`.
+Role: selects the decoder. A picture belongs to one call of `decode`.
 """
 
 from __future__ import annotations
@@ -15,42 +15,43 @@ from torchdata.images import _pillow
 
 __all__ = ["Picture", "open_picture"]
 
-#: Bytes of pixels that a thread keeps room for.
+#: Maximum number of bytes in the pixel buffer of a thread.
 _KEPT = 64 << 20
 
-#: By mode, simplejpeg's name of the colors, and the JPEG color spaces from which libjpeg produces the same pixels as
-#: Pillow. Grey of
-#: coloured images is none: Pillow makes it of red, green and blue.
+#: By mode: simplejpeg's name of the colors, and the JPEG color spaces for which libjpeg produces the same pixels as
+#: Pillow. Color images in gray mode are not included, because Pillow computes gray from red, green and blue.
 _COLOURS = {"RGB": ("RGB", frozenset({"YCbCr", "Gray", "RGB"})), "L": ("GRAY", frozenset({"Gray"}))}
 
-#: Channels of a mode.
+#: The number of channels of each mode.
 _CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4, "I;16": 1}
 
 
 class Picture(Protocol):
-    """An image that is to be decoded; `width` and `height` are those that its pixels will have."""
+    """An image to decode. `width` and `height` are the size of its pixels."""
 
     width: int
     height: int
 
     def pixels(self, out: Any = None) -> Any:
-        """The array (height, width, channels), good until this thread decodes another image; `out` if it is given."""
+        """Returns the array (height, width, channels), valid until this thread decodes another image; `out` if it is
+        given.
+        """
 
     def reduce(self, width: int, height: int) -> int:
-        """Decodes at a half, a quarter or an eighth from now on, which is returned as 2, 4 or 8; else 1.
+        """Switches to decoding at a half, a quarter or an eighth, and returns 2, 4 or 8; otherwise returns 1.
 
-        Neither side falls below these many pixels.
+        Width and height do not become smaller than the given numbers.
         """
 
 
 class _Room(threading.local):
-    """The memory into which a thread decodes what is cut and resized then."""
+    """The memory into which a thread decodes an image before cropping and resizing."""
 
     def __init__(self) -> None:
         self.bytes: Any = None
 
     def of(self, size: int) -> Any:
-        """An array of at least this many bytes."""
+        """Returns an array of at least `size` bytes."""
         import numpy as np
 
         if self.bytes is not None and len(self.bytes) >= size:
@@ -66,7 +67,7 @@ _room = _Room()
 
 @functools.cache
 def simplejpeg() -> Any:
-    """The library, or None where it is not installed."""
+    """Returns the library, or None if it is not installed."""
     try:
         return import_whole("simplejpeg")
     except ImportError:
@@ -74,17 +75,17 @@ def simplejpeg() -> Any:
 
 
 def open_picture(content: Any, mode: str, exif: bool, keep: bool) -> Picture:
-    """The picture in `content`.
+    """Returns the picture in `content`.
 
     Args:
         content: the bytes of the file.
         mode: one of Pillow's modes.
-        exif: whether it is turned as EXIF says.
-        keep: whether one that is cut off is kept as far as it goes.
+        exif: whether to rotate it according to EXIF.
+        keep: whether the available part of a truncated image is kept.
 
     Raises:
-        PIL.Image.DecompressionBombError: it has more pixels than Pillow allows.
-        Exception: those of Pillow, of many types, where the content is not an image.
+        PIL.Image.DecompressionBombError: the image has more pixels than Pillow allows.
+        Exception: one of Pillow's many error types, if the contents are not an image.
     """
     found: Any = None
     library = simplejpeg() if mode in _COLOURS and content[:3] == b"\xff\xd8\xff" else None
@@ -106,7 +107,7 @@ def open_picture(content: Any, mode: str, exif: bool, keep: bool) -> Picture:
 
 
 def _power(width: int, height: int, least_width: int, least_height: int) -> int:
-    """The largest of 8, 4, 2 and 1 by which an image can be reduced."""
+    """Returns the largest of 8, 4, 2 and 1 by which an image can be reduced."""
     for by in (8, 4, 2):
         if -(-width // by) >= least_width and -(-height // by) >= least_height:
             return by
@@ -114,7 +115,7 @@ def _power(width: int, height: int, least_width: int, least_height: int) -> int:
 
 
 class _Jpeg:
-    """A JPEG image for simplejpeg. One that it refuses goes to Pillow, which decodes it or tells what is wrong."""
+    """A JPEG image for simplejpeg. If simplejpeg refuses it, Pillow decodes it or reports the error."""
 
     def __init__(self, library: Any, content: Any, mode: str, width: int, height: int, keep: bool) -> None:
         self.library, self.content, self.mode, self.keep = library, content, mode, keep
@@ -173,7 +174,7 @@ class _Other:
         return out
 
 
-#: By orientation: whether rows become columns, and which axes are mirrored then.
+#: By orientation: whether to exchange rows and columns, and which axes to mirror after that.
 _TURNS: dict[int, tuple[bool, Callable[[Any], Any]]] = {
     2: (False, lambda a: a[:, ::-1]),
     3: (False, lambda a: a[::-1, ::-1]),
@@ -186,7 +187,7 @@ _TURNS: dict[int, tuple[bool, Callable[[Any], Any]]] = {
 
 
 class _Turned:
-    """A picture that is turned upright."""
+    """A picture that is rotated upright."""
 
     def __init__(self, picture: Picture, orientation: int) -> None:
         self.picture = picture

@@ -1,6 +1,6 @@
-"""The one place where Pillow decodes images: for `torchdata.images` and for `ImageHandler`.
+"""Decodes images with Pillow, for both `torchdata.images` and `ImageHandler`.
 
-Role: opens content and converts it. Runs in whichever thread decodes; owns nothing.
+Role: opens and converts contents. Runs in the decoding thread. Keeps no state.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from torchdata._optional import optional_import
 
 __all__ = ["check_pixels", "converted", "image_module", "opened", "orientation"]
 
-#: The tag of EXIF that tells how the camera was held.
+#: The EXIF tag for the orientation of the camera.
 _ORIENTATION = 0x0112
 
 
 def image_module(needed_by: str = "torchdata.images") -> Any:
-    """Pillow's module `Image`.
+    """Returns Pillow's module `Image`.
 
     Raises:
         ModuleNotFoundError: Pillow is not installed; the message names the extra.
@@ -26,7 +26,7 @@ def image_module(needed_by: str = "torchdata.images") -> Any:
 
 
 def opened(content: Any, needed_by: str = "torchdata.images") -> Any:
-    """The image in `content`, whose header was read. Pillow's own errors pass."""
+    """Returns the image in `content`, with a parsed header. Pillow's own errors are not converted."""
     module = image_module(needed_by)
     try:
         return module.open(io.BytesIO(content))
@@ -36,24 +36,25 @@ def opened(content: Any, needed_by: str = "torchdata.images") -> Any:
 
 
 def converted(image: Any, mode: str, keep: bool = False) -> Any:
-    """The decoded image in one of Pillow's modes.
+    """Returns the decoded image in one of Pillow's modes.
 
     Args:
-        image: of `opened`.
-        mode: the mode, or "I;16" for 16 bits of grey, which only images of such have.
-        keep: whether an image that is cut off is kept as far as it goes.
+        image: a result of `opened`.
+        mode: the mode, or "I;16" for 16-bit gray, which requires a 16-bit gray image.
+        keep: whether the available part of a truncated image is kept.
 
     Raises:
-        ValueError: 16 bits are asked of an image that has fewer, or colours.
-        Exception: those of Pillow, of many types, where the content is damaged.
+        ValueError: the image is not a 16-bit gray image, but the mode requires one.
+        Exception: one of Pillow's many error types, if the contents are damaged.
     """
     try:
         image.load()
     except OSError:
-        begun = getattr(image, "_im", None) or vars(image).get("im")  # of Pillow from 11 on, and before
+        # an attribute of Pillow 11 and later, or of earlier versions
+        begun = getattr(image, "_im", None) or vars(image).get("im")
         if not keep or begun is None:
             raise
-        image.tile = []  # what is still to be decoded: nothing
+        image.tile = []  # nothing remains to be decoded
     if mode != "I;16":
         return image.convert(mode)
     if image.mode != "I" and not image.mode.startswith("I;16"):
@@ -62,20 +63,20 @@ def converted(image: Any, mode: str, keep: bool = False) -> Any:
 
 
 def orientation(image: Any) -> int:
-    """How the camera was held, by EXIF: 1 to 8, where 1 is upright."""
+    """Returns the orientation of the camera according to EXIF: 1 to 8, where 1 is upright."""
     try:
         told = image.getexif().get(_ORIENTATION, 1)
-    except Exception:  # of a damaged block, by which nothing is told
+    except Exception:  # a damaged EXIF block
         return 1
     return told if told in range(1, 9) else 1
 
 
 def check_pixels(width: int, height: int) -> None:
-    """Holds a size against Pillow's limit, `PIL.Image.MAX_IMAGE_PIXELS`, as Pillow does.
+    """Checks a size against Pillow's limit, `PIL.Image.MAX_IMAGE_PIXELS`, as Pillow does.
 
     Raises:
-        PIL.Image.DecompressionBombError: the image has more than twice as many pixels. From the limit on there is a
-            DecompressionBombWarning.
+        PIL.Image.DecompressionBombError: the image has more than twice as many pixels. Above the limit itself, a
+            DecompressionBombWarning is issued.
     """
     module = image_module()
     limit = module.MAX_IMAGE_PIXELS

@@ -1,7 +1,9 @@
-"""`torchdata.nodes`: data loading by composing iterators that know their place, after upstream's package of that name.
+"""`torchdata.nodes`: data loading by composing iterators with saved and restored positions, named after upstream's
+package.
 
-Role: the public names. A node is read by `next`, may be reset to its beginning or to a saved state, and reads other
-nodes; `Loader` makes a loop of the last one. Importing it imports PyTorch, which the rest of `torchdata` does without.
+Role: the public names. A node is read by `next`, can be reset to its beginning or to a saved state, and reads other
+nodes. `Loader` makes the last node iterable for each epoch. Importing this package imports PyTorch, which the rest of
+`torchdata` does not need.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reading the fields of a saved state: a field that is missing or out of range is an error that names it."""
+"""Reads the fields of a saved state. A field that is missing or out of range raises an error that names it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 __all__ = ["Fields"]
 
-#: Stands for no default: the field must be there.
+#: A placeholder for no default: the field is required.
 _REQUIRED: Any = object()
 
 
@@ -17,11 +17,11 @@ class Fields:
     """The fields of a node's state.
 
     Args:
-        node: the node that is reset to the state, in messages.
-        state: what `get_state` of such a node returned.
+        node: the name of the node, for error messages.
+        state: a result of `get_state` of such a node.
 
     Raises:
-        ValueError: `state` is no dict.
+        ValueError: `state` is not a dict.
     """
 
     def __init__(self, node: str, state: Any) -> None:
@@ -34,30 +34,30 @@ class Fields:
         return key in self._state
 
     def __getitem__(self, key: str) -> Any:
-        """The value of a field.
+        """Returns the value of a field.
 
         Raises:
-            ValueError: there is no such field.
+            ValueError: the field is missing.
         """
         if key not in self._state:
             raise ValueError(f"{self._node}: the state has no {key!r}; it is damaged, or that of another kind of node")
         return self._state[key]
 
     def get(self, key: str) -> Any:
-        """The value of a field; None if there is none."""
+        """Returns the value of a field; None if it is missing."""
         return self._state.get(key)
 
     def integer(self, key: str, default: int = _REQUIRED, *, least: int, most: int = sys.maxsize) -> int:
-        """The value of a field that holds an integer.
+        """Returns the value of an integer field.
 
         Args:
             key: the name of the field.
-            default: what an absent field stands for.
-            least: the smallest value that it can have.
-            most: the greatest one.
+            default: the value if the field is missing.
+            least: the smallest allowed value.
+            most: the largest allowed value.
 
         Raises:
-            ValueError: the field is missing, no integer, or out of range.
+            ValueError: the field is missing, not an integer, or out of range.
         """
         value = self._state.get(key, default) if default is not _REQUIRED else self[key]
         try:
@@ -70,10 +70,10 @@ class Fields:
         return number
 
     def flag(self, key: str, default: bool) -> bool:
-        """The value of a field that holds True or False.
+        """Returns the value of a field that contains True or False.
 
         Raises:
-            ValueError: it holds something else.
+            ValueError: the field contains another value.
         """
         value = self._state.get(key, default)
         if not isinstance(value, bool):
@@ -81,10 +81,10 @@ class Fields:
         return value
 
     def list_of(self, key: str) -> list[Any]:
-        """The value of a field that holds a list; an absent one is empty.
+        """Returns the value of a field that contains a list; an empty list if the field is missing.
 
         Raises:
-            ValueError: it holds something else.
+            ValueError: the field contains another value.
         """
         value = self._state.get(key, [])
         if not isinstance(value, list):
@@ -92,10 +92,10 @@ class Fields:
         return value
 
     def state(self, key: str) -> Mapping[str, Any]:
-        """The value of a field that holds a state of a part of this node.
+        """Returns the value of a field that contains the state of a part of this node.
 
         Raises:
-            ValueError: it holds something else.
+            ValueError: the field contains another value.
         """
         value = self[key]
         if not isinstance(value, Mapping):
@@ -103,10 +103,10 @@ class Fields:
         return value
 
     def by_name(self, key: str, names: list[str]) -> Mapping[str, Any]:
-        """The value of a field that holds a dict with these keys.
+        """Returns the value of a field that contains a dict with these keys.
 
         Raises:
-            ValueError: it holds something else, or lacks a key.
+            ValueError: the field contains another value, or the dict lacks a key.
         """
         value = self.state(key)
         missing = [name for name in names if name not in value]
@@ -115,11 +115,11 @@ class Fields:
         return value
 
     def wrong(self, key: str, wanted: str) -> ValueError:
-        """The error for a field with a wrong value.
+        """Returns the error for a field with a wrong value.
 
         Args:
             key: the name of the field.
-            wanted: what the value must be.
+            wanted: the required value.
         """
         return ValueError(f"{self._node}: {key!r} in the state {wanted}, but is {_shown(self._state.get(key))}")
 

@@ -1,4 +1,4 @@
-"""Calling users' functions: what they raise must not be taken for the end of the data."""
+"""Calls user functions so that their exceptions are not mistaken for the end of the data."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["Failed", "Failure", "MapEach", "not_the_end"]
 
 
 def not_the_end(what: str) -> RuntimeError:
-    """The error to raise in place of a StopIteration that a user's function raised (see PEP 479).
+    """Returns the error that replaces a StopIteration of a user's function (see PEP 479).
 
     Args:
-        what: names the function and its node.
+        what: the function and its node, for the error message.
     """
     return RuntimeError(
         f"the {what} raised StopIteration, which would end the epoch although the source has more items; catch it in "
@@ -24,19 +24,19 @@ def not_the_end(what: str) -> RuntimeError:
 
 
 class Failure:
-    """Stands among results for one whose function raised an error.
+    """Replaces the result of a function that raised an error, within a list of results.
 
     Args:
-        error: what it raised.
+        error: the error.
     """
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
-        #: The description by which an error of another process is raised here.
+        #: The description from which an error of another process is recreated here.
         self.description: tuple[Any, ...] | None = None
 
     def raisable(self) -> BaseException:
-        """The error, to be raised; out of another process, one like it."""
+        """Returns the error to raise; for another process, an equivalent error."""
         return self.error if self.description is None else Failed.told(self.description).error
 
     def __reduce__(self) -> Any:
@@ -50,15 +50,15 @@ def _described(description: tuple[Any, ...]) -> Failure:
 
 
 def name_of_this_process() -> str:
-    """The name of this process in messages."""
+    """Returns the name of this process in messages."""
     return multiprocessing.current_process().name.removeprefix("torchdata ")
 
 
 class Failed:
-    """An error in the place of a result, to be raised there.
+    """An error that takes the position of a result, where it is raised.
 
     Args:
-        error: what was raised.
+        error: the error.
     """
 
     def __init__(self, error: BaseException) -> None:
@@ -66,7 +66,7 @@ class Failed:
 
     @classmethod
     def told(cls, description: tuple[Any, ...]) -> Failed:
-        """One of another process, out of what describes it."""
+        """Creates an instance from the description of an error in another process."""
         try:
             reraise(description)
         except BaseException as error:
@@ -74,10 +74,10 @@ class Failed:
 
 
 class MapEach:
-    """Calls a function with each member of a list, and puts a `Failure` where it raises an error.
+    """Calls a function with each member of a list, and returns a `Failure` for each call that raises.
 
     Args:
-        function: what is called.
+        function: the function.
     """
 
     def __init__(self, function: Callable[[Any], Any]) -> None:

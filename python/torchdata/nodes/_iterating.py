@@ -1,4 +1,4 @@
-"""Reading an iterable epoch by epoch: what IterableWrapper and SamplerWrapper share.
+"""Reads an iterable in successive epochs: the common base of IterableWrapper and SamplerWrapper.
 
 Role: counts the items of an iterable, and keeps its position. An iterable with a state is read by a `StatefulStream`;
 any other one is read again up to a saved position. Runs where the node is read.
@@ -28,7 +28,7 @@ class IteratingNode(BaseNode[T]):
     STARTED_KEY = "_started"
     DIGEST_KEY = "_digest"
     ENDED_KEY = "_ended"
-    #: The field that holds the state of the iterable, and that of the state of its iterator, if that has one.
+    #: The field for the state of the iterable, and the field for the state of its iterator, if there is one.
     STATE_KEY: ClassVar[str]
     ITERATOR_KEY = "_iterator"
 
@@ -37,19 +37,19 @@ class IteratingNode(BaseNode[T]):
     )
 
     _it: Iterator[Any]
-    #: The iterable, if it saves its position; whether that is exact before the first item of an epoch, too.
+    #: The iterable, if it saves its position, and whether the position is also exact before the first item of an epoch.
     _stateful: Stateful | None = None
     _is_exact = False
-    #: Reads it, from the first reset on.
+    #: The stream that reads it, from the first reset on.
     _stream: StatefulStream | None = None
 
     _num_yielded = 0
-    #: Whether an item of this epoch was asked for.
+    #: Whether an item of this epoch was requested.
     _started = False
-    #: How many items of an iterable without a state are to be dropped before the next one.
+    #: How many items of an iterable without a state must be dropped before the next item.
     _to_drop = 0
-    #: A checksum of some items of an iterable without a state, which is compared when they are read again; and the one
-    #: of a loaded state.
+    #: A checksum of some items of an iterable without a state, for comparison when they are read again, and the
+    #: checksum in a loaded state.
     _digest: Digest | None = None
     _loaded_digest: Digest | None = None
 
@@ -58,17 +58,17 @@ class IteratingNode(BaseNode[T]):
         cls._it = NotReset(cls.__name__)
 
     def _source(self) -> Any:
-        """What to iterate over."""
+        """Returns the iterable to read."""
         raise NotImplementedError(f"{type(self).__name__} must define _source()")
 
     def _prepare(self) -> None:
-        """Tells the iterable what it must know before an iteration, and before a state is loaded."""
+        """Prepares the iterable before an iteration, and before a state is loaded."""
 
     # -- resets -------------------------------------------------------------------------------------
 
     def _begin_epoch(self) -> None:
-        """Puts the node before the first item of an epoch."""
-        if self._to_drop:  # a place that was loaded and left: the next epoch follows from it
+        """Moves the node to the beginning of an epoch."""
+        if self._to_drop:  # a loaded position was not used; the next epoch depends on it
             with contextlib.suppress(Exception):
                 self._arrive()
         self._num_yielded, self._started, self._to_drop = 0, False, 0
@@ -76,7 +76,7 @@ class IteratingNode(BaseNode[T]):
         self._read(None)
 
     def _read(self, state: StreamState | None) -> bool:
-        """Begins an epoch, or restores a position; returns whether the iterable or its iterator has a state."""
+        """Begins an epoch or restores a position; returns whether the iterable or its iterator has a state."""
         iterable = self._source() if self._stateful is None else self._stateful
         if self._stream is None or self._stateful is None:
             self._stream = StatefulStream(iterable, self._prepare, is_exact=self._is_exact)
@@ -89,11 +89,11 @@ class IteratingNode(BaseNode[T]):
         return Digest() if self._stateful is None and self._is_sampled() else None
 
     def _is_sampled(self) -> bool:
-        """Whether an iterable without a state may have other items whenever it is read."""
+        """Returns whether an iterable without a state may yield different items each time it is read."""
         return False
 
     def _go_to(self, fields: Fields) -> None:
-        """Puts the node to a saved place."""
+        """Moves the node to a saved position."""
         yielded = fields.integer(self.NUM_YIELDED_KEY, least=0)
         started = fields.flag(self.STARTED_KEY, yielded > 0)
         ended = fields.flag(self.ENDED_KEY, False)
@@ -114,7 +114,7 @@ class IteratingNode(BaseNode[T]):
             raise fields.wrong(self.DIGEST_KEY, "must be two integers") from None
 
     def _arrive(self) -> None:
-        """Drops the items of an iterable without a state that were yielded when a loaded state was saved."""
+        """Drops the items of an iterable without a state that were yielded before the loaded state was saved."""
         if self._digest is None and seek(self._it, self._to_drop):
             self._to_drop = 0
         while self._to_drop:
@@ -144,7 +144,7 @@ class IteratingNode(BaseNode[T]):
         """See `BaseNode.next`.
 
         Raises:
-            ValueError: there are fewer items than were yielded when the state was saved.
+            ValueError: there are fewer items than were yielded before the state was saved.
         """
         if not self._started or self._to_drop:
             if isinstance(self._it, NotReset):
@@ -180,10 +180,10 @@ class IteratingNode(BaseNode[T]):
         return state
 
     def _length(self, iterable: Any) -> int:
-        """How many items an epoch has, as the iterable says.
+        """Returns the length that the iterable reports.
 
         Raises:
-            TypeError: it does not say.
+            TypeError: the iterable has no length.
         """
         try:
             return len(iterable)

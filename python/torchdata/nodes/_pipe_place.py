@@ -1,6 +1,6 @@
-"""A pipe of `torchdata.datapipes` as a Stateful iterable: what lets a node read one.
+"""Adapts a pipe of `torchdata.datapipes` as a Stateful iterable, so that a node can read it.
 
-Role: keeps the seed and the epoch that the nodes' graph has no other place for. Owns the pipe's iteration.
+Role: stores the seed and the epoch, which the graph of nodes does not store elsewhere. Owns the pipe's iteration.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ __all__ = ["PipePlace"]
 
 
 class PipePlace:
-    """Iterates over a pipe, epoch by epoch, and saves its exact place.
+    """Iterates over a pipe in successive epochs, and saves its exact position.
 
     Args:
-        pipe: the pipe that ends the graph.
-        seed: seeds the random pipes of the graph, in each epoch anew; None leaves them to themselves.
+        pipe: the last pipe of the graph.
+        seed: the seed for the random pipes of the graph in each epoch; None does not seed them.
     """
 
     def __init__(self, pipe: IterDataPipe[Any], seed: int | None = None) -> None:
@@ -43,14 +43,14 @@ class PipePlace:
         return iterate(self.pipe)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the pipe's graph, which does not change when the iteration goes on."""
+        """Returns the state of the pipe's graph. It does not change when the iteration continues."""
         return {"epoch": self._epoch, "pipe": save_state(self.pipe)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next iteration go on from the saved place. The state can be loaded again.
+        """Makes the next iteration resume from the saved position. The state can be loaded again.
 
         Raises:
-            ValueError: the state was saved from another graph, or its number of the epoch is out of range.
+            ValueError: the state belongs to another graph, or its epoch number is out of range.
         """
         fields = Fields("from_pipe", state_dict)
         epoch = fields.integer("epoch", least=0)
@@ -66,7 +66,7 @@ class PipePlace:
                 shutdown(pipe)
 
     def is_repeatable(self) -> bool:
-        """Whether the pipe gives its items in the same order when it is put to a place again."""
+        """Whether the pipe yields its items in the same order after it is reset to a position."""
         nodes = (getattr(pipe, "source_node", None) for pipe in Graph(self.pipe))
         return all(is_repeatable(node) for node in nodes if isinstance(node, BaseNode))
 
@@ -78,5 +78,5 @@ def _set_seed(pipe: IterDataPipe[Any], seed: int, epoch: int) -> None:
     from torchdata.dataloader2.graph import set_graph_random_seed
     from torchdata.dataloader2.random import SeedGenerator
 
-    of_epoch = SeedGenerator(seed).spawn(epoch).generate_seed()  # what it spawns would share seeds with it
+    of_epoch = SeedGenerator(seed).spawn(epoch).generate_seed()  # its children would share seeds with it
     set_graph_random_seed(pipe, SeedGenerator(of_epoch))

@@ -1,8 +1,8 @@
-"""Places of nodes: asking for one that may not be had.
+"""Handles nodes that do not support states.
 
-Role: a node that takes the place of its source for a state that nobody may ask for (read-ahead does so at each item)
-must work over a source that has no states. The error is kept in the place's stead, and raised if a state is asked
-for.
+Role: some nodes save the position of their source even if no state is requested (read-ahead does so at each item). They
+must also work over a source without states. The error is therefore stored instead of the position, and is raised only
+if a state is requested.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ __all__ = ["Unsaved", "place_of", "state_at"]
 
 
 class Unsaved:
-    """Stands for the place of a node that has no states.
+    """Replaces the position of a node that does not support states.
 
     Args:
-        error: what it raised when it was asked for one.
+        error: the error that the node raised.
     """
 
     def __init__(self, error: NotImplementedError) -> None:
-        self.error = error.with_traceback(None)  # whose frames would keep alive whatever they hold
+        self.error = error.with_traceback(None)  # its frames would keep their variables alive
 
 
 def place_of(node: BaseNode[Any]) -> Any:
-    """The state of a node, or `Unsaved` where it raises NotImplementedError."""
+    """Returns the state of a node, or `Unsaved` if it raises NotImplementedError."""
     try:
         return node.state_dict()
     except NotImplementedError as error:
@@ -34,10 +34,10 @@ def place_of(node: BaseNode[Any]) -> Any:
 
 
 def state_at(place: Any) -> Any:
-    """The state that `place_of` has found.
+    """Returns a state that `place_of` returned.
 
     Raises:
-        NotImplementedError: it has found that there is none.
+        NotImplementedError: the node does not support states.
     """
     if type(place) is Unsaved:
         raise place.error.with_traceback(None)

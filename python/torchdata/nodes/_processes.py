@@ -1,9 +1,10 @@
 """The processes of a ParallelMapper: each takes items from a thread of the main process and gives back results.
 
-Role: main's side (`Workers`, `_Worker`) and the child's (`_Caller`), over a group of the engine: the link for commands
-carries items, the other one results. A thread sends an item, or several small ones in one message, and waits for the
-answers. Each answer is a message of its own, so a process that exits loses no other answer. The first message to a
-process also has the seed of its random numbers. A process that replaces another one gets a seed of its own.
+Role: the parts in the main process (`Workers`, `_Worker`) and in the worker process (`_Caller`), over a worker group of
+the engine. The command link carries items, and the other link results. A thread sends an item, or several small ones in
+one message, and waits for the answers. Each answer is a separate message, so a process that exits loses no other
+answer. The first message to a process also contains the seed of its random numbers. A replacement process has its own
+seed.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from torchdata.nodes._seeds import base_seed
 
 __all__ = ["Workers"]
 
-#: Seconds after which a wait for an answer looks whether the process lives.
+#: Seconds between checks, while waiting for an answer, that the process is running.
 _SLICE = 0.2
-#: Seconds after which a process gives back the items that it has not begun: others may have time for them.
+#: Seconds after which a process returns the items that it has not begun, so that other processes can take them.
 _LONG = 0.01
 
 
@@ -43,16 +44,16 @@ class Workers:
     """Processes that call a function.
 
     Args:
-        function: what they call with each item.
-        count: how many there are.
-        context: how they start; None for Python's default.
-        survived: the ends of processes in whose places others are put, instead of an error.
-        timeout: seconds within which a process is to give a result; None for ever.
+        function: the function that they call with each item.
+        count: the number of processes.
+        context: the multiprocessing context; None for Python's default.
+        survived: the kinds of process exits after which the process is replaced, instead of raising an error.
+        timeout: the number of seconds in which a process must return a result; None for no limit.
 
     Raises:
-        ValueError: there is no such way to start.
-        TypeError: the function cannot be pickled, which the way of starting needs.
-        OSError: the system has no room for a process.
+        ValueError: the start method does not exist.
+        TypeError: the start method requires pickling, but the function cannot be pickled.
+        OSError: the system cannot start another process.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Workers:
         survived: Survived = NONE,
         timeout: float | None = None,
     ) -> None:
-        half = default_budget() // 2  # items need as much as results
+        half = default_budget() // 2  # items may be as large as results
         starting = multiprocessing.get_context(context)
         self._group = group = Group(starting, count, _Function(function), memory_budget=half, commands=half // count)
         self._restarts = None
@@ -85,27 +86,27 @@ class Workers:
 
     @property
     def serve_on(self) -> bool:
-        """Whether another run may use them: all processes run, or others take the places of those that do not."""
+        """Returns whether another run can use the processes: all are running, or are replaced when they exit."""
         return self._restarts is not None or not any(process.ended for process in self._group.members.processes)
 
     def serve(self, queue: ReadAheadQueue) -> None:
-        """Notes who waits for what they make: a run's queue."""
+        """Sets the queue of the run that waits for their results."""
         self._patience.is_awaited = lambda: queue.is_awaited
-        self._group.end_epoch()  # the last run's
+        self._group.end_epoch()  # the previous run's epoch
         self._group.begin_epoch()
 
     @property
     def pids(self) -> list[int]:
-        """The numbers of the processes; none once they are to end."""
+        """Returns the process ids; empty once shutdown has begun."""
         return [] if self._group.ending.has_begun else self._group.pids
 
     def shutdown(self) -> None:
-        """Ends all processes."""
+        """Stops all processes."""
         self._group.shutdown()
 
 
 class _Worker:
-    """One process, as its thread in main sees it. It does not keep the group alive."""
+    """One process, as seen by its thread in the main process. Does not keep the group alive."""
 
     def __init__(
         self,
@@ -119,7 +120,7 @@ class _Worker:
     ) -> None:
         self._group, self._members, self._index = weakref.ref(group), group.members, number
         self._base_seed = seed
-        #: Worker numbers for seeding: the first is for this process, and each replacement takes the next.
+        #: Worker numbers for seeding. The first one is for this process, and each replacement takes the next one.
         self._numbers = count(number, group.members.num_workers)
         #: The base seed and the number of the process, until they are sent.
         self._seed: tuple[int, int] | None = None
@@ -128,23 +129,23 @@ class _Worker:
             partial(group.members.check_alive, [number]) if restarts is None else restarts.look_at(number)
         )
         self._timeout = timeout
-        #: Processes that were ended because they gave no result for this item.
+        #: How many processes were killed because they returned no result for this item.
         self._tries = 0
         self._read(group, output)
-        #: Held while the process has an item. A thread of the last run may still wait for an answer.
+        #: Held while the process has an item. A thread of the previous run may still wait for an answer.
         self._calling = threading.Lock()
         self._number = 0
-        #: Seconds that the process was at the last items, without what it waited for them and main for their results.
+        #: Seconds that the process spent on the last items, without the time waiting for items or for the main process.
         self.spent = 0.0
 
     def results(self, items: list[Any]) -> Iterator[list[Any] | Failed | None]:
-        """Calls the function with each item, in the process.
+        """Calls the function with each item in the process.
 
-        Yields lists of results as they come, an error in the place of the result that it is for, and None if the
-        process gives the rest back: it was at it for long.
+        Yields lists of results as they arrive, an error in the position of its result, and None if the process returns
+        the remaining items because it took too long.
 
         Args:
-            items: what to call it with. A single one is let go of once it is sent.
+            items: the arguments of the calls. A single item is released once it is sent.
         """
         end, at = len(items), 0
         with self._calling:
@@ -164,17 +165,17 @@ class _Worker:
                                     return
                                 done = len(answer) if isinstance(answer, list) else 1
                                 self._number, at = self._number + done, at + done
-                            del answers, answer  # or a result would live on while the next ones are waited for
-                    except Exception as error:  # of this item: it cannot be sent, or its process is gone for good
+                            del answers, answer  # otherwise, a result would stay alive while the next one is awaited
+                    except Exception as error:  # this item cannot be sent, or its process is gone for good
                         self._tries = 0
                         yield Failed(error)
                         self._number, at = self._number + 1, at + 1
             finally:
-                self._number += end - at  # answers to these are none to what comes next
+                self._number += end - at  # later answers to these numbers are ignored
                 self._patience.came_of(self._index)
 
     def _send(self, items: list[Any], at: int) -> None:
-        """Sends the items from a place on, if need be to another process."""
+        """Sends the items from an index on, to a replacement process if necessary."""
         message = (self._number + 1, items[at:] if at else items, self._seed)
         while True:
             try:
@@ -189,17 +190,17 @@ class _Worker:
             items[0] = None
 
     def _receive(self) -> list[list[Any] | Failed | None] | None:
-        """Waits for answers to what was sent last, as `results` yields them.
+        """Waits for answers to the items that were sent last, in the form that `results` yields.
 
-        None if the process has died, and another one may take its place.
+        Returns None if the process has exited and may be replaced.
         """
         began = monotonic()
         slice_ = _SLICE if self._timeout is None else min(_SLICE, self._timeout / 4)
         while True:
-            ended = self._process.ended  # before the look: what it had sent by then is there
+            ended = self._process.ended  # read first, because everything that it sent before exiting is then available
             results, spent, behind = self._collector.receive_results(0, self._number, 0.0 if ended else slice_)
             answers: list[list[Any] | Failed | None] = [results] if results else []
-            if isinstance(behind, BaseException):  # the result cannot be made here
+            if isinstance(behind, BaseException):  # the result cannot be recreated here
                 answers.append(Failed(behind))
             elif behind is not None and behind[0] > self._number:
                 _, description, spent = behind
@@ -217,7 +218,7 @@ class _Worker:
                 self._look_at_clock(monotonic() - began, self._timeout)
 
     def _look_at_clock(self, waited: float, timeout: float) -> None:
-        """Ends the process if it takes too long, or raises."""
+        """Kills the process if it takes too long, or raises an error."""
         hangs = None if self._restarts is None else self._restarts.hangs
         if hangs is not None:
             self._tries += hangs.look(self._index, waited, timeout * (1 << self._tries))
@@ -228,18 +229,18 @@ class _Worker:
             )
 
     def _replace(self) -> None:
-        """Puts another process in the place of the one that has died."""
+        """Replaces the process that has exited."""
         restarts, members, group = self._restarts, self._members, self._group()
         assert restarts is not None
         if group is None:
             members.report_exit(self._index)
         received, ended = [0] * members.num_workers, [False] * members.num_workers
         received[self._index] = self._number  # its items before this one
-        with members.sending:  # threads may replace side by side
+        with members.sending:  # several threads may replace processes at once
             places = restarts.on_death([self._index], received, ended, False)
             try:
                 made = restarts.on_replace(places, ([], None), ended)
-            except RuntimeWarning as warning:  # where that is an error, the process is there all the same
+            except RuntimeWarning as warning:  # if warnings are errors, the process was replaced nevertheless
                 made = restarts.on_replace(places, ([], None), ended)
                 warn_in_thread(warning)
             ((_, link, _),) = made
@@ -247,7 +248,7 @@ class _Worker:
             self._read(group, link)
 
     def _read(self, group: Group, link: Link) -> None:
-        """Speaks to the process that has the place now."""
+        """Uses the links of the current process."""
         members = self._members
         self._process, self._commander = members.processes[self._index], members.commanders[self._index]
         self._collector = group.collect([link], self._index)
@@ -255,7 +256,7 @@ class _Worker:
 
 
 class _Caller:
-    """Calls the function with each item that comes, in a process."""
+    """Calls the function with each item that arrives, in a worker process."""
 
     is_interrupted: ClassVar[bool] = False
 
@@ -282,9 +283,9 @@ class _Caller:
         while items:
             more = len(items) > 1
             try:
-                # The result has no name here: memory that nothing else refers to goes out as it is.
+                # No variable refers to the result, because memory without other references is sent without a copy.
                 send(number, function(items.pop()), spent := monotonic() - begun, more)
-            except BaseException as error:  # of the function, or the result does not pickle
+            except BaseException as error:  # raised by the function, or by pickling its result
                 spent = monotonic() - begun
                 self._sender.send_message((number, self.failure or self._described(error), spent))
             number += 1
@@ -302,12 +303,12 @@ class _Caller:
 
 
 def _unprepared(_item: Any) -> Any:
-    """Stands for a function that could not be loaded: the child's failure says why."""
+    """Replaces a function that could not be loaded. The failure of the process contains the reason."""
     raise RuntimeError("map_fn was not loaded")
 
 
 class _Function(Program):
-    """The program of the processes: the function."""
+    """The program of the processes, which consists of the function."""
 
     runner: ClassVar[type[_Caller]] = _Caller
     worker_name: ClassVar[str] = "worker process {} of ParallelMapper"
@@ -319,7 +320,7 @@ class _Function(Program):
         self.function = function
 
     def why_unpicklable(self, start_method: str, error: Exception) -> str:
-        """Says what to do."""
+        """Returns a message that explains what to do."""
         return (
             f"ParallelMapper: map_fn cannot be pickled, which start method {start_method!r} needs "
             f"({type(error).__name__}: {error}); open files, locks and connections in the function"

@@ -1,16 +1,16 @@
-"""Reading a source ahead in threads, with an exact place: what ParallelMapper, Prefetcher and PinMemory share.
+"""Reads a source ahead in threads, with an exact position: shared by ParallelMapper, Prefetcher and PinMemory.
 
-Role: `ReadSource` is the consumer's side, in whichever thread reads the node; `_Work` is what the threads know. A
-thread takes an item of the source, one thread at a time, calls the function with it, and puts down the result. Items
-are numbered as they are taken. The queue gives results in order if that is wanted, and keeps the place: that of the
-source as of some item (a snapshot, which the thread that took the item made), and which items after it were yielded.
-A state neither holds items in flight nor waits for them: they are read again after a load.
+Role: `ReadSource` is the consumer's side, in any thread that reads the node. `_Work` is the threads' side. One thread
+at a time takes an item from the source; it then calls the function with the item, and stores the result. Items are
+numbered as they are taken. The queue returns results in order if required, and maintains the position: a snapshot of
+the source, made by the thread that took that item, and which later items were yielded. A state neither contains items
+in progress nor waits for them. They are read again after a load.
 
-The source is never wound back. If the consumer leaves an epoch, the source is read on to where reading ahead would
-have come to by itself, and then begins its next epoch from there, as it would without this node. So what it counts and
-draws depends on how many items were yielded, and not on time.
+The source is never moved back. If the consumer leaves an epoch, the source is read up to the point that read-ahead
+would have reached, and begins its next epoch from there. The counters and random draws of the source therefore depend
+on the number of yielded items, not on timing.
 
-Threads hold the work and the source, never the node, so that dropping the node ends them.
+Threads refer to the work and the source but never to the node, so that dropping the node ends them.
 """
 
 from __future__ import annotations
@@ -31,38 +31,37 @@ from torchdata.nodes.base_node import BaseNode, advance_of, is_repeatable
 
 __all__ = ["Function", "ReadSource", "Several"]
 
-#: The function that is called with each item; None hands items on as they are.
+#: The function that is called with each item; None passes items on unchanged.
 Function = Callable[[Any], Any] | None
 
 
 class Several(Protocol):
-    """Calls a function with each of some items elsewhere."""
+    """Calls a function with several items in another process."""
 
-    #: Seconds that the last items have taken there.
+    #: The seconds that the last items took there.
     spent: float
 
     def results(self, items: list[Any]) -> Iterator[list[Any] | Failed | None]:
         """See `_processes._Worker.results`."""
 
 
-#: Most items that go elsewhere in one message, and seconds that they may take there.
+#: Maximum number of items per message to a process, and maximum number of seconds that they may take there.
 _MOST_TOGETHER, _TOGETHER = 128, 0.001
-#: Seconds of work that are not shared among several: the ways there and back take as long.
+#: Work of fewer seconds is not distributed among several processes, because the messages take as long.
 _WORTH_A_MESSAGE = 0.00005
 
 
 class _Work(ReadAhead):
-    """The data of the threads. All but the queue belongs to the thread that has reserved the source.
+    """The data of the threads. Everything except the queue belongs to the thread that has reserved the source.
 
     Args:
         name: the node, in messages and names of threads.
         source: the node to read, which was reset.
-        limit: most items that are taken and not yet yielded.
-        in_order: whether results come in the source's order.
-        frequency: how many items there are from one snapshot to the next; 0 for none.
-        place: a snapshot of the source, how many items after it are taken and dropped, and numbers of further ones that
-            are.
-        grows: what `limit` grows to where items are small, and the growth of the place.
+        limit: the maximum number of items that are taken and not yielded.
+        in_order: whether results keep the source's order.
+        frequency: the number of items between two snapshots; 0 for no snapshots.
+        place: a snapshot of the source, how many items after it to drop, and the numbers of further items to drop.
+        grows: the value to which `limit` grows for small items, and the current growth.
     """
 
     def __init__(
@@ -89,13 +88,13 @@ class _Work(ReadAhead):
         self.name = name
         _, dropped, ahead = place
         self.reader = SourceReader(advance_of(source), source.state_dict, Unsaved, frequency, dropped, set(ahead))
-        #: How many items the source must have.
+        #: How many items must be read from the source.
         self.wanted = max(ahead, default=dropped - 1) + 1
-        #: Up to which number the source is read on, when the queue is closed.
+        #: The number up to which the source is read after the queue is closed.
         self.read_on_to = 0
 
     def serve(self, function: Function, prepare: Callable[[], object] | None) -> None:
-        """Takes items and calls the function until there is no item to take. Each thread runs it."""
+        """Takes items and calls the function until there are no more items. Runs in each thread."""
         queue, reader, slot = self.queue, self.reader, None
         while slot is not None or (slot := queue.reserve()) is not None:
             try:
@@ -114,20 +113,20 @@ class _Work(ReadAhead):
             else:
                 queue.leave_source(slot)
                 slot = self._call(function, slot, *taken)
-            del taken  # or the thread would keep an item alive that the consumer is done with
+            del taken  # otherwise, the thread would keep an item alive that the consumer has finished with
 
     def read(self) -> None:
-        """Takes items, and hands them to the threads that call. One thread runs it."""
+        """Takes items, and passes them to the calling threads. Runs in one thread."""
         while (stopped := self.reader.hand_over(self.queue)) is not None:
             self._stop(*stopped)
             del stopped
 
     def call(self, several: Several, sharers: int) -> None:
-        """Lets items be dealt with elsewhere: whatever is there, and never waits for more. Each other thread runs it.
+        """Passes available items to a process, without waiting for more. Runs in each of the other threads.
 
         Args:
-            several: what it calls.
-            sharers: how many threads there are of its kind.
+            several: the object that calls the process.
+            sharers: the number of such threads.
         """
         queue, most, pace = self.queue, 1, math.inf
         while (claimed := queue.claim_some(int(_WORTH_A_MESSAGE / pace), most, sharers)) is not None:
@@ -145,12 +144,12 @@ class _Work(ReadAhead):
                     done += 1
                 del results
             del items
-            # What the machine's other work takes for once is no reason to send fewer.
+            # A single slow call, caused by other work on the machine, is not a reason to send fewer items.
             pace = min(2 * pace, max(several.spent, 1e-9) / max(done, 1))
             most = max(1, min(_MOST_TOGETHER, 2 * most, int(_TOGETHER / pace)))
 
     def _stop(self, slot: int, error: BaseException) -> None:
-        """Puts down that the source has ended, or its error, in the place of an item."""
+        """Stores the end of the source, or its error, in the position of an item."""
         reader = self.reader
         reader.ended = True
         if not isinstance(error, StopIteration):
@@ -162,11 +161,11 @@ class _Work(ReadAhead):
                 f"{self.name}: the state was saved {self.wanted} items after the source's, but the source ended after "
                 f"{reader.index} ({ReadSource.STEPS_KEY!r} in the state); load it with the data that it was saved with"
             )
-            reader.index = self.wanted  # who asks again is told of the end
+            reader.index = self.wanted  # another request reports the end again
             self.queue.break_off(slot, ValueError(text))
 
     def _call(self, function: Callable[[Any], Any], slot: int, item: Any, index: int, snapshot: Any) -> int | None:
-        """Puts down what the function makes of an item. Returns the next slot if there is one at once."""
+        """Stores the function's result for an item. Returns the next slot if one is available at once."""
         try:
             result = function(item)
         except StopIteration as error:
@@ -180,7 +179,7 @@ class _Work(ReadAhead):
         return None
 
     def read_on(self) -> None:
-        """Takes and drops items, in a thread of its own. All others have left the source."""
+        """Reads and drops items in a separate thread. All other threads have left the source."""
         with contextlib.suppress(BaseException):
             while self.reader.index < self.read_on_to:
                 self.reader.advance()
@@ -188,19 +187,20 @@ class _Work(ReadAhead):
 
 
 class ReadSource:
-    """The results of one run, and its place. Dropping it ends the threads.
+    """The results of one run, and its position. Dropping it ends the threads.
 
     Args:
         name: the node, in messages and names of threads.
-        source: the node to read; it is reset here.
-        functions: what each thread calls with the items that it takes.
-        limit: most items that are taken and not yet yielded.
-        in_order: whether results come in the source's order, or as they are ready.
-        frequency: how many items there are from one snapshot to the next; 0 for none.
-        state: where to begin: what `state` returned; None for the beginning.
-        prepare: called in each thread first.
-        several: what each of other threads lets deal with some of the items, instead of `functions`: one more reads.
-        grows_to: how far more is read ahead, if small items are given; 0 for `limit`.
+        source: the node to read, which is reset here.
+        functions: for each thread, the function that it calls with its items.
+        limit: the maximum number of items that are taken and not yielded.
+        in_order: whether results keep the source's order, rather than being yielded once they are ready.
+        frequency: the number of items between two snapshots; 0 for no snapshots.
+        state: a result of `state` to resume from; None starts from the beginning.
+        prepare: a function that each thread calls first.
+        several: for each further thread, the object to which it passes some of the items, instead of `functions`. One
+            more thread then reads.
+        grows_to: the value to which `limit` may grow for small items; 0 keeps `limit`.
     """
 
     SNAPSHOT_KEY = "snapshot"
@@ -209,7 +209,7 @@ class ReadSource:
     NUM_YIELDED_KEY = "num_yielded"
     GROWTH_KEY = "read_ahead"
 
-    #: Seconds that a reset waits for a thread to come out of the source, and for the source to be read on.
+    #: How many seconds a reset waits for a thread to leave the source, and for the source to be read on.
     patience: ClassVar[float] = 60.0
 
     def __init__(
@@ -240,17 +240,17 @@ class ReadSource:
             place = self._loaded(fields)
             if grows_to and self.GROWTH_KEY in fields:
                 row, ahead = self._grown(fields)
-            source.reset(copied(place[0]))  # which is kept here
-        # Items in no fixed order are not known by their numbers again: the source's state must tell all there is.
+            source.reset(copied(place[0]))  # the original is kept here
+        # Without a fixed order, items cannot be identified by their numbers, so the source's state must be complete.
         repeatable = is_repeatable(source)
         frequency = frequency if repeatable else 1
         if type(place[0]) is Unsaved:
             frequency = 0
         grows = (grows_to, row, ahead) if grows_to > limit else None
         self._work = _Work(name, source, limit, in_order or not repeatable, frequency, place, grows)
-        #: The next result. Raises the error of the function or of the source at its place; the next call gives the
-        #: result after it. Raises StopIteration at the end, and RuntimeError if the threads were shut down or are
-        #: another process's.
+        #: Returns the next result. Raises the error of the function or of the source in its position; the next call
+        #: returns the following result. Raises StopIteration at the end, and RuntimeError if the threads were shut down
+        #: or belong to another process.
         self.next: Callable[[], Any] = self._work.queue.pop
         self.queue = self._work.queue
         for function in functions:
@@ -270,14 +270,14 @@ class ReadSource:
                 break
 
     def _grown(self, fields: Fields) -> tuple[int, int]:
-        """The growth that a state holds."""
+        """Returns the growth in a state."""
         growth = fields.list_of(self.GROWTH_KEY)
         if len(growth) != 2 or not all(type(one) is int and 0 <= one <= sys.maxsize for one in growth):
             raise fields.wrong(self.GROWTH_KEY, "must hold two integers from 0 on")
         return growth[0], growth[1]
 
     def _loaded(self, fields: Fields) -> tuple[Any, int, list[int]]:
-        """The place that a state holds."""
+        """Returns the position in a state."""
         snapshot = fields[self.SNAPSHOT_KEY]
         steps = fields.integer(self.STEPS_KEY, least=0)
         ahead = fields.list_of(self.AHEAD_KEY)
@@ -291,7 +291,7 @@ class ReadSource:
         return snapshot, steps, ahead
 
     def state(self) -> dict[str, Any]:
-        """The place after the last result: a snapshot of the source, and which items after it were yielded."""
+        """Returns the position after the last result: a snapshot of the source, and which later items were yielded."""
         place = self._work.queue.place()
         assert place is not None
         snapshot, steps, given, ahead = place
@@ -305,14 +305,14 @@ class ReadSource:
             state[self.GROWTH_KEY] = [*growth]
         return {**state, self.AHEAD_KEY: ahead} if ahead else state
 
-    # -- the end ------------------------------------------------------------------------------------
+    # -- shutdown -----------------------------------------------------------------------------------
 
     def leave(self, read_on: bool) -> None:
-        """Ends the reading, and waits until no thread touches the source any more.
+        """Ends the reading, and waits until no thread uses the source any more.
 
         Args:
-            read_on: whether the source is to begin its next epoch, and is first read on to where reading ahead would
-                have come to. A source for which that takes longer than `patience` is left where it is by then.
+            read_on: whether the source will begin its next epoch, and must first be read up to the point that
+                read-ahead would have reached. If that takes longer than `patience`, the source is left where it is.
 
         Raises:
             TimeoutError: the source took longer than `patience` seconds for an item.
@@ -336,7 +336,7 @@ class ReadSource:
         last = ReadAhead(self._name, 1, f"torchdata-{self._name}_last")
         try:
             last.start(work.read_on)
-        except RuntimeError:  # the system has no more threads to give
+        except RuntimeError:  # the system cannot start another thread
             work.read_on()
         if not last.join(self.patience):
             work.read_on_to = 0
@@ -350,11 +350,11 @@ class ReadSource:
         )
 
     def close(self) -> None:
-        """Lets the threads end, without waiting."""
+        """Makes the threads end, without waiting."""
         self._work.close()
 
     def join(self, seconds: float) -> bool:
-        """Waits until the threads have ended. Returns whether they have."""
+        """Waits until the threads have ended; returns whether they have."""
         return self._work.join(seconds)
 
     def __del__(self) -> None:

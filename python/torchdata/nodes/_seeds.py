@@ -1,8 +1,9 @@
 """Base seeds for the processes of `ParallelMapper`.
 
-Role: runs in the thread of the main process that resets a node. A seed is what a loader of torch would draw there from
-the global generator, but it is drawn from a copy: the main process's random numbers stay those of a program without
-processes, so a program that restores the generator before it resumes gets the numbers of the uninterrupted run.
+Role: runs in the thread of the main process that resets a node. A seed is the number that a torch loader would draw
+from the global generator at this point, but it is drawn from a copy. The main process's random numbers are therefore
+the same as in a program without processes, and a program that restores the generator before it resumes gets the numbers
+of the uninterrupted run.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _local = threading.local()
 
 @contextmanager
 def one_reset() -> Iterator[None]:
-    """Within the outermost such block of a thread, no two calls of `base_seed` return the same number."""
+    """Context in which calls of `base_seed` by this thread return different numbers. Nested contexts have no effect."""
     if getattr(_local, "copy", None) is not None:
         yield
         return
@@ -33,6 +34,6 @@ def one_reset() -> Iterator[None]:
 
 
 def base_seed() -> int:
-    """The seed of a group of processes, which repeats after `torch.manual_seed`."""
+    """Returns the seed of a group of processes, which is reproducible after `torch.manual_seed`."""
     with one_reset():
         return int(torch.empty((), dtype=torch.int64).random_(generator=_local.copy).item())

@@ -1,4 +1,4 @@
-"""Nodes that stand at the beginning of a graph: IterableWrapper, SamplerWrapper, MapStyleWrapper."""
+"""Nodes at the beginning of a graph: IterableWrapper, SamplerWrapper, MapStyleWrapper."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ K = TypeVar("K", covariant=True)
 
 
 class IterableWrapper(IteratingNode[T]):
-    """Makes a node of an iterable, such as a list, an `IterableDataset` or a pipe.
+    """Creates a node from an iterable, such as a list, an `IterableDataset` or a pipe.
 
-    A state holds the place of an iterable that is `Stateful`, or that is a pipe of `torchdata.datapipes` (see
-    `from_pipe`). Any other iterable is read anew when a state is loaded, and as many items as it had yielded are
-    dropped. If a sample of these is not what was read before, such as in an unseeded random order, a `RuntimeWarning`
-    says so. The iterators of the iterable may have a state, too, which is saved as well. The states are asked for once
-    at the beginning of each epoch, too.
+    A state contains the position of the iterable if that is `Stateful`, or a pipe of `torchdata.datapipes` (see
+    `from_pipe`). Any other iterable is read again when a state is loaded, and the items that it had yielded are
+    dropped. If a sample of these items differs from the first reading, as in an unseeded random order, a
+    `RuntimeWarning` is issued. If the iterable's iterators have a state, it is saved as well. The states are also
+    requested once at the beginning of each epoch.
 
     A set of strings, numbers, paths, Enum members, or tuples and frozensets of these, is read in sorted order, which is
-    the same in every process. A state from inside an epoch of any other set cannot be loaded.
+    the same in every process. A state within an epoch of any other set cannot be loaded.
 
-    The node has a length if the iterable has one.
+    The node has a length if the iterable has a length.
 
     Args:
-        iterable: what is iterated over once per epoch.
+        iterable: the iterable, which is read once per epoch.
 
     Raises:
-        TypeError: `iterable` cannot be iterated over.
+        TypeError: `iterable` is not iterable.
 
     Example:
         >>> from torchdata.nodes import IterableWrapper, Loader
@@ -70,7 +70,7 @@ class IterableWrapper(IteratingNode[T]):
         """See `BaseNode.reset`.
 
         Raises:
-            TypeError: the state is from inside an epoch of a set whose order is another one in each process.
+            TypeError: the state is from within an epoch of a set whose order differs between processes.
             ValueError: a field of the state is missing or out of range.
         """
         if initial_state is None:
@@ -88,7 +88,7 @@ class IterableWrapper(IteratingNode[T]):
         return is_stream(self.iterable)
 
     def _read_by(self, place: PipePlace) -> None:
-        """Reads the pipe that the place is of."""
+        """Reads the pipe through its adapter."""
         self._stateful, self._is_exact = place, True
 
     def __len__(self) -> int:
@@ -104,22 +104,22 @@ class IterableWrapper(IteratingNode[T]):
 
 
 class SamplerWrapper(IteratingNode[T]):
-    """Makes a node of a sampler, and tells it the epoch by `set_epoch` where it has that.
+    """Creates a node from a sampler, and calls the sampler's `set_epoch`, if it exists, with the epoch.
 
     A sampler that is not `Stateful` is read anew when a state is loaded, so its order must follow from the epoch; a
     `RuntimeWarning` says if it does not. The number of the epoch is part of the state. The sampler is told it before
     its own state is loaded.
 
-    The node has a length if the sampler has one.
+    The node has a length if the sampler has a length.
 
     Args:
-        sampler: what is iterated over once per epoch.
-        initial_epoch: number of the first epoch.
-        epoch_updater: called with the number of an epoch of which an item was asked for; returns that of the next
-            one. By default one more. If it is `Stateful`, its state is part of the node's.
+        sampler: the sampler, which is read once per epoch.
+        initial_epoch: the number of the first epoch; 0 by default.
+        epoch_updater: a function from the number of an epoch, of which an item was requested, to the number of the next
+            epoch. By default, it adds one. If it is `Stateful`, its state is part of the node's state.
 
     Raises:
-        TypeError: `sampler` cannot be iterated over, `initial_epoch` is no integer or `epoch_updater` no function.
+        TypeError: `sampler` is not iterable, `initial_epoch` is not an integer, or `epoch_updater` is not a function.
 
     Example:
         >>> from torch.utils.data import SequentialSampler
@@ -192,18 +192,18 @@ class SamplerWrapper(IteratingNode[T]):
 
 
 def MapStyleWrapper(map_dataset: Mapping[Any, T], sampler: Sampler[Any], **parallel_mapper_kwargs: Any) -> BaseNode[T]:
-    """Makes a node of a dataset that is read by index, and a sampler of the indices.
+    """Creates a node from an indexable dataset, and a sampler of its indices.
 
-    It is a `ParallelMapper` over a `SamplerWrapper`, by default without workers.
+    The result is a `ParallelMapper` over a `SamplerWrapper`, by default without workers.
 
     Args:
-        map_dataset: what is read: a list, a dict, a `torch.utils.data.Dataset`, a map pipe.
+        map_dataset: the dataset: a list, a dict, a `torch.utils.data.Dataset`, or a map-style pipe.
         sampler: yields the indices.
         **parallel_mapper_kwargs: arguments of `ParallelMapper`, such as `num_workers` and `method`.
 
     Raises:
-        TypeError: `map_dataset` cannot be read by index, `sampler` cannot be iterated over, or an argument is none of
-            `ParallelMapper`.
+        TypeError: `map_dataset` cannot be read by index, `sampler` is not iterable, or `ParallelMapper` does not accept
+            an argument.
 
     Example:
         >>> from torch.utils.data import SequentialSampler

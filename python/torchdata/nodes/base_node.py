@@ -1,7 +1,7 @@
-"""BaseNode, the base of all nodes: its contract, and what nodes use to read their sources.
+"""BaseNode, the base class of all nodes: its contract, and helper functions for reading sources.
 
-Role: runs in whichever thread reads a node; one thread at a time does. A node owns the iteration of its sources from
-its own `reset` on.
+Role: runs in the thread that reads a node, one thread at a time. A node owns the iteration of its sources after its own
+`reset`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ T = TypeVar("T", covariant=True)
 
 
 class NotReset:
-    """Stands for what reads the source of a node that was never reset.
+    """Replaces the function that reads the source of a node that was never reset.
 
-    No method, which would slow down the attribute of that name in instances.
+    It is not a method, because that would slow down the instance attribute of the same name.
 
     Args:
         name: the class of the node.
@@ -40,17 +40,17 @@ class NotReset:
 
 
 class BaseNode(Iterator[T]):
-    """A step of data loading: an iterator that can be reset, to its beginning or to a saved place.
+    """A step of data loading: an iterator that can be reset to its beginning or to a saved position.
 
-    A subclass defines `next`, `reset` and `get_state`; it calls `super().__init__()` in its `__init__`, and
-    `super().reset(initial_state)` in its `reset`. It is read by `next(node)`, in a loop, or better through a `Loader`,
-    which handles epochs.
+    A subclass defines `next`, `reset` and `get_state`. It calls `super().__init__()` in its `__init__`, and
+    `super().reset(initial_state)` in its `reset`. A node is read by `next(node)`, in a loop, or preferably through a
+    `Loader`, which handles epochs.
 
-    A copy (by pickle or `copy`) of a node has its parameters and begins anew.
+    A copy (by pickle or `copy`) of a node has its parameters and starts from the beginning.
 
     Args:
-        *args: not used; subclasses may pass on what they got.
-        **kwargs: not used, either.
+        *args: ignored, so that subclasses may pass on their arguments.
+        **kwargs: ignored as well.
 
     Example:
         >>> from torchdata.nodes import BaseNode, Loader
@@ -72,10 +72,10 @@ class BaseNode(Iterator[T]):
         [2, 1, 0]
     """
 
-    #: Names of attributes that belong to a run, from one `reset` to the next; copies of the node leave them out.
+    #: Names of attributes that belong to a run, from one `reset` to the next. Copies of the node leave them out.
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance"})
 
-    #: The function that gives the next item of the source. A reset puts it into the instance.
+    #: Returns the next item of the source. A reset sets this instance attribute.
     _advance: Callable[[], Any]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -99,11 +99,11 @@ class BaseNode(Iterator[T]):
         return self.next()
 
     def __bool__(self) -> bool:
-        """True, also if the node has a length and that is 0."""
+        """Returns True, even if the node has a length of 0."""
         return True
 
     def next(self) -> T:
-        """The next item. Subclasses define it; callers use `next(node)`, which resets a node that is new.
+        """Returns the next item. Subclasses define it. Callers use `next(node)`, which also resets a new node.
 
         Raises:
             StopIteration: there are no more items.
@@ -112,22 +112,22 @@ class BaseNode(Iterator[T]):
         raise NotImplementedError(f"{type(self).__name__} must define next()")
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """Puts the node at the beginning of an epoch, or at a saved place. Subclasses reset their sources here.
+        """Moves the node to the beginning of an epoch, or to a saved position. Subclasses reset their sources here.
 
         Args:
-            initial_state: what `state_dict()` returned; None for the beginning.
+            initial_state: a result of `state_dict()`; None for the beginning.
         """
         self.__require_init()
         self.__initialized = True
 
     def get_state(self) -> dict[str, Any]:
-        """The place of the node, with those of its sources. Subclasses define it; callers use `state_dict()`."""
+        """Returns the position of the node and its sources. Subclasses define it. Callers use `state_dict()`."""
         raise NotImplementedError(f"{type(self).__name__} must define get_state()")
 
     def state_dict(self) -> dict[str, Any]:
-        """The place after the last item, for `reset`: a dict that pickles and does not change any more.
+        """Returns the position after the last item, for `reset`: an immutable dict that can be pickled.
 
-        A node that is new is reset to its beginning first.
+        A new node is first reset to its beginning.
         """
         try:
             if self.__initialized:
@@ -139,16 +139,15 @@ class BaseNode(Iterator[T]):
         return self.get_state()
 
     def shutdown(self) -> None:
-        """Ends all threads and processes of the node and of all nodes that it reads. May be called any number of times.
+        """Ends all threads and processes of the node and of its sources. May be called several times.
 
-        Its state can still be saved. To be read further it must be reset first; nodes without threads or processes
-        do not mind.
+        The state can still be saved. A node with threads or processes must be reset before it is read again.
         """
         for source in _sources_of(self):
             source.shutdown()
 
     def __require_init(self) -> None:
-        if not hasattr(self, "_BaseNode__initialized"):  # a look into __dict__ would slow down all that follow
+        if not hasattr(self, "_BaseNode__initialized"):  # reading __dict__ would slow down all later attribute accesses
             name = type(self).__name__
             raise NotImplementedError(f"{name} was not set up: call super().__init__() in its __init__()")
 
@@ -157,18 +156,18 @@ class BaseNode(Iterator[T]):
         self._require_reset()
 
     def _require_reset(self) -> None:
-        """Raises NotImplementedError unless `reset` has come through to this class."""
+        """Raises NotImplementedError unless `reset` has called this class's `reset`."""
         self.__require_init()
         if not self.__initialized:
             name = type(self).__name__
             raise NotImplementedError(f"{name} was not reset: call super().reset(initial_state) in its reset()")
 
     def _reader(self) -> Callable[[], Any]:
-        """The function that gives the next item of this node once it is reset, with no call in between if possible."""
+        """Returns the function that reads the next item of this node after a reset, as directly as possible."""
         return self.next
 
     def _repeats(self) -> bool:
-        """Whether the node gives its items in the same order when it is put to a place again; its sources aside."""
+        """Whether the node, apart from its sources, repeats its items in the same order after a reset to a position."""
         return True
 
     def __getstate__(self) -> dict[str, Any]:
@@ -179,11 +178,11 @@ class BaseNode(Iterator[T]):
 
 
 class Again:
-    """Stands for what reads the source of a node whose last item was cut off (by Ctrl-C): gives that once more.
+    """Replaces the source's reader after an interrupted item (by Ctrl-C), and returns that item again.
 
     Args:
         node: the node.
-        item: what its source gave.
+        item: the item of its source.
     """
 
     def __init__(self, node: BaseNode[Any], item: Any) -> None:
@@ -193,14 +192,14 @@ class Again:
 
     def __call__(self) -> Any:
         node, self._node = self._node, None
-        if node is None:  # who holds on to this in a loop
+        if node is None:  # a loop may have kept a reference to this object
             return self._advance()
         node._advance = self._advance
         return self.item
 
 
 def advance_of(source: BaseNode[T]) -> Callable[[], T]:
-    """The function that reads the next item of a source that was just reset; it costs less than `next(source)`.
+    """Returns the function that reads the next item of a source after a reset; faster than `next(source)`.
 
     Raises:
         NotImplementedError: the source's class does not call `super().reset()` or `super().__init__()`.
@@ -222,25 +221,25 @@ def check_node(node: str, argument: str, value: Any) -> Any:
 
 
 def is_repeatable(node: BaseNode[Any]) -> bool:
-    """Whether a node that is reset to a state again gives the same items in the same order.
+    """Returns whether a node yields the same items in the same order after it is reset to the same state.
 
-    It does not if it, or a node that it reads, yields what is ready first. A reader that counts on reading an item
-    again keeps the item instead.
+    It does not if the node, or one of its sources, yields items in the order in which they become ready. A reader that
+    relies on reading an item again then keeps the item instead.
     """
     return node._repeats() and all(is_repeatable(source) for source in _sources_of(node))
 
 
 def _sources_of(node: BaseNode[Any]) -> list[BaseNode[Any]]:
-    """The nodes that a node holds in its attributes, also in lists and dicts, each once."""
+    """Returns the nodes in the attributes of a node, including lists and dicts, without duplicates."""
     found: dict[int, BaseNode[Any]] = {}
-    for value in list(vars(node).values()):  # threads that read ahead set attributes meanwhile
+    for value in list(vars(node).values()):  # threads that read ahead set attributes concurrently
         held = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else [value]
         found.update((id(one), one) for one in held if isinstance(one, BaseNode) and one is not node)
     return list(found.values())
 
 
 def nodes_of(root: BaseNode[Any]) -> list[BaseNode[Any]]:
-    """A node and all that it reads."""
+    """Returns a node and all its direct and indirect sources."""
     found = [root]
     for node in found:
         found += [source for source in _sources_of(node) if all(source is not one for one in found)]
@@ -248,7 +247,7 @@ def nodes_of(root: BaseNode[Any]) -> list[BaseNode[Any]]:
 
 
 def copy_of_graph(root: BaseNode[T]) -> BaseNode[T]:
-    """A copy of a node and of all that it reads. Their data and functions are shared."""
+    """Returns a copy of a node and all its sources, which shares their data and functions."""
     shared: dict[int, Any] = {}
     for node in nodes_of(root):
         sources = _sources_of(node)

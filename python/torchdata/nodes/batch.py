@@ -1,4 +1,4 @@
-"""Nodes that put items together and take them apart: Batcher, Collator, Unbatcher."""
+"""Nodes that combine items into batches and split batches: Batcher, Collator, Unbatcher."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ __all__ = ["Batcher", "Collator", "Unbatcher"]
 
 
 class Batcher(BaseNode[list[T]]):
-    """Puts every `batch_size` items into a list.
+    """Groups every `batch_size` items into a list.
 
-    If the source raises an error in the middle of a batch, the items before it stay for the next call.
+    If the source raises an error in the middle of a batch, the items before it are kept for the next call.
 
     Args:
         source: the node to read.
         batch_size: items per batch.
-        drop_last: whether to leave out a last batch that is shorter.
+        drop_last: whether to drop a shorter last batch; True by default.
 
     Raises:
-        TypeError: `source` is no node, or `batch_size` no integer.
+        TypeError: `source` is not a node, or `batch_size` is not an integer.
         ValueError: `batch_size` is not positive.
 
     Example:
@@ -42,7 +42,7 @@ class Batcher(BaseNode[list[T]]):
 
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_partial"})
 
-    #: The items of a batch that were read before the source raised an error.
+    #: The items of an incomplete batch that were read before the source raised an error.
     _partial: list[Any] = []  # noqa: RUF012 - never changed in place
 
     def __init__(self, source: BaseNode[T], batch_size: int, drop_last: bool = True) -> None:
@@ -88,7 +88,7 @@ class Batcher(BaseNode[list[T]]):
         return state
 
     def __len__(self) -> int:
-        """How many batches an epoch has.
+        """Returns the number of batches per epoch.
 
         Raises:
             TypeError: the source has no length.
@@ -98,18 +98,18 @@ class Batcher(BaseNode[list[T]]):
 
 
 class Collator(Batcher[Any]):
-    """Puts every `batch_size` items together by a collate function: a `Batcher` and a `Mapper` in one.
+    """Combines every `batch_size` items by a collate function, like a `Batcher` followed by a `Mapper`.
 
-    A batch at which the function is cut off (by Ctrl-C) stays for the next call.
+    If Ctrl-C interrupts the function, the batch is kept for the next call.
 
     Args:
         source: the node to read.
         batch_size: items per batch.
-        collate_fn: called with each list of items; None for `torch.utils.data.default_collate`.
-        drop_last: whether to leave out a last batch that is shorter.
+        collate_fn: a function of a list of items; None (the default) for `torch.utils.data.default_collate`.
+        drop_last: whether to drop a shorter last batch.
 
     Raises:
-        TypeError: `source` is no node, `batch_size` no integer, or `collate_fn` no function.
+        TypeError: `source` is not a node, `batch_size` is not an integer, or `collate_fn` is not a function.
         ValueError: `batch_size` is not positive.
 
     Example:
@@ -154,14 +154,14 @@ class Collator(Batcher[Any]):
 class Unbatcher(BaseNode[T]):
     """Yields the members of the source's items, one by one.
 
-    A state that is saved within a batch holds the place before it; the batch is read again when the state is loaded.
-    If batches come in no fixed order, it holds the rest of the batch.
+    A state that is saved within a batch contains the position before it, and the batch is read again when the state is
+    loaded. If batches have no fixed order, the state contains the rest of the batch.
 
     Args:
         source: the node to read. Its items have a length and are read by index: lists, tuples, arrays, tensors.
 
     Raises:
-        TypeError: `source` is no node.
+        TypeError: `source` is not a node.
 
     Example:
         >>> from torchdata.nodes import IterableWrapper, Unbatcher
@@ -178,13 +178,13 @@ class Unbatcher(BaseNode[T]):
     )
 
     _batch: Any = ()
-    #: The place of the source before the batch; None if the batch is not to be read again.
+    #: The position of the source before the batch; None if the batch will not be read again.
     _before: Any = None
     #: How many members of the batch were yielded, and how many it has.
     _index = _length = 0
-    #: How many members of the batch that is read next were yielded before the state was saved.
+    #: How many members of the next batch were yielded before the state was saved.
     _skipped = 0
-    #: Whether a batch is the same when it is read again.
+    #: Whether reading a batch again returns the same batch.
     _rereads = True
 
     def __init__(self, source: BaseNode[Sequence[T]]) -> None:
@@ -194,7 +194,7 @@ class Unbatcher(BaseNode[T]):
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """See `BaseNode.reset`."""
         if self._skipped and initial_state is None:
-            # The next epoch follows from the place of the source: behind the batch, which was not read again yet.
+            # The next epoch starts from the source's position after the batch, which has not been read again yet.
             with contextlib.suppress(Exception):
                 self._advance()
         self._skipped, self._batch, before = 0, (), None
@@ -205,7 +205,7 @@ class Unbatcher(BaseNode[T]):
             self._batch = fields.list_of(self.REST_KEY)
         self._index, self._length = 0, len(self._batch)
         self._before = None if self._batch else before
-        self.source.reset(copied(before))  # which is kept here
+        self.source.reset(copied(before))  # the original is kept here
         self._advance = advance_of(self.source)
         self._rereads = is_repeatable(self.source)
         super().reset(initial_state)
@@ -219,12 +219,12 @@ class Unbatcher(BaseNode[T]):
         return item
 
     def _read_batch(self) -> None:
-        """Reads until a batch has a member that is to be yielded."""
+        """Reads until a batch has a member to yield."""
         while self._index >= self._length:
             before = self._before
             if not self._skipped:
                 before = place_of(self.source) if self._rereads else None
-            index, self._skipped = self._skipped, 0  # an error of the source takes its batch along
+            index, self._skipped = self._skipped, 0  # an error of the source consumes its batch
             self._batch = self._advance()
             length = len(self._batch)
             if index > length:

@@ -1,7 +1,7 @@
-"""Bridges between nodes and the pipes of `torchdata.datapipes`: from_pipe, to_pipe. Both keep the exact place.
+"""Bridges between nodes and the pipes of `torchdata.datapipes`: from_pipe, to_pipe. Both preserve the exact position.
 
-Role: `from_pipe` is a node over a graph of pipes, `to_pipe` a pipe over a graph of nodes; so one graph may hold both.
-`pipe.to_node()` is the functional form of the first.
+Role: `from_pipe` is a node over a graph of pipes, and `to_pipe` is a pipe over a graph of nodes, so a graph may contain
+both. `pipe.to_node()` is the functional form of `from_pipe`.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ __all__ = ["from_pipe", "to_pipe"]
 
 
 def from_pipe(pipe: IterDataPipe[T], seed: int | None = None) -> IterableWrapper[T]:
-    """Makes a node of a pipe. Its state is the exact place of the pipe's graph, buffers and generators included.
+    """Creates a node from a pipe. Its state is the exact state of the pipe's graph, including buffers and generators.
 
-    A saved state is copied. If it is large (a shuffle of many items), and a node with threads reads this one, give
-    that a `snapshot_frequency` above 1.
+    A saved state is copied. If the state is large (a shuffle of many items), and a node with threads reads this one,
+    set the `snapshot_frequency` of that node above 1.
 
     Args:
         pipe: the last pipe of a graph.
-        seed: seeds the random pipes of the graph in each epoch, so that later epochs, too, are those that a run which
-            was never stopped has. None leaves them to themselves: an epoch that was begun goes on exactly, but later
-            ones are drawn anew.
+        seed: the seed of the graph's random pipes in each epoch, which makes later epochs equal to those of an
+            uninterrupted run. None (the default) does not seed them: a resumed epoch is exact, but later epochs are
+            drawn anew.
 
     Raises:
-        TypeError: `pipe` is no pipe that is read by iterating, or `seed` is no integer.
+        TypeError: `pipe` is not an iterable-style pipe, or `seed` is not an integer.
         ValueError: `seed` is out of range.
 
     Example:
@@ -52,7 +52,7 @@ def from_pipe(pipe: IterDataPipe[T], seed: int | None = None) -> IterableWrapper
 
 
 class NodePipe(IterDataPipe[T]):
-    """The pipe that `to_pipe` makes: reads a node.
+    """The pipe that `to_pipe` creates, which reads a node.
 
     Args:
         source_node: the node to read.
@@ -64,7 +64,8 @@ class NodePipe(IterDataPipe[T]):
     """
 
     _restored: dict[str, Any] | None = None
-    #: Whether a pass has begun, and whether the next one has, because its state was asked for (here or before a load).
+    #: Whether a pass has begun, and whether the next pass has begun because its state was requested (here or before a
+    #: load).
     _begun = _began_for_state = False
 
     def __init__(self, source_node: BaseNode[T]) -> None:
@@ -82,12 +83,12 @@ class NodePipe(IterDataPipe[T]):
     def reset(self) -> None:
         """Begins the next epoch of the node."""
         if self._restored is not None and not self._began_for_state:
-            # The restored pass was not read on; the node is put there all the same, because it counts its epochs.
+            # The restored pass was not continued. The node is reset to it nevertheless, because it counts its epochs.
             self.source_node.reset(self._restored)
             self._restored = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the node, which is put before its first item if it was never read."""
+        """Returns the state of the node, which is first reset to its beginning if it was never read."""
         if self._restored is None and not self._begun:
             self.source_node.reset(None)
             self._begun = self._began_for_state = True
@@ -95,7 +96,7 @@ class NodePipe(IterDataPipe[T]):
         return {**state, "unread": True} if self._began_for_state else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next iteration go on from the saved place of the node."""
+        """Makes the next iteration resume from the saved position of the node."""
         fields = Fields("to_pipe", state_dict)
         self._restored = fields["node"]
         self._began_for_state = fields.flag("unread", False)
@@ -106,13 +107,13 @@ class NodePipe(IterDataPipe[T]):
 
 
 def to_pipe(node: BaseNode[T]) -> IterDataPipe[T]:
-    """Makes a pipe of a node; the state of the pipe's graph then holds that of the node's.
+    """Creates a pipe from a node. The state of the pipe's graph then includes the state of the node's graph.
 
     Args:
         node: the last node of a graph.
 
     Raises:
-        TypeError: `node` is no node.
+        TypeError: `node` is not a node.
 
     Example:
         >>> from torchdata.nodes import IterableWrapper, to_pipe

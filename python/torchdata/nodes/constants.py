@@ -1,8 +1,8 @@
-"""Times that nodes with threads share. Programs import them from here, as from torchdata 0.11."""
+"""Time constants of nodes with threads. Programs import them from this module, as in torchdata 0.11."""
 
 from __future__ import annotations
 
 __all__ = ["QUEUE_TIMEOUT"]
 
-#: Seconds after which a wait looks whether it is to go on.
+#: Seconds between checks, while waiting, for whether to continue.
 QUEUE_TIMEOUT = 0.1

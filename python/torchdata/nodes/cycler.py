@@ -1,4 +1,4 @@
-"""Cycler: reads its source again and again."""
+"""Cycler: reads its source repeatedly."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["Cycler"]
 
 
 class Cycler(BaseNode[T]):
-    """Resets its source when that ends, and goes on: one epoch of this node is many of the source.
+    """Resets its source when it ends, and continues. One epoch of this node consists of many epochs of the source.
 
-    Ends if a whole pass over the source yields nothing.
+    The epoch ends if a whole pass over the source yields nothing.
 
     Args:
         source_node: the node to read.
-        max_cycles: how often the source is read; None for ever.
+        max_cycles: the number of passes over the source; None (the default) for no limit.
 
     Raises:
-        TypeError: `source_node` is no node, or `max_cycles` no integer.
+        TypeError: `source_node` is not a node, or `max_cycles` is not an integer.
         ValueError: `max_cycles` is not positive.
 
     Example:
@@ -38,7 +38,7 @@ class Cycler(BaseNode[T]):
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_ended", "_num_cycles"})
 
     _num_cycles = 0
-    #: Whether a whole pass has yielded nothing. Another one might, if the source chooses at random.
+    #: Whether a whole pass has yielded nothing. Another pass may yield items if the source chooses at random.
     _ended = False
 
     def __init__(self, source_node: BaseNode[T], max_cycles: int | None = None) -> None:
@@ -48,7 +48,7 @@ class Cycler(BaseNode[T]):
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """See `BaseNode.reset`."""
-        #: Passes over the source that have ended and were followed by another one.
+        #: The number of passes over the source that have ended and were followed by another pass.
         self._num_cycles, self._ended = 0, False
         if initial_state is None:
             self.source_node.reset(None)
@@ -87,10 +87,10 @@ class Cycler(BaseNode[T]):
         return {**state, self.ENDED_KEY: True} if self._ended else state
 
     def __len__(self) -> int:
-        """How many items an epoch has.
+        """Returns the number of items per epoch.
 
         Raises:
-            TypeError: the source has no length, or it is read for ever.
+            TypeError: the source has no length, or the number of passes is not limited.
         """
         if self.max_cycles is None:
             raise TypeError("Cycler has no length: without max_cycles it reads its source for ever")

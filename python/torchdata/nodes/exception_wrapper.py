@@ -1,4 +1,6 @@
-"""StartupExceptionWrapper, for nodes that users wrote after upstream's. The nodes here raise what was raised."""
+"""StartupExceptionWrapper, for user-defined nodes based on upstream's. The nodes of this package raise original
+exceptions.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,9 @@ __all__ = ["ExceptionWrapper", "StartupExceptionWrapper"]
 
 
 class StartupExceptionWrapper(ExceptionWrapper):
-    """An exception that a thread met before it read its first item, on its way to another thread.
+    """Transports an exception from a thread that failed before it read its first item.
 
     Args:
-        exc_info: what `sys.exc_info()` returned; None for the exception that is being handled.
-        where: says where it was raised, for the message.
+        exc_info: a result of `sys.exc_info()`; None for the exception that is being handled.
+        where: the location of the error, for the message.
     """

@@ -1,4 +1,4 @@
-"""Filter: drops items that a function does not want."""
+"""Filter: drops items for which a function returns a false value."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["Filter"]
 
 
 class Filter(BaseNode[T]):
-    """Yields the items for which a function returns something true.
+    """Yields the items for which a function returns a true value.
 
-    An item with which the function is cut off (by Ctrl-C) stays for the next call.
+    If Ctrl-C interrupts the function, its item is kept for the next call.
 
     Args:
         source: the node to read.
-        filter_fn: called with each item.
+        filter_fn: a function of an item.
 
     Raises:
-        TypeError: `source` is no node, or `filter_fn` no function.
+        TypeError: `source` is not a node, or `filter_fn` is not a function.
 
     Example:
         >>> from torchdata.nodes import Filter, IterableWrapper
@@ -80,7 +80,7 @@ class Filter(BaseNode[T]):
             self._num_filtered += 1
 
     def get_state(self) -> dict[str, Any]:
-        """See `BaseNode.get_state`. Tells how many items were dropped and yielded, too."""
+        """See `BaseNode.get_state`. Includes how many items were dropped and yielded."""
         state = {
             self.SOURCE_KEY: self.source.state_dict(),
             self.NUM_FILTERED_KEY: self._num_filtered,

@@ -12,14 +12,14 @@ __all__ = ["Header"]
 
 
 class Header(BaseNode[T]):
-    """Yields the first `n` items of each epoch and leaves the others unread.
+    """Yields the first `n` items of each epoch, and does not read the others.
 
     Args:
         source_node: the node to read.
-        n: most items that are yielded.
+        n: the maximum number of items to yield.
 
     Raises:
-        TypeError: `source_node` is no node, or `n` no integer.
+        TypeError: `source_node` is not a node, or `n` is not an integer.
         ValueError: `n` is negative.
 
     Example:
@@ -65,7 +65,7 @@ class Header(BaseNode[T]):
         return {self.SOURCE_KEY: self.source_node.state_dict(), self.NUM_YIELDED_KEY: self._num_yielded}
 
     def __len__(self) -> int:
-        """How many items an epoch has.
+        """Returns the number of items per epoch.
 
         Raises:
             TypeError: the source has no length.

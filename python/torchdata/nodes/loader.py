@@ -1,6 +1,7 @@
-"""Loader: makes an iterable with epochs and a state of a graph of nodes.
+"""Loader: makes a graph of nodes iterable for several epochs, with a state.
 
-Role: runs in the threads that use the loader. They share it: an epoch, an item and a state exclude each other.
+Role: runs in the threads that use the loader and share it. Beginning an epoch, reading an item and saving a state
+exclude each other.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torchdata.nodes.base_node import BaseNode, T, advance_of, check_node, copy_
 
 __all__ = ["Loader", "LoaderIterator"]
 
-#: Stands for no item.
+#: A placeholder for no item.
 _NONE = object()
 _LEFT = (
     "this iterator has been invalidated, because iter() of its Loader has begun another epoch; a second Loader, over "
@@ -31,21 +32,21 @@ _LEFT = (
 
 
 class Loader(Generic[T]):
-    """The loader that a training loop reads: each `iter()` is an epoch of the graph that ends in `root`.
+    """The loader for a training loop: each `iter()` begins an epoch of the graph that ends in `root`.
 
-    A loader has one valid iterator: a new `iter()` begins the next epoch and invalidates the one before. Threads may
-    share an iterator, whose items then go to one of them each. A state that was loaded is where the next `iter()`
-    begins, and where an iterator resumes that has yielded no item yet. An iterator that has yielded items raises
-    `RuntimeError` then. As a context manager it ends threads and processes at the end, as `shutdown` does. A copy, by
-    `copy` or pickle, is a loader of its own that has not begun, over a copy of the graph.
+    A loader has one valid iterator: a new `iter()` begins the next epoch and invalidates the previous iterator. Threads
+    may share an iterator, in which case each item goes to one of them. After a state was loaded, the next `iter()`
+    resumes from it, as does an iterator that has not yielded an item yet. An iterator that has yielded items raises
+    `RuntimeError`. Used as a context manager, a loader ends its threads and processes at the end, like `shutdown`. A
+    copy, by `copy` or pickle, is an independent loader over a copy of the graph, and has not begun.
 
     Args:
         root: the last node.
-        restart_on_stop_iteration: what the next `iter()` does with a state that was saved at the end of an epoch:
-            begin the next epoch, or end at once.
+        restart_on_stop_iteration: what the next `iter()` does after loading a state from the end of an epoch: begin the
+            next epoch (True, the default), or end immediately.
 
     Raises:
-        TypeError: `root` is no node.
+        TypeError: `root` is not a node.
 
     Example:
         >>> from torchdata.nodes import Batcher, IterableWrapper, Loader
@@ -61,18 +62,17 @@ class Loader(Generic[T]):
         self._set_up()
 
     def _set_up(self) -> None:
-        """Makes what belongs to a loader that has not begun."""
+        """Creates the state of a loader that has not begun."""
         self._it: LoaderIterator[T] | None = None
-        #: Whether the iterator stands at the beginning because a state was asked for, and not yet for a loop.
+        #: Whether the iterator was moved to the beginning only because a state was requested.
         self._began_for_state = False
-        #: Held by who begins an epoch, in the process of that number.
+        #: Held while an epoch begins, in the process with this id.
         self._beginning, self._process = threading.RLock(), os.getpid()
 
     def __iter__(self) -> Iterator[T]:
-        """Begins an epoch, or goes on at a loaded place.
+        """Begins an epoch, or resumes from a loaded state.
 
-        A thread that reads the epoch before gets a RuntimeError, once the item that it is at has come; that is waited
-        for.
+        A thread that reads the previous epoch gets a RuntimeError. Its current item is awaited first.
         """
         with self._excluding_others():
             began, self._began_for_state = self._began_for_state, False
@@ -81,10 +81,10 @@ class Loader(Generic[T]):
             if self._it is None:
                 return self._begin()
             self._it.turn.close(_LEFT)
-            return self._it.turn.call(self._begin)  # behind a thread that is at an item, or at a state
+            return self._it.turn.call(self._begin)  # waits for a thread that reads an item or saves a state
 
     def _excluding_others(self) -> threading.RLock:
-        """The lock of who begins an epoch."""
+        """Returns the lock that is held while an epoch begins."""
         if self._process != os.getpid():  # a thread of the parent may hold it
             self._beginning, self._process = threading.RLock(), os.getpid()
         return self._beginning
@@ -97,13 +97,13 @@ class Loader(Generic[T]):
         return iterator
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next `iter()` begin at a saved place.
+        """Makes the next `iter()` resume from a saved state.
 
         Args:
-            state_dict: what `state_dict()` of a loader over the same graph returned.
+            state_dict: a result of `state_dict()` of a loader over the same graph.
 
         Raises:
-            ValueError: it is no state of a loader. Errors in the states of its nodes are found by `iter()`.
+            ValueError: `state_dict` is not a state of a loader. `iter()` detects errors in the states of its nodes.
         """
         fields = Fields("Loader", state_dict)
         keys = {LoaderIterator.ROOT_KEY, LoaderIterator.NUM_YIELDED_KEY}
@@ -120,9 +120,10 @@ class Loader(Generic[T]):
             self._it.turn.call(partial(self._it.state_was_loaded, self))
 
     def state_dict(self) -> dict[str, Any]:
-        """The place of the latest iterator, or of what was loaded since. It pickles, and does not change any more.
+        """Returns the state of the latest iterator, or a state that was loaded since. It is immutable and can be
+        pickled.
 
-        Before the first iteration it is the beginning.
+        Before the first iteration, the state is that of the beginning.
         """
         if self._loaded is not None:
             return self._loaded
@@ -130,10 +131,10 @@ class Loader(Generic[T]):
             if self._it is None:
                 iter(self)
                 self._began_for_state = True
-        while True:  # another thread may begin the next epoch meanwhile
+        while True:  # another thread may begin the next epoch at the same time
             iterator = self._it
             assert iterator is not None
-            state = iterator.turn.call(partial(self._state_of, iterator))  # in turn with threads that read
+            state = iterator.turn.call(partial(self._state_of, iterator))  # takes turns with threads that read
             if state is not None:
                 return state
 
@@ -141,24 +142,24 @@ class Loader(Generic[T]):
         return iterator.state_dict() if iterator is self._it else None
 
     def __len__(self) -> int:
-        """How many items a whole epoch has, also if the next one goes on from a state.
+        """Returns the number of items in a whole epoch, even if the next epoch resumes from a state.
 
         Raises:
-            TypeError: the root has no length, because it or a node that it reads cannot tell.
+            TypeError: the length of the root, or of one of its sources, is unknown.
         """
         return len(self.root)
 
     def __bool__(self) -> bool:
-        """True, however many items there are."""
+        """Returns True for any number of items."""
         return True
 
     def worker_pids(self) -> list[int]:
-        """The numbers of the processes that run now for the graph's `ParallelMapper` nodes, in their order."""
+        """Returns the ids of the running processes of the graph's `ParallelMapper` nodes, in their order."""
         running = (getattr(node, "_workers", None) for node in nodes_of(self.root))
         return [pid for workers in running if workers is not None for pid in workers.pids]
 
     def shutdown(self) -> None:
-        """Ends all threads and processes of the graph. May be called any number of times; `iter()` starts new ones."""
+        """Ends all threads and processes of the graph. May be called several times. `iter()` starts new ones."""
         self.root.shutdown()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -182,10 +183,10 @@ class Loader(Generic[T]):
 
 
 class LoaderIterator(SharedIterator, BaseNode[T]):
-    """The iterator of a `Loader`. One thread at a time is in `next`.
+    """The iterator of a `Loader`. Only one thread at a time runs `next`.
 
     Args:
-        loader: whose graph it reads.
+        loader: the loader whose graph it reads.
     """
 
     NUM_YIELDED_KEY = "num_yielded"
@@ -194,19 +195,20 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_before_item", "_item", "_restart_at"})
 
     _num_yielded = 0
-    #: How many of them were yielded when the state was saved that the epoch goes on from.
+    #: How many items of the epoch were yielded before the state was saved.
     _given_before = 0
-    #: An item that `has_next` has read, and the place before it.
+    #: An item that `has_next` has read, and the position before it.
     _item: Any = _NONE
     _before_item: Any = None
-    #: How many items were yielded where the end of the graph would be that of an epoch that was over when its state was
-    #: saved; None if there is no such place.
+    #: The number of yielded items at which an end of the graph belongs to an epoch that was over when its state was
+    #: saved; None if there is no such number.
     _restart_at: int | None = None
 
     def __init__(self, loader: Loader[T]) -> None:
         super().__init__()
         end_at_exit(self.turn)
-        # Not the loader, which holds this: what a half-read loader holds is to go with its last reference.
+        # Not the loader, which refers to this iterator. Dropping the last reference to a loader must release
+        # everything.
         self.root = loader.root
         self._restarts = loader.restart_on_stop_iteration
         self._advance = self._first
@@ -226,12 +228,12 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
         super().reset(initial_state)
 
     def state_was_loaded(self, loader: Loader[T]) -> None:
-        """Notes that the loader was given a state."""
+        """Records that the loader loaded a state."""
         self._item = _NONE
         self._advance = partial(self._take_state_of, weakref.ref(loader))
 
     def _take_state_of(self, reference: weakref.ref[Loader[T]]) -> Any:
-        """The first item behind the state that the loader was given."""
+        """Returns the first item after the state that the loader loaded."""
         loader = reference()
         state = None if loader is None else loader._loaded
         if loader is None or state is None or self._num_yielded > self._given_before:
@@ -245,7 +247,7 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
         return self._advance()
 
     def has_next(self) -> bool:
-        """Whether there is another item. It is read, and held for the next call of `next`."""
+        """Returns whether there is another item. The item is read, and kept for the next call of `next`."""
         return self.turn.call(self._has_next)
 
     def _has_next(self) -> bool:
@@ -276,7 +278,7 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
         return item
 
     def _first(self) -> Any:
-        """The first item of an iterator that was not reset yet."""
+        """Returns the first item of an iterator that was not reset yet."""
         self.reset(None)
         return self._advance()
 

@@ -1,7 +1,7 @@
 """Nodes that call a function with each item: Mapper, ParallelMapper.
 
-`ParallelMapper` puts one of three nodes to work: `_InlineMapper`, if there are no workers, `_ThreadMapper` over
-threads, or over threads that each speak to a process; and if items are batched for them, `_Unpacker` behind it.
+`ParallelMapper` uses one of several inner nodes: `_InlineMapper` without workers, or `_ThreadMapper` with threads, each
+of which may communicate with a process. If items are batched for the workers, `_Unpacker` follows.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ __all__ = ["MapOverBatch", "Mapper", "ParallelMapper", "X"]
 
 X = TypeVar("X")
 
-#: How many small items are read ahead for each process, at most.
+#: Maximum number of small items to read ahead for each process.
 _FOR_EACH = 128
 
 
 class MapOverBatch(Generic[X, T]):
-    """Makes of a function of items one of lists of them.
+    """Converts a function of an item to a function of a list of items.
 
     Args:
-        map_fn: called with each member of a list.
+        map_fn: the function to call with each member of a list.
 
     Example:
         >>> from torchdata.nodes.map import MapOverBatch
@@ -49,7 +49,7 @@ class MapOverBatch(Generic[X, T]):
 
 
 class _InlineMapper(BaseNode[T]):
-    """Calls the function where it is read. An item with which that is cut off (by Ctrl-C) stays for the next call."""
+    """Calls the function where the node is read. If Ctrl-C interrupts it, the item is kept for the next call."""
 
     SOURCE_KEY = "source"
     CUT_OFF_KEY = "cut_off"
@@ -93,7 +93,7 @@ class _ThreadMapper(ThreadedNode[T]):
 
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_run", "_workers"})
 
-    #: The processes; they outlive a run.
+    #: The processes, which are kept between runs.
     _workers: Workers | None = None
 
     def __init__(
@@ -127,7 +127,7 @@ class _ThreadMapper(ThreadedNode[T]):
         options = {"in_order": self.in_order, "limit": self.max_concurrent or 2 * self.num_workers}
         if self.method == "thread":
             return self._begin_with([self.map_fn] * self.num_workers, state, **options)
-        workers = self._workers  # which another thread may take away at any time: see `reset`
+        workers = self._workers  # another thread may remove them at any time; see `reset`
         if workers is None or not workers.serve_on:
             self._end_workers()
             context = self.multiprocessing_context
@@ -141,24 +141,24 @@ class _ThreadMapper(ThreadedNode[T]):
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         super().reset(initial_state)
         if self.method == "process" and self._workers is None:
-            self._close_run()  # another thread has shut them down since they were there
+            self._close_run()  # another thread has shut them down in the meantime
 
     def _repeats(self) -> bool:
         return self.in_order or self.num_workers == 1
 
     def shutdown(self) -> None:
-        self._end_workers()  # which also ends the calls in them
+        self._end_workers()  # also ends the calls in them
         super().shutdown()
 
     def _end_workers(self) -> None:
-        workers, self._workers = self._workers, None  # before the run is looked for, as `reset` does it the other way
+        workers, self._workers = self._workers, None  # before the run is closed; `reset` uses the opposite order
         self._close_run()
         if workers is not None:
             workers.shutdown()
 
 
 class _Unpacker(Unbatcher[T]):
-    """Yields the members of lists of results, and raises the errors among them, each at its place."""
+    """Yields the members of lists of results, and raises each error in its position."""
 
     def next(self) -> T:
         item: Any = super().next()
@@ -175,53 +175,59 @@ class _Unpacker(Unbatcher[T]):
 class ParallelMapper(BaseNode[T]):
     """Calls a function with each item, in several threads or processes.
 
-    One of the threads at a time reads the source. An error of the function comes in the place of its result, with the
-    traceback of where it was raised; the results after it can still be read.
+    One thread at a time reads the source. An error of the function is raised in the position of its result, with its
+    original traceback. The results after it can still be read.
 
-    A saved state counts the items that were yielded. After a load, items that were under way are read again, and the
-    function is called with them again. Out of order, a loaded state yields exactly the items that were not yielded, in
-    any order. Over a source that is out of order itself, `in_order` is taken for true and `snapshot_frequency` for 1.
+    A saved state counts the yielded items. After a load, items that were in progress are read again, and the function
+    is called with them again. If results are out of order, a loaded state yields exactly the items that were not
+    yielded, in any order. If the source itself is out of order, `in_order` is True and `snapshot_frequency` is 1
+    regardless of the arguments.
 
-    Processes live from the first `reset` until `shutdown()`, or until the node is dropped. They are joined by the
-    engine of this package: arrays cross in shared memory, one copy each way. A process that dies is a
-    `WorkerExitedError` (of `torchdata.dataloader2.error`), which names it; the next `reset` starts new ones. Where no
-    item comes of them for a minute, a `RuntimeWarning` says which one has its item longest, and where it stands.
-    Each process first seeds torch, NumPy and `random` as torch's workers do: with a base seed plus its number.
-    The base seed follows from torch's global generator, so `torch.manual_seed` before the first `reset` repeats it.
-    Which process gets which item may depend on timing if there are several. A process that replaces another one has a
-    seed of its own.
+    Processes run from the first `reset` until `shutdown()`, or until the node is dropped. They exchange data through
+    the engine of this package: arrays are sent in shared memory, with one copy in each direction. If a process exits, a
+    `WorkerExitedError` (of `torchdata.dataloader2.error`) names it, and the next `reset` starts new processes. If no
+    result arrives from the processes for a minute, a `RuntimeWarning` names the process with the oldest item, and shows
+    its stack. Each process first seeds torch, NumPy and `random` in the same way as torch's workers: with a base seed
+    plus its number. The base seed is derived from torch's global generator, so `torch.manual_seed` before the first
+    `reset` makes it reproducible. With several processes, the assignment of items to processes may depend on timing. A
+    replacement process has its own seed.
 
     Args:
         source: the node to read.
-        map_fn: called with each item. In threads, it must be safe to call from several at once; in processes, it must
-            be picklable unless they are forked (lambdas and local functions are).
-        num_workers: threads or processes; with 0 the function is called where the node is read.
-        in_order: whether results come in the source's order. If not, they come as they are ready.
-        method: `"thread"` or `"process"`.
-        multiprocessing_context: how processes start: `"fork"`, `"spawn"` or `"forkserver"`; None for Python's default.
-        max_concurrent: most items that are taken from the source and not yet yielded; at most `num_workers`. None for
-            twice as many as that; over processes, up to 128 times as many while items and results are small (numbers,
-            short strings, tuples of such): one more for each eight that were yielded. Such items go to the processes
-            several at a time, those that are there.
-        snapshot_frequency: how many items there are from one saved state of the source to the next, as for
-            `Prefetcher`; with `prebatch`, how many batches.
-        prebatch: how many items go to a worker together. Worth it if items are small; None for one by one.
-        on_worker_exit: what becomes of a process that dies: "error" raises; "restart" puts another one in its place,
-            with a `RuntimeWarning`, and gives it the item that the dead one had. The third death at the same item
-            raises all the same.
-        timeout: seconds within which a process is to give the result for an item; None (or 0) for ever. With threads it
-            means nothing: a thread cannot be ended.
-        on_timeout: what is done then: "error" raises `TimeoutError` in the place of the result; "restart" kills the
-            process, with a `RuntimeWarning` that brings its Python stacks, and gives the item to another one, as
-            `on_worker_exit="restart"` does. By itself it does not do that for processes that die otherwise. A process
-            has twice as long for an item for each that was killed at it, and a minute at least while it starts.
-        patience: with `on_timeout="restart"`, the seconds that a process has which works: its threads have run, or have
-            waited for a processor, for a tenth of the time at least. None: `timeout`, as all others.
+        map_fn: a function of an item. With threads, it must be safe to call from several at once. With processes, it
+            must be picklable unless they are forked (lambdas and local functions are supported).
+        num_workers: the number of threads or processes; 0 calls the function where the node is read.
+        in_order: whether results keep the source's order (the default). Otherwise, they are yielded once they are
+            ready.
+        method: `"thread"` (the default) or `"process"`.
+        multiprocessing_context: the start method of processes: `"fork"`, `"spawn"` or `"forkserver"`; None for Python's
+            default.
+        max_concurrent: the maximum number of items that are taken from the source and not yielded; at most
+            `num_workers`. None (the default) for twice `num_workers`. With processes, this number grows up to 128 times
+            while items and results are small (numbers, short strings, tuples of these), by one for each eight yielded
+            items. Small items are sent several at a time, as far as they are available.
+        snapshot_frequency: the number of items between saved states of the source, as for `Prefetcher`; with
+            `prebatch`, the number of batches.
+        prebatch: the number of items that a worker receives together, which helps if items are small; None (the
+            default) for single items.
+        on_worker_exit: what happens if a process exits. "error" (the default) raises. "restart" replaces the process,
+            issues a `RuntimeWarning`, and gives its item to the replacement. The third exit at the same item always
+            raises.
+        timeout: the number of seconds in which a process must return the result for an item; None (or 0) for no limit.
+            It has no effect on threads, which cannot be killed.
+        on_timeout: what happens after the timeout. "error" (the default) raises `TimeoutError` in the position of the
+            result. "restart" kills the process, issues a `RuntimeWarning` with its Python stacks, and gives the item to
+            a replacement, as `on_worker_exit="restart"` does. It does not cover processes that exit for other reasons.
+            Each kill at the same item doubles the time limit for that item, and a process has at least a minute to
+            start.
+        patience: with `on_timeout="restart"`, the seconds granted to a process that is busy, which means that its
+            threads have run or waited for a processor for at least a tenth of the time. None uses `timeout` for all
+            processes.
 
     Raises:
-        TypeError: `source` is no node, `map_fn` no function, or a number no integer.
-        ValueError: a number is out of its range, or `method`, `multiprocessing_context` or `on_worker_exit` is
-            unknown, or `on_timeout`, or that is "restart" without a `timeout`.
+        TypeError: `source` is not a node, `map_fn` is not a function, or a number is not an integer.
+        ValueError: a number is out of range; `method`, `multiprocessing_context`, `on_worker_exit` or `on_timeout` is
+            unknown; or `on_timeout` is "restart" without a `timeout`.
 
     Example:
         >>> from torchdata.nodes import IterableWrapper, ParallelMapper
@@ -276,7 +282,7 @@ class ParallelMapper(BaseNode[T]):
                 )
         self.snapshot_frequency = check_int(name, "snapshot_frequency", snapshot_frequency, least=0)
         self.prebatch = None if prebatch is None else check_int(name, "prebatch", prebatch, least=1)
-        #: The node whose items the function is called with.
+        #: The node with whose items the function is called.
         self._of_items = self.source
         if self.prebatch is not None:
             self.map_fn = MapEach(self.map_fn)
@@ -300,11 +306,11 @@ class ParallelMapper(BaseNode[T]):
         self._it: BaseNode[T] = mapper if self.prebatch is None else _Unpacker(mapper)
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """See `BaseNode.reset`. Threads of the last run end after the calls that they are in.
+        """See `BaseNode.reset`. Threads of the last run end after their current calls.
 
         Raises:
-            TimeoutError: the source has been busy with one item for a minute.
-            OSError: the system has no room for the processes.
+            TimeoutError: the source took more than a minute for one item.
+            OSError: the system cannot start the processes.
         """
         state = None if initial_state is None else Fields("ParallelMapper", initial_state).state(self.IT_STATE_KEY)
         self._it.reset(state)  # type: ignore[arg-type]
@@ -324,11 +330,11 @@ class ParallelMapper(BaseNode[T]):
         return {self.IT_STATE_KEY: self._it.state_dict()}
 
     def shutdown(self) -> None:
-        """See `BaseNode.shutdown`. Waits for calls that are under way in threads, for some seconds at most."""
+        """See `BaseNode.shutdown`. Waits at most some seconds for running calls in threads."""
         self._it.shutdown()
 
     def __len__(self) -> int:
-        """How many items an epoch has.
+        """Returns the number of items per epoch.
 
         Raises:
             TypeError: the source has no length.
@@ -341,10 +347,10 @@ def Mapper(source: BaseNode[X], map_fn: Callable[[X], T]) -> ParallelMapper[T]:
 
     Args:
         source: the node to read.
-        map_fn: called with each item.
+        map_fn: a function of an item.
 
     Raises:
-        TypeError: `source` is no node, or `map_fn` no function.
+        TypeError: `source` is not a node, or `map_fn` is not a function.
 
     Example:
         >>> from torchdata.nodes import IterableWrapper, Mapper

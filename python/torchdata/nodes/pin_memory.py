@@ -1,4 +1,4 @@
-"""PinMemory: copies items into pinned memory, in a thread."""
+"""PinMemory: copies items to pinned memory in a thread."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ __all__ = ["PinMemory"]
 
 
 class PinMemory(ThreadedNode[T]):
-    """Copies the tensors of each item into pinned memory, one item ahead, in a thread.
+    """Copies the tensors of each item to pinned memory in a thread, one item ahead.
 
     Copies to the GPU then overlap with computing: `tensor.to(device, non_blocking=True)`.
 
     Args:
-        source: the node to read. It runs in the thread, all nodes that it reads included.
-        pin_memory_device: the CUDA device that the memory is pinned for, such as `"cuda:1"`; empty for the one that
-            is current when the node is made.
-        snapshot_frequency: how many items there are from one saved state of the source to the next, as for
-            `Prefetcher`.
+        source: the node to read. It runs in the thread, together with all its sources.
+        pin_memory_device: the CUDA device for which memory is pinned, such as `"cuda:1"`; empty (the default) for the
+            current device when the node is created.
+        snapshot_frequency: the number of items between saved states of the source, as for `Prefetcher`.
 
     Raises:
-        TypeError: `source` is no node, or `pin_memory_device` no string.
+        TypeError: `source` is not a node, or `pin_memory_device` is not a string.
         ValueError: `snapshot_frequency` is negative.
         RuntimeError: there is no CUDA device.
 
@@ -55,5 +54,6 @@ class PinMemory(ThreadedNode[T]):
 
     def _begin(self, state: dict[str, Any] | None) -> ReadSource:
         pin = partial(pin_memory_fn, device=self._device)
-        # One thread copies; torch would otherwise take all cores for it, and this holds for the thread alone.
+        # Limits copying to one thread, because torch would otherwise use all cores. This applies only to the pinning
+        # thread.
         return self._begin_with([pin], state, limit=1, prepare=partial(torch.set_num_threads, 1))

@@ -13,7 +13,7 @@ __all__ = ["Prefetcher", "ThreadedNode"]
 
 
 class ThreadedNode(BaseNode[T]):
-    """A node that reads its source in threads. Subclasses say what these do, in `_begin`."""
+    """A node that reads its source in threads. Subclasses define in `_begin` what the threads do."""
 
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_run"})
 
@@ -36,13 +36,13 @@ class ThreadedNode(BaseNode[T]):
         return ReadSource(self._called, self.source, functions, limit=limit, state=state, **settings)
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """See `BaseNode.reset`. Threads of the last run end; the new ones read ahead from here on.
+        """See `BaseNode.reset`. Threads of the last run end, and new threads read ahead from this position.
 
-        An epoch that is left is read ahead first as far as it may be, so that what the next one follows from (what a
-        sampler has counted, a stream has drawn) does not depend on how far the threads have come.
+        An epoch that is left is first read ahead up to the limit. The state of the source (the counter of a sampler,
+        the draws of a stream) therefore does not depend on how far the threads had read.
 
         Raises:
-            TimeoutError: the source has been busy with one item for a minute.
+            TimeoutError: the source took more than a minute for one item.
             ValueError: a field of the state is missing or out of range.
         """
         if self._run is not None:
@@ -61,13 +61,13 @@ class ThreadedNode(BaseNode[T]):
         return self._advance if type(self).next is ThreadedNode.next else self.next
 
     def get_state(self) -> dict[str, Any]:
-        """See `BaseNode.get_state`. Items that were read ahead are not part of it: they are read again."""
-        if self._run is None:  # a node that is new is reset first, so the last reset has failed
+        """See `BaseNode.get_state`. Items that were read ahead are not included, and are read again."""
+        if self._run is None:  # a new node is reset first, so the last reset has failed
             raise RuntimeError(f"{self._called} has no state: its last reset() has failed; reset it")
         return self._run.state()
 
     def __len__(self) -> int:
-        """How many items an epoch has.
+        """Returns the number of items per epoch.
 
         Raises:
             TypeError: the source has no length.
@@ -75,38 +75,38 @@ class ThreadedNode(BaseNode[T]):
         return len(self.source)
 
     def shutdown(self) -> None:
-        """See `BaseNode.shutdown`. Waits for calls of users' functions that are under way, for some seconds at most."""
+        """See `BaseNode.shutdown`. Waits at most some seconds for running calls of user functions."""
         run = self._close_run()
         super().shutdown()
         if run is not None:
             run.join(_SECONDS)
 
     def _close_run(self) -> ReadSource | None:
-        """Lets the threads of the run end, if there is one; another thread may be about to begin the next."""
+        """Makes the threads of the current run, if any, end. Another thread may be about to begin the next run."""
         run = self._run
         if run is not None:
             run.close()
         return run
 
 
-#: How long `shutdown` waits for threads, which end after the call that they are in.
+#: How many seconds `shutdown` waits for threads, which end after their current call.
 _SECONDS = 5.0
 
 
 class Prefetcher(ThreadedNode[T]):
-    """Reads its source ahead in a thread, so that waiting for it overlaps with what comes after.
+    """Reads its source ahead in a thread, so that waiting for the source overlaps with later work.
 
-    An error of the source comes at its place.
+    An error of the source is raised in its position.
 
     Args:
-        source: the node to read. It runs in the thread, all nodes that it reads included.
-        prefetch_factor: most items that are held ready.
-        snapshot_frequency: how many items there are from one saved state of the source to the next. Loading a state
-            reads up to so many items again. If the source's state is large, take more than 1; 0 means none but at
-            the beginning.
+        source: the node to read. It runs in the thread, together with all its sources.
+        prefetch_factor: the maximum number of buffered items.
+        snapshot_frequency: the number of items between saved states of the source; 1 by default. After loading a state,
+            up to this many items are read again. Use more than 1 if the source's state is large. 0 saves a state only
+            at the beginning.
 
     Raises:
-        TypeError: `source` is no node, or a number is no integer.
+        TypeError: `source` is not a node, or a number is not an integer.
         ValueError: `prefetch_factor` is not positive, or `snapshot_frequency` is negative.
 
     Example:

@@ -1,4 +1,4 @@
-"""Shuffler: yields the source's items in a random order, out of a buffer."""
+"""Shuffler: yields the source's items in random order, using a buffer."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ __all__ = ["Shuffler"]
 
 
 class Shuffler(BaseNode[T]):
-    """Fills a buffer with the source's items, and yields a random one of them at a time.
+    """Fills a buffer with the source's items, and yields random items of the buffer.
 
     Args:
         source_node: the node to read.
-        buffer_size: items in the buffer. An item comes at most this many items too early.
-        seed: makes the order repeatable: each epoch has the same one. None: each epoch has another one.
-        store_buffer: whether a state holds the items in the buffer. Otherwise it holds the place of the source at the
-            beginning of the epoch, from which all items are read again when the state is loaded. A source without a
-            fixed order has its items stored in any case.
+        buffer_size: the number of items in the buffer. An item is yielded at most this many positions early.
+        seed: makes the order reproducible, with the same order in each epoch. None (the default): each epoch has
+            another order.
+        store_buffer: whether a state contains the items in the buffer. Otherwise, it contains the source's position at
+            the beginning of the epoch, from which all items are read again when the state is loaded. If the source has
+            no fixed order, the items are always stored.
 
     Raises:
-        TypeError: `source_node` is no node, or `buffer_size` no integer.
+        TypeError: `source_node` is not a node, or `buffer_size` is not an integer.
         ValueError: `buffer_size` is not positive.
 
     Example:
@@ -64,7 +65,7 @@ class Shuffler(BaseNode[T]):
         """See `BaseNode.reset`.
 
         Raises:
-            ValueError: a field of the state is missing or out of range, or it is of another `buffer_size`.
+            ValueError: a field of the state is missing or out of range, or belongs to another `buffer_size`.
         """
         self._buffer: list[T] = []
         self._num_yielded, self._ended, self._random = 0, False, random.Random(self.seed)
@@ -83,9 +84,10 @@ class Shuffler(BaseNode[T]):
             else:
                 repeated = count
         self._advance = advance_of(self.source)
-        #: Whether states hold the buffer. After a load of such a state, the source stands behind the buffer's items.
+        #: Whether states contain the buffer. After loading such a state, the source is positioned after the buffered
+        #: items.
         self._stores = self.store_buffer or stored or not is_repeatable(self.source)
-        #: The source's place and the random numbers from which the items of this epoch can be read again.
+        #: The source's position and the random state from which the items of this epoch can be read again.
         self._began = None if self._stores else (place_of(self.source), self._random.getstate())
         super().reset(initial_state)
         for number in range(repeated):
@@ -106,7 +108,7 @@ class Shuffler(BaseNode[T]):
             raise fields.wrong(self.RNG_STATE_KEY, "must be a state of random.Random") from None
 
     def next(self) -> T:
-        """See `BaseNode.next`. If the source raises an error, the items in the buffer stay for the next calls."""
+        """See `BaseNode.next`. If the source raises an error, the items in the buffer are kept for the next calls."""
         buffer, size = self._buffer, self.buffer_size
         if not self._ended:
             try:
@@ -135,7 +137,7 @@ class Shuffler(BaseNode[T]):
         return {**state, self.BUFFER_KEY: list(self._buffer)}
 
     def __len__(self) -> int:
-        """How many items an epoch has.
+        """Returns the number of items per epoch.
 
         Raises:
             TypeError: the source has no length.

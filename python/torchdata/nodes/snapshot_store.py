@@ -1,7 +1,7 @@
-"""Stores of snapshots: how a node's thread hands the places of its source to the code that yields the items.
+"""Stores of snapshots, by which a node's thread passes the positions of its source to the code that yields the items.
 
-Role: for nodes with threads that users write, as upstream has them. The nodes here send each snapshot along with its
-item.
+Role: for user-defined nodes with threads, as in upstream. The nodes of this package send each snapshot together with
+its item.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["MonotonicIndex", "QueueSnapshotStore", "SnapshotStore"]
 
 @dataclass
 class MonotonicIndex:
-    """Counts: 0, 1, 2 and so on.
+    """Counts upward: 0, 1, 2 and so on.
 
     Args:
         initial: the first number.
@@ -32,28 +32,28 @@ class MonotonicIndex:
         self._next = self.initial
 
     def get(self) -> int:
-        """The next number."""
+        """Returns the next number."""
         self._next += 1
         return self._next - 1
 
 
 class SnapshotStore(Protocol):
-    """Takes snapshots from one thread, and gives them to another one by their versions."""
+    """Receives snapshots from one thread, and returns them to another thread by version."""
 
     def append(self, snapshot: Any, version: int) -> None:
-        """Adds a snapshot whose version is greater than those before it."""
+        """Adds a snapshot. Its version must be greater than the previous one."""
         ...
 
     def pop_version(self, version: int) -> Any | None:
-        """The snapshot of that version; None if there is none. It and older ones are dropped."""
+        """Returns the snapshot with this version, or None. The snapshot and older ones are removed."""
         ...
 
     def append_initial_snapshot(self, snapshot: Any) -> None:
-        """Adds the snapshot of the beginning, or an `ExceptionWrapper` in its place."""
+        """Adds the snapshot of the beginning, or an `ExceptionWrapper` instead."""
         ...
 
     def get_initial_snapshot(self, thread: threading.Thread, timeout: float) -> Any:
-        """Waits for the snapshot of the beginning."""
+        """Waits for the snapshot of the beginning, and returns it."""
         ...
 
 
@@ -79,7 +79,7 @@ class QueueSnapshotStore(SnapshotStore):
         """Adds a snapshot.
 
         Raises:
-            ValueError: `version` is not greater than the one before it.
+            ValueError: `version` is not greater than the previous one.
         """
         with self._changed:
             if self._latest is not None and version <= self._latest:
@@ -89,7 +89,7 @@ class QueueSnapshotStore(SnapshotStore):
             self._changed.notify_all()
 
     def pop_version(self, version: int) -> Any | None:
-        """The snapshot of that version; None if there is none. It and older ones are dropped."""
+        """Returns the snapshot with this version, or None. The snapshot and older ones are removed."""
         found = None
         with self._changed:
             while self._snapshots and self._snapshots[0][0] <= version:
@@ -99,19 +99,19 @@ class QueueSnapshotStore(SnapshotStore):
         return found
 
     def append_initial_snapshot(self, snapshot: Any) -> None:
-        """Adds the snapshot of the beginning, or an `ExceptionWrapper` in its place."""
+        """Adds the snapshot of the beginning, or an `ExceptionWrapper` instead."""
         self.append(snapshot, self.SNAPSHOT_INIT_VERSION)
 
     def get_initial_snapshot(self, thread: threading.Thread, timeout: float = 60.0) -> Any:
-        """Waits for the snapshot of the beginning.
+        """Waits for the snapshot of the beginning, and returns it.
 
         Args:
-            thread: who is to add it.
+            thread: the thread that adds it.
             timeout: seconds to wait.
 
         Raises:
-            RuntimeError: the thread has ended without adding it, or the time is up.
-            Exception: what an `ExceptionWrapper` in its place holds.
+            RuntimeError: the thread has ended without adding it, or the timeout has expired.
+            Exception: the exception in an `ExceptionWrapper`.
         """
         until = time.monotonic() + timeout
         with self._changed:

@@ -1,4 +1,4 @@
-"""Compose: several functions as one, for a mapper."""
+"""Compose: combines several functions into one, for a mapper."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["Compose"]
 
 
 class Compose:
-    """Calls functions one after the other, each with the result of the one before it.
+    """Calls functions in sequence, each with the result of the previous one.
 
     Args:
-        fns: the functions, in the order in which they are called.
+        fns: the functions, in calling order.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there are no functions.
         TypeError: one of them cannot be called.
 
     Example:
@@ -34,7 +34,7 @@ class Compose:
             check_callable("Compose", f"fns[{number}]", function)
 
     def __call__(self, x: Any) -> Any:
-        """The result of the last function."""
+        """Returns the result of the last function."""
         for function in self.fns:
             x = function(x)
         return x

@@ -1,4 +1,4 @@
-"""Stateful: what it takes for an iterable or a sampler to save its own place."""
+"""The protocol by which an iterable or a sampler saves its own position."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""`torchdata.stateful_dataloader`: torch's `DataLoader`, whose place can be saved; after upstream's package.
+"""`torchdata.stateful_dataloader`: PyTorch's `DataLoader` with saved and restored positions, named after upstream's
+package.
 
-Role: the public names. Importing it imports PyTorch, which the rest of `torchdata` does without.
+Role: the public names. Importing this package imports PyTorch, which the rest of `torchdata` does not need.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""When a worker of a `StatefulDataLoader` takes its place, and looks at its generators: seldom if that is dear.
+"""Decides when a worker of a `StatefulDataLoader` takes snapshots and checks its generators: rarely if that is
+expensive.
 
-Role: the child's side; owned by one epoch's batches (`Cadence`) and by the worker (`Watch`). All times are seconds by
-the monotonic clock, which processes share.
+Role: runs in the worker. `Cadence` belongs to the batches of one epoch, and `Watch` to the worker. All times are in
+seconds of the monotonic clock, which is the same in all processes.
 """
 
 from __future__ import annotations
@@ -15,42 +16,44 @@ from torchdata.stateful_dataloader._generators import GLOBAL, Moment, mark_of, r
 
 __all__ = ["Cadence", "Watch", "next_due"]
 
-#: A place that is dear is taken again after so many times what taking it took: less than a two-hundredth of the time.
+#: Pause after an expensive snapshot, as a multiple of its duration: snapshots take less than a two-hundredth of the
+#: time.
 _SPARSELY = 200
-#: And not within so many seconds, however little it took.
+#: Minimum pause after an expensive snapshot, in seconds.
 _AT_LEAST = 0.004
-#: A place is dear if taking it takes more seconds than that, and more than this part of the time of a batch.
+#: A snapshot is expensive if it takes more than this many seconds, and more than this fraction of a batch's time.
 _DEAR, _DEAR_PART = 2e-5, 0.01
 
 
 class Cadence:
-    """When a place is told: with each batch, or each n-th; more rarely if that is dear.
+    """Schedules snapshots: one after every n-th batch, and fewer if snapshots are expensive.
 
     Args:
-        every: after how many batches.
+        every: the number of batches between two snapshots.
     """
 
     def __init__(self, every: int) -> None:
         self._every = every
         self._count, self._spent = 0, 0.0
-        #: The seconds of the last places; the least counts, since a process may be held up while it takes one.
+        #: Durations of the last snapshots. The shortest one counts, because the system may suspend a process during a
+        #: snapshot.
         self._costs: deque[float] = deque(maxlen=3)
-        #: Until when none is to be told, by the clock.
+        #: The time before which no snapshot is taken.
         self.due = 0.0
 
     def is_due(self, now: float, took: float) -> bool:
-        """Whether a place is to be told behind the batch that was just read; need not be asked before `due`.
+        """Returns whether to take a snapshot after the last batch. Need not be called before `due`.
 
         Args:
-            now: the clock, in seconds.
-            took: how long reading the batch took.
+            now: the current time, in seconds.
+            took: how long reading the batch took, in seconds.
         """
         self._count += 1
         self._spent += took
         return self._count % self._every == 0 and now >= self.due
 
     def took(self, now: float, cost: float) -> None:
-        """Notes how long taking a place took."""
+        """Records how long a snapshot took."""
         self._costs.append(cost)
         cost = min(self._costs) if len(self._costs) == 3 else 0.0
         is_dear = cost > _DEAR and cost > _DEAR_PART * self._spent / self._count * self._every
@@ -58,32 +61,32 @@ class Cadence:
 
 
 class Watch:
-    """Sees which of the worker's global generators have drawn since it began to read.
+    """Detects which global generators of the worker were used since it began to read.
 
-    That costs some tens of microseconds, so it looks now and then, and first behind the first batch.
+    A check takes tens of microseconds, so checks are infrequent. The first one follows the first batch.
 
     Args:
-        moved: those that count as having drawn from the beginning on.
+        moved: generators that count as used from the start.
     """
 
     def __init__(self, moved: Iterable[str] = ()) -> None:
         self._first = {name: mark_of(name) for name in GLOBAL}
-        #: The generators that had drawn when it last looked.
+        #: The generators that were used before the last check.
         self.moved: list[str] = [*moved]
-        #: When it is to look next.
+        #: The time of the next check.
         self.due = 0.0
 
     def look(self) -> bool:
-        """Looks at those that had not drawn yet, and returns whether some have since."""
+        """Checks the generators that were unused so far, and returns whether some have been used since."""
         moved = [name for name in GLOBAL if name not in self.moved and mark_of(name) != self._first[name]]
         self.moved += moved
         return bool(moved)
 
     def look_in_time(self, now: float) -> bool:
-        """Looks and decides when to look next: never once all have drawn.
+        """Like `look`, and schedules the next check. There are no more checks once all generators have been used.
 
         Args:
-            now: the clock, in seconds.
+            now: the current time, in seconds.
         """
         has_moved = self.look()
         is_done = len(self.moved) == len(GLOBAL)
@@ -91,20 +94,21 @@ class Watch:
         return has_moved
 
     def states(self) -> Moment:
-        """The states of those that have drawn."""
+        """Returns the states of the generators that have been used."""
         return {name: read(name) for name in self.moved}
 
 
 def next_due(now: float, took: float) -> float:
-    """When a place is to be taken again.
+    """Returns the time of the next snapshot.
 
-    Main takes batches in turn, so a worker that takes its place holds up all the others, and their pauses would add up.
-    Workers whose places cost about as much take them at the same times: at multiples of a period, by the clock that all
-    processes share. Periods are powers of two of the shortest one, so that the others' fall together, too.
+    The main process takes batches from the workers in turn, so a worker that takes a snapshot delays all others, and
+    the delays would add up. Workers with snapshots of similar cost therefore take them at the same times: at multiples
+    of a period of the shared clock. Periods are powers of two times the shortest one, so that different periods
+    coincide, too.
 
     Args:
-        now: the clock, in seconds.
-        took: how long taking it took, in seconds.
+        now: the current time, in seconds.
+        took: how long the last snapshot took, in seconds.
     """
     period = _AT_LEAST * 2.0 ** math.ceil(math.log2(max(1.0, _SPARSELY * took / _AT_LEAST)))
     return math.ceil(now / period + 0.5) * period

@@ -1,11 +1,12 @@
-"""Copies of what several shards read that run in one process: each is what a worker process would have of its own.
+"""Copies a dataset for several shards in one process, so that each shard has what a worker process of its own would
+have.
 
-Role: main pickles the dataset and its functions once, as it does for workers under spawn, and each shard loads that in
-the process that runs it. Arrays and tensors lie in memory that all copies map privately: a page is copied when a shard
-writes to it, as after a fork.
+Role: the main process pickles the dataset and its functions once, as it does for workers started by spawn. Each shard
+unpickles them in the process that runs it. Arrays and tensors are in memory that all copies map privately. A page is
+copied when a shard writes to it, as after a fork.
 
-Some objects are the same in all copies: locks, and what processes share anyway (multiprocessing's values and queues,
-tensors in shared memory, memory-mapped files). So are arrays that cannot be written to.
+All copies share some objects: locks, and objects that processes share anyway (values and queues of multiprocessing,
+tensors in shared memory, memory-mapped files). Read-only arrays are shared as well.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torchdata._engine.workers.group import pickled_program
 
 __all__ = ["Copies"]
 
-#: Modules of classes whose objects processes share.
+#: Modules that define classes of objects shared between processes.
 _SHARED_BY_PROCESSES = frozenset(
     {"multiprocessing.connection", "multiprocessing.queues", "multiprocessing.sharedctypes",
      "multiprocessing.synchronize", "torch.multiprocessing.queue"}
@@ -33,22 +34,22 @@ _SHARED_BY_PROCESSES = frozenset(
 
 
 class Copies:
-    """Copies of an object.
+    """Creates copies of an object.
 
     Args:
         obj: the object.
 
     Raises:
-        Exception: it cannot be pickled.
+        Exception: the object cannot be pickled.
     """
 
     def __init__(self, obj: Any) -> None:
-        #: What is the same in all copies.
+        #: Objects that all copies share.
         self._kept: list[Any] = []
         self._pickle = SharedPickle(*pickled_program(obj, self._keeping))
 
     def make(self) -> Any:
-        """Another copy."""
+        """Returns a new copy."""
         _loading.kept = self._kept
         try:
             return self._pickle.load(loads)
@@ -56,7 +57,7 @@ class Copies:
             del _loading.kept
 
     def _keeping(self, base: Any) -> Any:
-        """A class of picklers that leaves out what is the same in all copies."""
+        """Returns a pickler class that leaves out the shared objects."""
         kept = self._kept
         kept.clear()
 

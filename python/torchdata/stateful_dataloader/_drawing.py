@@ -1,10 +1,11 @@
-"""Where a loader draws its orders and seeds from, also when it goes on from a state in a program that was seeded anew.
+"""Provides the generators for orders and seeds, including after a resume in a program that was seeded differently.
 
-Role: main; one object per loader. Without a state the loader draws from torch's global generator, or from its own, as
-torch's loader does. A state carries their positions. Own generators are simply set to them. The global ones are the
-program's: it has seeded them, and draws from them. So a loader that goes on from a state sees them *displaced*: from
-the saved position on, moved on by as many words as the program draws from the global one, which itself moves on by as
-many words as the loader draws. A program that seeds or sets the global one meanwhile is obeyed: its generator counts.
+Role: runs in the main process, one object per loader. Without a loaded state, the loader draws from torch's global
+generator or from its own, like PyTorch's loader. A state contains the positions of these generators. A resume simply
+sets the loader's own generators. The global generators belong to the program, which seeds them and draws from them. A
+resumed loader therefore sees them *displaced*: it starts from the saved position and follows the numbers that the
+program draws from the global generator. In turn, the global generator advances by as many words as the loader draws. If
+the program seeds or sets the global generator, the loader uses the new values.
 """
 
 from __future__ import annotations
@@ -34,38 +35,40 @@ from torchdata.stateful_dataloader._twister import distance, moved_on, torch_par
 
 __all__ = ["Drawing"]
 
-#: Words that the program may draw between two epochs: more than that, and its generator counts as set anew.
+#: Maximum number of words between two epochs. If more were drawn, the program counts as having set the generator.
 _FAR = 1 << 28
-#: The same between loading a state and the next loop.
+#: The same limit between loading a state and the next loop.
 _NEAR = 1 << 22
 
 
 class Drawing:
-    """The generators of one loader.
+    """The generators that one loader uses.
 
     Args:
         loader: the loader.
-        names: the global generators that its samplers may draw from.
+        names: the global generators that the samplers may draw from.
     """
 
     def __init__(self, loader: Any, names: tuple[str, ...]) -> None:
         self._own = found_in(loader)
         self._names = names
-        #: By name: (state that the loader sees, state of the global generator when it was that).
+        #: By name: the state that the loader sees, and the corresponding state of the global generator.
         self._displaced: dict[str, tuple[Any, Any]] = {}
         self._is_under_way = False
         #: The global generators when a state was loaded.
         self._at_load: Moment = {}
 
     def is_own(self, key: Any, generator: Any) -> bool:
-        """Whether a key of a moment is that of a generator of the loader's or a sampler's."""
+        """Returns whether a key of a moment belongs to a generator of the loader or of a sampler, rather than a global
+        one.
+        """
         return isinstance(key, int) and self._own[key] is generator
 
     def now(self, keys: Set[Any] | None = None) -> Moment:
-        """The generators as the loader sees them.
+        """Returns the states of the generators as the loader sees them.
 
         Args:
-            keys: those of which global ones are wanted, and the others all if there is one; None for all.
+            keys: the global generators to include; other generators are included only if there are keys. None for all.
         """
         with self.under_way():
             moment: Moment = {name: read(name) for name in self._names if keys is None or name in keys}
@@ -74,12 +77,12 @@ class Drawing:
             return moment
 
     def marks(self) -> Moment:
-        """Values that differ if the generators do; to be called while the loader draws."""
+        """Returns values that change when the generators change. Call it while the loader draws."""
         marks: Moment = {name: mark_of(name) for name in self._names}
         return marks | {number: comparable(read(one)) for number, one in enumerate(self._own)}
 
     def set(self, moment: Moment) -> None:
-        """Sets the generators that are in it; to be called while the loader draws."""
+        """Sets the generators of the moment. Call it while the loader draws."""
         for name in self._names:
             if name in moment:
                 write(name, moment[name])
@@ -87,11 +90,11 @@ class Drawing:
             if number in moment:
                 write(one, moment[number])
 
-    # -- displaced -----------------------------------------------------------------------------------
+    # -- displaced generators ------------------------------------------------------------------------
 
     @contextmanager
     def under_way(self) -> Iterator[None]:
-        """Context in which the loader draws: global generators are where it sees them."""
+        """Context in which the loader draws: global generators have the states that the loader sees."""
         if self._is_under_way or not self._displaced:
             yield
             return
@@ -99,7 +102,7 @@ class Drawing:
         seen = {}
         for name, (state, then) in list(self._displaced.items()):
             moved = _moved(then, program[name])
-            if moved is None:  # the program has set it
+            if moved is None:  # the program has set the generator
                 del self._displaced[name]
                 continue
             words = words_of(state)
@@ -115,10 +118,10 @@ class Drawing:
                 self._part(name, before, program[name])
 
     def _part(self, name: str, before: Any, program: Any) -> None:
-        """Brings the program's generator behind what the loader has drawn."""
+        """Advances the program's generator past the numbers that the loader has drawn."""
         after = read(name)
         drawn = _moved(before, after)
-        if drawn is None:  # a sampler has set it, which is the program's will
+        if drawn is None:  # a sampler has set it, which counts as the program's intention
             del self._displaced[name]
             return
         words = words_of(program)
@@ -129,19 +132,20 @@ class Drawing:
         self._displaced[name] = after, program
 
     def loaded(self, names: Iterable[str] = GLOBAL) -> None:
-        """Notes that a state was loaded.
+        """Records that a state was loaded.
 
         Args:
-            names: the global generators that are as the program, or the state, wants them.
+            names: the global generators that already have the states intended by the program or by the loaded state.
         """
         self._at_load |= {name: read(name) for name in names}
 
     def was_set(self, name: str, saved: Any) -> bool:
-        """Whether the program has set a global generator since a state was loaded, and not as in the run it is of.
+        """Returns whether the program has set a global generator, other than to the saved run's seed, since a state was
+        loaded.
 
         Args:
-            name: the generator.
-            saved: how it stands in the state.
+            name: the name of the generator.
+            saved: the generator's state in the loaded state.
         """
         now, then = read(name), self._at_load.get(name)
         if isinstance(now, bytes):
@@ -151,9 +155,9 @@ class Drawing:
 
     @contextmanager
     def going_on(self, moment: Moment) -> Iterator[None]:
-        """Context in which a saved place is restored: generators are as they were saved, and move on from there.
+        """Context in which a saved position is restored: the generators start from their saved states.
 
-        The program's global generators are left alone. Their states at the end of the context are those that the loader
+        The program's global generators are not affected. The states at the end of the context are those that the loader
         sees.
 
         Args:
@@ -179,18 +183,18 @@ class Drawing:
 
     @contextmanager
     def untouched(self) -> Iterator[None]:
-        """Context that leaves all generators as they were."""
+        """Context that restores all generators to their previous states."""
         with put_back_afterwards([*self._names, *self._own]):
             yield
 
-    # -- in states -----------------------------------------------------------------------------------
+    # -- saved form ----------------------------------------------------------------------------------
 
     def encoded(self, moment: Moment, first: Moment | None = None) -> dict[str, Any]:
-        """A moment as plain values.
+        """Converts a moment to plain values.
 
         Args:
             moment: the generators.
-            first: an earlier moment, if small values are wanted that need it to be decoded.
+            first: an earlier moment that shortens the values. The same moment is then required for decoding.
         """
         first = first or {}
         plain: dict[str, Any] = {name: encoded(moment[name], first.get(name)) for name in self._names if name in moment}
@@ -199,14 +203,14 @@ class Drawing:
         return plain | ({"own": own} if own else {})
 
     def decoded(self, plain: dict[str, Any], first: Moment | None = None) -> Moment:
-        """The moment of which `encoded` made this.
+        """Converts plain values back to a moment.
 
         Args:
             plain: the result of `encoded`.
-            first: the earlier moment that was given there.
+            first: the earlier moment that was passed to `encoded`.
 
         Raises:
-            ValueError: it is damaged.
+            ValueError: the values are damaged.
         """
         first = first or {}
         moment: Moment = {name: decoded(name, plain[name], first.get(name)) for name in GLOBAL if name in plain}
@@ -216,7 +220,7 @@ class Drawing:
 
 
 def _stand_apart(one: Any, other: Any) -> bool:
-    """Whether two states of a generator, of Mersenne's kind, are at different positions."""
+    """Returns whether two states of a Mersenne Twister are at different positions."""
     ours, theirs = words_of(one), words_of(other)
     if ours is None or theirs is None:
         return False
@@ -225,7 +229,7 @@ def _stand_apart(one: Any, other: Any) -> bool:
 
 
 def _moved(before: Any, after: Any, most: int = _FAR) -> int | None:
-    """By how many words a generator was drawn from; None if it was set."""
+    """Returns how many words a generator has produced between two states; None if it was set."""
     first, last = words_of(before), words_of(after)
     if first is None or last is None:
         return None

@@ -1,8 +1,8 @@
-"""Fetchers: they read the samples of a batch from the dataset, and collate them.
+"""Fetchers, which read the samples of a batch from the dataset and collate them.
 
-Role: used by the reader, in the process of the program or in each worker. They read as torch's fetchers do, and add to
-an exception which sample it belongs to. If Ctrl-C cuts off a batch of a stream, the samples that were read are kept
-for the next call.
+Role: used by the reader, in the main process or in a worker. They read like PyTorch's fetchers, and add a note to an
+exception about the sample that caused it. If Ctrl-C interrupts a batch of a stream, the samples that were already read
+are kept for the next call.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Indexed", "Stream", "has_passed_a_generator"]
 
 
 class _Timed:
-    """A fetcher that can tell when the samples of a batch were read, and how many they are."""
+    """A fetcher that reports when the samples of a batch were read, and how many there are."""
 
     times = False
     read_at = num_read = 0
@@ -35,15 +35,15 @@ class _Timed:
         self.read_at, self.num_read = perf_counter_ns(), samples
 
 
-#: How many indices of a batch a note names.
+#: Maximum number of a batch's indices in a note.
 _NAMED = 8
 
 
 class Indexed(_Timed, _MapDatasetFetcher):
-    """Torch's fetcher for datasets that are read by index."""
+    """PyTorch's fetcher for map-style datasets."""
 
     def fetch(self, possibly_batched_index: Any) -> Any:
-        """The batch of an index."""
+        """Returns the batch for an index."""
         if self.auto_collation:
             data = self._read_batch(possibly_batched_index)
         else:
@@ -89,29 +89,29 @@ class Indexed(_Timed, _MapDatasetFetcher):
 
 
 class Stream(_Timed, _IterableDatasetFetcher):
-    """Torch's fetcher for iterable datasets."""
+    """PyTorch's fetcher for iterable datasets."""
 
-    #: Whether Ctrl-C has interrupted the dataset within a sample: a generator has ended, or the sample is lost.
+    #: Whether Ctrl-C interrupted the dataset within a sample, so that a generator has ended or the sample is lost.
     is_broken = False
 
     def __init__(self, *how: Any) -> None:
         super().__init__(*how)
-        #: How many samples the iterator has given or raised at; None if it goes on inside an epoch.
+        #: How many samples the iterator has returned or failed at; None after a resume within an epoch.
         self.position: int | None = 0
-        #: The samples of the batch that is made, and whether it was cut off.
+        #: The samples of the current batch, and whether it was interrupted.
         self._data: list[Any] = []
         self._is_cut_off = False
-        #: A checksum of some of the samples of the batches so far, if the stream is watched; and one that counts those
-        #: of the batch that is made.
+        #: If the stream is checked for repeatability: a checksum of some samples of the previous batches, and one that
+        #: also covers the current batch.
         self.digest: int | None = None
         self._samples = Digest()
 
     def watch(self) -> None:
-        """Begins to keep a checksum of some samples, by which a stream is known that does not repeat itself."""
+        """Starts to maintain a checksum of some samples, to detect a stream that does not repeat itself."""
         self.digest = 0
 
     def fetch(self, possibly_batched_index: Any) -> Any:
-        """The next batch."""
+        """Returns the next batch."""
         if not self._is_cut_off:
             self._begin()
             if self.ended:
@@ -131,7 +131,7 @@ class Stream(_Timed, _IterableDatasetFetcher):
             self.digest = self._samples.checksum
 
     def _begin(self) -> None:
-        """Forgets the last batch."""
+        """Drops the last batch."""
         self._data = []
 
     def _fetch(self, wanted: int) -> Any:
@@ -147,7 +147,7 @@ class Stream(_Timed, _IterableDatasetFetcher):
         return self._collated(self._data)
 
     def _is_interrupted(self, error: BaseException) -> bool:
-        """Whether an exception came from within the dataset, whose iterator can be made anew."""
+        """Returns whether an exception came from the dataset, whose iterator can be recreated."""
         traceback, is_within = error.__traceback__, False
         while traceback is not None:
             is_within = traceback.tb_frame.f_code.co_filename != __file__
@@ -155,11 +155,11 @@ class Stream(_Timed, _IterableDatasetFetcher):
         return has_passed_a_generator(error.__traceback__) or (is_within and self.dataset_iter is not self.dataset)
 
     def _is_short(self, wanted: int) -> bool:
-        """Whether the batch has fewer samples than it should."""
+        """Returns whether the batch has fewer samples than requested."""
         return len(self._data) < wanted
 
     def _read(self, wanted: int) -> None:
-        """Reads the samples of a batch, or those that are missing."""
+        """Reads the samples of a batch, or the remaining ones after an interruption."""
         data = self._data
         before = len(data)
         try:
@@ -173,14 +173,15 @@ class Stream(_Timed, _IterableDatasetFetcher):
             self.ended = True
 
     def _extend(self, count: int) -> None:
-        """Reads so many samples, with no Python code between two of them: each is kept if reading is cut off.
+        """Reads `count` samples without running Python code between them, so that none is lost if an interruption
+        occurs.
 
         `islice` would call `iter`, which resets some iterators.
         """
         self._data.extend(map(next, repeat(self.dataset_iter, count)))
 
     def _count(self, before: int, raised: int = 0) -> None:
-        """Counts the samples that were read behind the first ones of the batch, and those at which it raised."""
+        """Counts the samples that were read after the first `before` ones of the batch, and those that raised."""
         if self.position is None:
             return
         first = self.position
@@ -213,14 +214,14 @@ class Stream(_Timed, _IterableDatasetFetcher):
 
 
 def _whose(error: Exception, dataset: Any, methods: tuple[str, ...] = READ) -> str:
-    """A dataset in words, with the user's code that has raised the error."""
+    """Describes a dataset and the user code that raised the error."""
     code = raised_in(error, codes_of_dataset(dataset, methods))
     name = type(dataset).__qualname__
     return name if code is None else f"{name}, in {code}"
 
 
 def _named(indices: Any) -> str:
-    """The indices of a batch, or the first of them, in words."""
+    """Describes the indices of a batch, abbreviated if there are many."""
     if not isinstance(indices, Iterable):
         return repr(indices)
     first = list(islice(iter(indices), _NAMED))
@@ -229,7 +230,7 @@ def _named(indices: Any) -> str:
 
 
 def has_passed_a_generator(traceback: TracebackType | None) -> bool:
-    """Whether a frame of a generator is among those that an exception has passed."""
+    """Returns whether an exception passed through the frame of a generator."""
     while traceback is not None:
         if traceback.tb_frame.f_code.co_flags & inspect.CO_GENERATOR:
             return True

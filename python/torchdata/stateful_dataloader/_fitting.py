@@ -1,8 +1,9 @@
-"""Whether a state belongs to a loader: what each state notes of its loader, and what is compared when one is loaded.
+"""Checks whether a state fits a loader: defines what each state records about its loader, and compares it on loading.
 
-Role: pure functions, in main. Between two epochs a loader may differ from the one that saved the state: the dataset may
-have grown, and there may be more ranks. Inside an epoch the order depends on these, so another one is an error. Before
-the first batch of an epoch another order means that the epoch begins anew, because no batch can be lost or repeated.
+Role: pure functions in the main process. Between two epochs, the loader may differ from the one that saved the state:
+the dataset may have grown, and there may be more ranks. Within an epoch, the order depends on them, so a difference is
+an error. If the state was saved before the first batch of an epoch, a different order restarts the epoch, because no
+batch can be lost or repeated.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ __all__ = ["facts_of", "fitted", "shards_of"]
 
 
 def facts_of(loader: Any) -> dict[str, Any]:
-    """What a state notes of its loader, without what is not known.
+    """Returns what a state records about its loader, without unknown values.
 
-    "sampler" is the class that gives the indices, unless that is a list or another sequence, and "length" the number of
-    samples of a map-style dataset. "rank" and "ranks" are those of a sampler that shares the dataset out over ranks;
-    without one, "rank" is that of `torch.distributed`.
+    "sampler" is the class that provides the indices, unless that is a list or another sequence, and "length" is the
+    number of samples of a map-style dataset. "rank" and "ranks" come from a sampler that splits the dataset among
+    ranks. Without such a sampler, "rank" comes from `torch.distributed`.
     """
     index_sampler = loader._index_sampler
     sampler = getattr(index_sampler, "sampler", index_sampler)
     facts: dict[str, Any] = {}
-    if not isinstance(sampler, Sequence):  # a list, a tuple or a range may hold the same indices
+    if not isinstance(sampler, Sequence):  # a list, a tuple or a range may contain the same indices
         facts["sampler"] = type(sampler).__name__
     if loader._dataset_kind == 0:
-        with contextlib.suppress(Exception):  # some datasets do not know it
+        with contextlib.suppress(Exception):  # some datasets raise an error
             facts["length"] = len(loader.dataset)
     ranks, rank = getattr(sampler, "num_replicas", None), getattr(sampler, "rank", None)
     if type(ranks) is int and type(rank) is int:
@@ -44,7 +45,7 @@ def facts_of(loader: Any) -> dict[str, Any]:
 
 
 def fitted(state: dict[str, Any], loader: Any, strict: bool) -> dict[str, Any]:
-    """Compares a loader with the one that saved a state, and returns the state for this loader.
+    """Compares a loader with the one that saved a state, and returns the state in a form for this loader.
 
     Args:
         state: a state as `_state.normalized` returns it.
@@ -52,7 +53,7 @@ def fitted(state: dict[str, Any], loader: Any, strict: bool) -> dict[str, Any]:
         strict: whether another order inside an epoch is an error, and what is read again is compared.
 
     Raises:
-        ValueError: the rest of the epoch cannot be exact.
+        ValueError: the remaining epoch cannot be reproduced exactly.
     """
     there, here = state["loader"], facts_of(loader)
     if here.get("rank") != there.get("rank") and "rank" in here and "rank" in there:
@@ -80,7 +81,7 @@ def fitted(state: dict[str, Any], loader: Any, strict: bool) -> dict[str, Any]:
 
 
 def _other_order(there: dict[str, Any], here: dict[str, Any]) -> str:
-    """How the order of the epoch differs, as the message of an error; empty if it does not."""
+    """Returns the error message for a different order of the epoch; empty if the order is the same."""
     for name, message in (
         ("sampler", "with a {there} as its sampler, and this loader has a {here}. Give the loader the same `shuffle`, "
          "`sampler` or `batch_sampler`"),
@@ -99,7 +100,7 @@ def _other_order(there: dict[str, Any], here: dict[str, Any]) -> str:
 
 
 def _other_size(state: dict[str, Any], loader: Any) -> str:
-    """The message of an error if batches have another size, and it is not known where the first one begins."""
+    """Returns the error message for a different batch size, unless the position in samples is known."""
     index_sampler = loader._index_sampler
     old, new = state["batch_size"], getattr(index_sampler, "batch_size", None)
     if old is None or new is None or old == new:
@@ -123,7 +124,7 @@ def _other_size(state: dict[str, Any], loader: Any) -> str:
 
 
 def _is_exact(place: dict[str, Any]) -> bool:
-    """Whether the place in a stream is a state of the data set, and no number of batches."""
+    """Returns whether the position in a stream is a state of the dataset, rather than a number of batches."""
     told = place["dataset_state"] is not None or place["dataset_iter_state"] is not None
     return place["ended"] or (told and not place["since"] and place["later"] is None)
 
@@ -142,10 +143,10 @@ def _check_workers(state: dict[str, Any], loader: Any) -> None:
 
 
 def shards_of(state: dict[str, Any] | None, loader: Any) -> int:
-    """By how many workers the dataset is shared out in an epoch; 0 if there are none.
+    """Returns among how many workers the dataset is split in an epoch; 0 for a loader without workers.
 
     Args:
-        state: the state that the loader goes on from, as `_state.normalized` returns it; None for a new epoch.
+        state: the state to resume from, in the form that `_state.normalized` returns; None for a new epoch.
         loader: the loader.
     """
     workers: int = loader.num_workers

@@ -1,6 +1,7 @@
-"""States on their way from a worker: bytes, which nothing changes any more and nobody has to unpack.
+"""Transports states from a worker as bytes, which nothing can modify and which need no unpickling on the way.
 
-Role: a worker freezes its place, main keeps the bytes, and thaws those that a user asks for, once.
+Role: a worker freezes its snapshot. The main process stores the bytes, and thaws them once if the user requests a
+state.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ __all__ = ["freeze", "thaw"]
 
 
 def freeze(state: Any) -> bytes:
-    """The state as it is now.
+    """Returns the state as bytes.
 
     Raises:
-        TypeError: something in it does not pickle.
+        TypeError: the state contains an object that cannot be pickled.
     """
     try:
         return pickle.dumps(state, protocol=5)
@@ -26,5 +27,5 @@ def freeze(state: Any) -> bytes:
 
 
 def thaw(frozen: bytes) -> Any:
-    """A state like the one that was frozen."""
+    """Returns a new object equal to the state that was frozen."""
     return pickle.loads(frozen)

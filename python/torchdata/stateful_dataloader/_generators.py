@@ -1,8 +1,8 @@
-"""The random generators that an order, seeds of workers, or samples depend on: read, set, and written into states.
+"""Reads, sets and saves the random generators that determine orders, worker seeds and samples.
 
-Role: pure functions over the generators of the process they run in. `read` and `write` are quick, and what they pass
-on is opaque; `encoded` makes plain, small values of it for a state, and `decoded` checks those. A generator whose seed
-is known stands there as the number of words it has drawn since.
+Role: pure functions over the generators of the current process. `read` and `write` are fast and use opaque values.
+`encoded` converts such a value to small plain values for a state, and `decoded` validates these. If a generator's seed
+is known, a state contains only the number of words drawn since seeding.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ __all__ = [
     "write",
 ]
 
-#: The global generators: by torch (on the CPU), Python and NumPy.
+#: The global generators: those of torch (on the CPU), Python and NumPy.
 GLOBAL = ("torch", "python", "numpy")
-#: The states of generators at one moment: of global ones by name, of others by their number.
+#: The states of generators at one moment: by name for global generators, by number for others.
 Moment = dict[Any, Any]
 
 
 def read(which: Any) -> Any:
-    """The state of a generator.
+    """Returns the state of a generator.
 
     Args:
-        which: the name of a global one, or a generator of torch's, Python's or NumPy's kind.
+        which: the name of a global generator, or a generator object of torch, Python or NumPy.
     """
     if which == "torch":
         return torch_state(torch.default_generator)
@@ -77,7 +77,7 @@ def read(which: Any) -> Any:
 
 
 def write(which: Any, state: Any) -> None:
-    """Sets a generator to what `read` returned of it."""
+    """Sets a generator to a result of `read`."""
     if which == "torch":
         set_torch_state(torch.default_generator, state)
     elif which == "python":
@@ -96,7 +96,7 @@ def write(which: Any, state: Any) -> None:
 
 @contextmanager
 def put_back_afterwards(generators: Sequence[Any]) -> Iterator[None]:
-    """Context that leaves these generators as they were before."""
+    """Context that restores these generators to their previous states."""
     before = [read(one) for one in generators]
     try:
         yield
@@ -106,10 +106,10 @@ def put_back_afterwards(generators: Sequence[Any]) -> Iterator[None]:
 
 
 def found_in(loader: Any) -> list[Any]:
-    """The generators that the loader and its samplers own, each once."""
+    """Returns the generators that the loader and its samplers own, without duplicates."""
     found = [loader.generator] if _is_generator(loader.generator) else []
     seen: list[Any] = [loader._index_sampler]
-    for sampler in seen:  # grows meanwhile
+    for sampler in seen:  # the list grows during the loop
         for value in getattr(sampler, "__dict__", {}).values():
             if _is_generator(value) and all(value is not one for one in found):
                 found.append(value)
@@ -126,17 +126,17 @@ def _is_generator(value: Any) -> bool:
     )
 
 
-# -- what moved --------------------------------------------------------------------------------------------
+# -- changes -----------------------------------------------------------------------------------------------
 
 
 class _NumpyWords(ctypes.Structure):
-    """The struct at the address that NumPy tells of an MT19937."""
+    """The struct at the address that NumPy reports for an MT19937."""
 
     _fields_ = [("key", ctypes.c_uint32 * 624), ("place", ctypes.c_int)]
 
 
 def mark_of(name: str) -> Any:
-    """Something that is another one when the global generator of this name has drawn; quicker than its state."""
+    """Returns a value that changes when the global generator of this name is used. Faster than reading its state."""
     if name == "torch":
         return read(name)
     if name == "python":
@@ -146,7 +146,7 @@ def mark_of(name: str) -> Any:
 
 
 def comparable(state: Any) -> Any:
-    """A value that equals another one if the states of two generators do."""
+    """Returns a value that is equal for equal generator states."""
     if isinstance(state, (bytes, tuple)):
         return state
     words = words_of(state)
@@ -158,11 +158,11 @@ def _numpy_address() -> int:
     return int(bits.ctypes.state_address) if type(bits) is numpy.random.MT19937 else 0
 
 
-# -- in states ---------------------------------------------------------------------------------------------
+# -- saved form --------------------------------------------------------------------------------------------
 
 
 def words_of(state: Any) -> Words | None:
-    """The words of a generator's state; None for one of another kind than Mersenne's."""
+    """Returns the words of a generator's state; None unless it is a Mersenne Twister."""
     if isinstance(state, bytes):
         return torch_parts(state)[1]
     if isinstance(state, tuple):
@@ -173,7 +173,7 @@ def words_of(state: Any) -> Words | None:
 
 
 def with_words(state: Any, words: Words) -> Any:
-    """A generator's state with other words."""
+    """Returns a generator's state with other words."""
     if isinstance(state, bytes):
         seed, _, rest = torch_parts(state)
         return torch_whole(seed, words, rest)
@@ -183,7 +183,7 @@ def with_words(state: Any, words: Words) -> Any:
 
 
 def _torch_encoded(state: bytes) -> Any:
-    """A state of a generator of torch's as plain values: [seed, words drawn], if it was found so."""
+    """Converts a torch generator's state to plain values: [seed, words drawn] if that position can be found."""
     seed, words, rest = torch_parts(state)
     count = count_from(seed, lambda: torch.Generator().manual_seed(seed), words)
     plain: Any = [seed, count] if count is not None else [seed, *_packed(words)]
@@ -191,11 +191,11 @@ def _torch_encoded(state: bytes) -> Any:
 
 
 def encoded(state: Any, seeded: Any = None) -> Any:
-    """The state of a generator as plain values, small if its stream is known.
+    """Converts a generator's state to plain values, which are small if its stream is known.
 
     Args:
-        state: what `read` returned.
-        seeded: for NumPy's and Python's, a state at the beginning of the stream that it is expected to be in.
+        state: a result of `read`.
+        seeded: for NumPy and Python, the state at the beginning of the expected stream.
     """
     if isinstance(state, bytes):
         return _torch_encoded(state)
@@ -206,7 +206,7 @@ def encoded(state: Any, seeded: Any = None) -> Any:
     if seeded is not None and (first := words_of(seeded)) is not None:
         key = (first[0].tobytes(), first[1])
         count = count_from(key, lambda: stream_of(first), words)
-    kept: list[Any] = []  # a normal number that was drawn along with the last one
+    kept: list[Any] = []  # a normal number that was drawn together with the last one
     if isinstance(state, tuple):
         kept = [] if state[2] is None else [float(state[2])]
     elif state.get("has_gauss"):
@@ -215,15 +215,15 @@ def encoded(state: Any, seeded: Any = None) -> Any:
 
 
 def decoded(which: Any, plain: Any, seeded: Any = None) -> Any:
-    """The argument for `write`, made of the result of `encoded`, or of a state of torch's as it is.
+    """Converts plain values, or a torch state tensor, to an argument for `write`.
 
     Args:
         which: the generator, as `read` takes it.
-        plain: what was saved of it.
-        seeded: as in `encoded`.
+        plain: the saved form of the state.
+        seeded: the same as in `encoded`.
 
     Raises:
-        ValueError: it is damaged, or of a generator of another kind.
+        ValueError: the values are damaged, or belong to another kind of generator.
     """
     try:
         return _decoded(which, plain, seeded)
@@ -235,7 +235,7 @@ def decoded(which: Any, plain: Any, seeded: Any = None) -> Any:
 
 def _decoded(which: Any, plain: Any, seeded: Any) -> Any:
     is_torch = which == "torch" or isinstance(which, torch.Generator)
-    if isinstance(plain, torch.Tensor) and is_torch:  # torchdata 0.11's
+    if isinstance(plain, torch.Tensor) and is_torch:  # as torchdata 0.11 saves it
         torch.Generator().set_state(plain)
         return plain.numpy().tobytes()
     if isinstance(plain, dict):
@@ -309,7 +309,7 @@ def _unplain(value: Any) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def seeded_in_worker(base_seed: int, worker: int) -> Any:
-    """The states of Python's and NumPy's generators in a worker that was just seeded, as torch seeds it."""
+    """Returns the states of Python's and NumPy's generators in a worker right after torch's seeding."""
     from torch.utils.data._utils.worker import _generate_state
 
     key: Any = _generate_state(base_seed, worker)  # type: ignore[no-untyped-call]
@@ -318,18 +318,18 @@ def seeded_in_worker(base_seed: int, worker: int) -> Any:
 
 
 def encoded_of_worker(moment: Moment, base_seed: int, worker: int) -> dict[str, Any]:
-    """The form of a worker's generators in a state."""
+    """Converts a worker's generators to the form that a state contains."""
     seeded = seeded_in_worker(base_seed, worker)
     return {name: encoded(state, seeded.get(name)) for name, state in moment.items()}
 
 
 def decoded_of_worker(plain: dict[str, Any], base_seed: int, worker: int) -> Moment:
-    """The argument for `write` in a worker; see `decoded`."""
+    """Converts the saved generators of a worker to arguments for `write`; see `decoded`."""
     seeded = seeded_in_worker(base_seed, worker)
     return {name: decoded(name, one, seeded.get(name)) for name, one in plain.items()}
 
 
 def set_all(moment: Moment) -> None:
-    """Sets global generators."""
+    """Sets the global generators."""
     for name, state in moment.items():
         write(name, state)

@@ -1,4 +1,4 @@
-"""The iterator of a loader without workers: reads in the process of the program."""
+"""The iterator of a loader without workers, which reads in the main process."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ from torchdata.stateful_dataloader._state import is_over
 
 __all__ = ["InProcessIterator"]
 
-#: Stands for no index.
+#: A placeholder for no index.
 _NONE = object()
 
 
 class InProcessIterator(SharedIterator, StatefulIterator):
-    """Reads in this process, a batch when it is asked for."""
+    """Reads each batch in this process when it is requested."""
 
     def __init__(self, loader: Any, state: dict[str, Any] | None) -> None:
-        #: Those of the global generators that had drawn when the state was saved.
+        #: The global generators that had been used when the state was saved.
         self._moved: Moment = self._set_program_s(loader._drawing, state) if state is not None else {}
         super().__init__(loader, state)
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
             torch.utils.data.graph_settings.apply_sharding(self._dataset, self._world_size, self._rank)
-        # The reader of the epoch before knows how that has left the dataset.
+        # The previous epoch's reader knows the state in which it left the dataset.
         self._reader: Reader = loader._reader or Reader(self._reading)
         self._reader.reading = self._reading
         loader._reader = self._reader
         how = self._reading
         self._reader.time_by(self._recorder.begin_here(self, how.dataset, how.is_iterable, how.collate_fn))
-        #: The global generators when the dataset's iterator was made: it may have been shuffled by them.
+        #: The global generators when the dataset's iterator was created, because they may have shuffled the dataset.
         self._then: Moment = {}
-        #: Their marks before anything was read.
+        #: Their marks before the first read.
         self._marks: dict[str, Any] = {}
-        #: The collate function's state then, if the dataset is read again from its beginning.
+        #: The state of the collate function at that time, for a dataset that is read again from its beginning.
         self._collate: Any = None
-        #: The index that was drawn last, and how many batches were given before its batch.
+        #: The last index drawn, and how many batches were returned before its batch.
         self._index: Any = _NONE
         self._before = 0
-        #: What was skipped before it, if anything may be.
+        #: The counts of skipped samples before it, if samples may be skipped.
         self._counts: Counts = {}, 0
         if state is not None and not is_over(state):
             self._go_on(state)
@@ -74,9 +74,10 @@ class InProcessIterator(SharedIterator, StatefulIterator):
             self._reader.begin()
 
     def _set_program_s(self, drawing: Drawing, state: dict[str, Any]) -> Moment:
-        """Has the program's global generators go on where they were, if they had drawn while the epoch was read.
+        """Resumes the program's global generators if they were used while the epoch was read.
 
-        The dataset draws from the same as the program. One that the program has seeded for a new epoch stays so.
+        The dataset shares these generators with the program. A generator that the program has seeded for a new epoch is
+        kept.
         """
         place = state["places"][0]
         if state["_num_workers"] or place is None:
@@ -96,12 +97,12 @@ class InProcessIterator(SharedIterator, StatefulIterator):
             then = {name: decoded(name, one) for name, one in (place.get("random_then") or {}).items()}
         self._num_yielded = state["_num_yielded"]
         behind, moved = place.get("random_since", 0), self._moved
-        if behind:  # it was taken in a worker, which told its generators some batches before
+        if behind:  # the snapshot is from a worker, whose generators were saved some batches earlier
             place = {**place, "now": moved, "now_since": behind}
         with put_back_afterwards(GLOBAL):
             self._then = {name: read(name) for name in GLOBAL} | then
             place = place and {**place, "random": None}
-            if not self._has_read:  # the epoch begins, as in `__init__`
+            if not self._has_read:  # the epoch begins here, as in `__init__`
                 set_all(self._then)
                 self._moved = {}
                 if self._reading.is_iterable:
@@ -119,9 +120,9 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         self._pass_over()
 
     def _restore(self, place: dict[str, Any]) -> None:
-        """Brings the reading to a place of this epoch."""
+        """Moves the reading to a position in this epoch."""
         if self._reads_again(place):
-            # Read from the beginning, under the generators that were in force then.
+            # Read from the beginning, with the generators from that time.
             set_all(self._then)
             place = {**place, "collate_state": self._collate, "since": self._num_given}
         self._reader.restore(place)
@@ -133,7 +134,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
     def _next_data(self) -> Any:
         skipped, data = self._skipped, NOTHING
         while data is NOTHING:
-            self._index = _NONE  # a batch of which all was skipped is passed over
+            self._index = _NONE  # an empty batch, all of whose samples were skipped, is passed over
             if skipped is not None:
                 self._counts = skipped.counts
             self._index = self._next_index()
@@ -152,7 +153,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         return data
 
     def _read_counting(self, skipped: Skipped) -> Any:
-        """The batch of the index that was drawn; `NOTHING` if all of it was skipped."""
+        """Returns the batch of the current index; `NOTHING` if all its samples were skipped."""
         try:
             data = self._reader.read(self._index)
         except Exception:
@@ -167,7 +168,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         skipped.tell(found)
 
     def next(self) -> Any:
-        """The next batch, for one thread at a time."""
+        """Returns the next batch. Only one thread at a time may call it."""
         if (successor := self._taken_over()) is not None:
             return next(successor)
         self._index, self._before = _NONE, self._num_yielded
@@ -176,7 +177,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         except Exception:
             self._index = _NONE
             raise
-        except BaseException:  # Ctrl-C: the next call reads that batch, here or where the state is loaded
+        except BaseException:  # Ctrl-C: the next call reads this batch, here or after a resume
             if self._is_under_way:
                 index, self._index = self._index, _NONE
                 self._order.put_back(index)
@@ -186,18 +187,18 @@ class InProcessIterator(SharedIterator, StatefulIterator):
 
     @property
     def _is_under_way(self) -> bool:
-        """Whether a batch is being made: a signal handler may ask for the state meanwhile."""
+        """Returns whether a batch is in progress. A signal handler may request the state at that time."""
         return self._index is not _NONE and self._num_yielded == self._before
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the iterator stands."""
+        """Returns the state of the iterator."""
         is_under_way = self._is_under_way
         place = copied(self._reader.place(is_given=not is_under_way))
         if not is_under_way:
             self._reader.took(place)
         begins = not self._has_read and not self._finished
         again = self._reading.is_iterable and not self._reader.restores_place
-        # Before the first batch nobody knows which of them its samples draw from.
+        # Before the first batch, it is unknown which generators the samples use.
         moved = GLOBAL if begins else self._moved_names()
         now = {name: encoded(read(name)) for name in moved}
         place = {**place, "random": now, "random_since": 0}
@@ -210,5 +211,5 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         return self._state(waiting, [place], 0, self._counts if is_under_way else None)
 
     def _moved_names(self) -> list[str]:
-        """Those of the global generators that have drawn while this epoch was read."""
+        """Returns the global generators that were used while this epoch was read."""
         return [name for name, mark in self._marks.items() if name in self._moved or mark_of(name) != mark]

@@ -1,7 +1,7 @@
-"""The common base of both iterators over a loader: the order of the epoch, and their part of the state.
+"""The base class of a loader's iterators: the order of the epoch, and the common part of the state.
 
-Role: main, in the threads that read, one after the other. Derives from torch's iterator, which reads the loader's
-settings, draws the seeds and counts batches: all of these are torch's own.
+Role: runs in the main process, in one reading thread at a time. Derives from PyTorch's iterator, which reads the
+loader's settings, draws the seeds and counts batches exactly as in PyTorch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["StatefulIterator", "logger"]
 logger = logging.getLogger("torchdata.stateful_dataloader")
 
 
-#: torch's own words for it.
+#: PyTorch's message for this case.
 _OF_WORKERS = (
     "For multiprocessing data-loading, this could be caused by not properly configuring the IterableDataset replica at "
     "each worker. Please see https://pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset for examples."
@@ -43,46 +43,48 @@ class StatefulIterator(_BaseDataLoaderIter):
 
     Args:
         loader: the loader.
-        state: a saved place to go on from, as `_state.normalized` returns it; None for a new epoch.
+        state: the state to resume from, in the form that `_state.normalized` returns; None for a new epoch.
     """
 
     _sampler_iter: Iterator[Any]
-    #: Whether batches come in the order of their indices.
+    #: Whether batches are returned in the order of their indices.
     _in_order = True
-    #: Whether the next epoch has another number of shards, and other processes.
+    #: Whether the next epoch has another number of shards, and therefore other processes.
     lasts_one_epoch = False
 
-    if TYPE_CHECKING:  # the base's in the extension
+    if TYPE_CHECKING:  # the base class of the native extension
 
         @property
         def turn(self) -> Turn: ...
 
     def __init__(self, loader: Any, state: dict[str, Any] | None) -> None:
         end_at_exit(self.turn)
-        #: The process that it reads in.
+        #: The id of the process in which it reads.
         self._process = os.getpid()
         self._drawing: Drawing = loader._drawing
         self._recorder: BatchRecorder = loader._recorder
         self._order = IndexOrder(loader, self._drawing, loader.num_workers * (loader.prefetch_factor or 0))
         self._finished = False
-        #: What a loader that loads the state must agree in.
+        #: The facts that must match in a loader that loads the state.
         self._facts = facts_of(loader)
-        #: The loader, if it was given a state since this iterator was made; and the iterator that goes on from that.
+        #: The loader if it loaded a state since this iterator was created, and the iterator that resumes from the
+        #: state.
         self._loading: Any = None
         self._successor: Iterator[Any] | None = None
-        #: How many batches the user had been given in earlier runs of this epoch.
+        #: How many batches of this epoch earlier runs had returned.
         self._given_before = 0
-        #: Whether an epoch of the state was over, and its workers would have lived on.
+        #: Whether the epoch of the state was over, and its workers would have been kept for the next one.
         self._lives_on = False
-        #: What is skipped of the epoch; None if nothing may be.
+        #: What was skipped in the epoch; None if samples are not skipped.
         self._skipped = Skipped.of(loader, None if state is None or is_over(state) else state["skipped"])
-        #: Batches of which all was skipped, and that were not handed over.
+        #: How many batches were not returned because all their samples were skipped.
         self._num_empty = 0
         if state is not None and not is_over(state) and state["skipped"] is not None:
             self._num_empty = state["_sampler_iter_yielded"] - state["_num_yielded"]
-        #: Batches to pass over, of a state that says no more.
+        #: How many batches to pass over, for a state without a position in the dataset.
         self._passing_over = 0
-        #: The workers of the epoch, as its dataset sees them: a loader resumes the epoch of another number of them.
+        #: The number of workers that the dataset sees. A resume keeps the epoch's number even if the loader has another
+        #: one.
         self._num_shards: int = shards_of(state, loader)
         if state is None:
             self._begin_drawing(loader)
@@ -125,22 +127,22 @@ class StatefulIterator(_BaseDataLoaderIter):
 
     @property
     def is_finished(self) -> bool:
-        """Whether the epoch is over."""
+        """Returns whether the epoch is over."""
         return self._finished
 
     def is_inherited(self) -> bool:
-        """Whether this is a forked child's copy of its parent's."""
+        """Returns whether this is a copy in a forked child process."""
         return self._process != os.getpid()
 
     def state_was_loaded(self, loader: Any) -> None:
-        """Notes that the loader was given a state: the iterator goes on from that if it has given no batch."""
+        """Records that the loader loaded a state. This iterator resumes from it if it has returned no batch."""
         self._loading = loader
 
     def _taken_over(self) -> Iterator[Any] | None:
-        """The iterator that gives the batches in place of this one; None if this one does.
+        """Returns the iterator that replaces this one after a state was loaded; None if there is none.
 
         Raises:
-            RuntimeError: a state was loaded after this iterator had given a batch, and no other loop has begun since.
+            RuntimeError: a state was loaded after this iterator had returned a batch, and no new loop has begun since.
         """
         loader = self._loading
         if loader is not None and loader.has_state_to_take:
@@ -157,23 +159,23 @@ class StatefulIterator(_BaseDataLoaderIter):
 
     @property
     def worker_pids(self) -> list[int]:
-        """The numbers of the worker processes."""
+        """Returns the process ids of the workers."""
         return []
 
     def shutdown(self) -> None:
-        """Ends what reads for this iterator."""
+        """Stops the readers of this iterator."""
 
     def _next_index(self) -> Any:
         return self._order.draw()
 
     @property
     def _num_given(self) -> int:
-        """How many batches of this epoch were handed over, or passed over because all of them was skipped."""
+        """Returns how many batches of this epoch were returned, or passed over because they were empty."""
         return self._num_yielded + self._num_empty
 
     @property
     def _has_read(self) -> bool:
-        """Whether there was a batch of this epoch."""
+        """Returns whether this epoch has returned a batch."""
         return self._num_given > 0
 
     def __next__(self) -> Any:
@@ -187,7 +189,7 @@ class StatefulIterator(_BaseDataLoaderIter):
             raise
 
     def _count(self) -> None:
-        """Counts a batch that is handed over, and warns as torch does if there are more than `len()` had said."""
+        """Counts a returned batch. Warns like PyTorch if there are more batches than `len()` returned."""
         self._num_yielded += 1
         length = self._IterableDataset_len_called
         if length is not None and self._reading.is_iterable and self._num_yielded > length:
@@ -199,7 +201,7 @@ class StatefulIterator(_BaseDataLoaderIter):
             )
 
     def _pass_over(self) -> None:
-        """Reads, and drops, what a state of torchdata 0.11 says to be behind it."""
+        """Reads and drops the batches that a state of torchdata 0.11 counts as done."""
         count, self._passing_over = self._passing_over, 0
         if count and self._reading.is_iterable:
             logger.warning(
@@ -220,13 +222,13 @@ class StatefulIterator(_BaseDataLoaderIter):
     def _state(
         self, waiting: list[Any], places: list[Any], last_worker: int, skipped: Counts | None = None
     ) -> dict[str, Any]:
-        """The state of the loader, as it is saved.
+        """Returns the state of the loader in the form in which it is saved.
 
         Args:
-            waiting: indices that were drawn, in their order, but whose batches the user has not got.
-            places: where each worker's reading stands, or the one in main.
-            last_worker: the worker that has given the last batch.
-            skipped: what was skipped if samples may be; None for what was counted so far.
+            waiting: indices whose batches the user has not received, in the order in which they were drawn.
+            places: the reading position of each worker, or of the main process.
+            last_worker: the worker that provided the last batch.
+            skipped: the counts of skipped samples; None for the counts so far.
         """
         reading = self._reading
         batches = (self._num_given, (reading.batch_size or 0) * reading.auto_collation)
@@ -250,4 +252,4 @@ class StatefulIterator(_BaseDataLoaderIter):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Where the iterator stands."""
+        """Returns the state of the iterator."""

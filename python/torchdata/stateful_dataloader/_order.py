@@ -1,13 +1,16 @@
-"""The order of an epoch: which index, or batch of indices, comes next, and how it is saved and restored.
+"""Determines the order of an epoch: draws the next index or batch of indices, and saves and restores the order.
 
-Role: main's side. Draws from the loader's sampler as torch's loader does. Workers are ahead of the user, and so is the
-sampler; a state is as of what the user was given. There are three kinds of samplers:
+Role: runs in the main process. Draws from the loader's sampler in the same way as PyTorch's loader. Workers read ahead
+of the user, and so does the sampler, but a state reflects what the user has received. There are three kinds of
+samplers:
 
-- torch's `RandomSampler` and its batches: the generator that the order came of, and how many indices were given.
-- Samplers with `state_dict`, or whose iterators have it: their state is taken behind each index, or each n-th, and kept
-  until the user was given it. It is asked for inside an epoch alone, never before the first index or after the last.
-- All others are made anew, with the generators as they were when the epoch began, and read what they had read. What the
-  user had not got of that is kept, and comes next; the generators are set to where they stood.
+- PyTorch's `RandomSampler` and batches of it: a state contains the generator from before the order was drawn, and how
+  many indices were received.
+- Samplers with `state_dict`, or whose iterators have it: their state is taken after each index, or after each n-th, and
+  kept until the user has received that index. It is requested only within an epoch, never before the first index or
+  after the last.
+- All other samplers are iterated again, with the generators from the beginning of the epoch, up to the saved position.
+  Indices beyond what the user received are kept and come next. The generators are then set to their saved states.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ from torchdata.stateful_dataloader.sampler import (
 
 __all__ = ["IndexOrder", "generators_drawn_by", "innermost_of"]
 
-#: Samplers that draw from no global generator but torch's, and from that with their first index alone.
+#: Samplers that draw only from torch's global generator, and only with their first index.
 _KNOWN = (
     SequentialSampler,
     _InfiniteConstantSampler,
@@ -60,7 +63,7 @@ _KNOWN = (
 
 
 def innermost_of(index_sampler: Any) -> Any:
-    """The sampler of indices, below one of batches."""
+    """Returns the sampler of indices, which a batch sampler may wrap."""
     return getattr(index_sampler, "sampler", index_sampler)
 
 
@@ -71,17 +74,17 @@ def _is_known(index_sampler: Any) -> bool:
 
 
 def generators_drawn_by(index_sampler: Any) -> tuple[str, ...]:
-    """The global generators that a sampler may draw from, and the seeds of workers are drawn from."""
+    """Returns the global generators that the sampler or the worker seeds may be drawn from."""
     return ("torch",) if _is_known(index_sampler) else GLOBAL
 
 
 class IndexOrder:
-    """The order of one epoch after the other.
+    """The order of successive epochs.
 
     Args:
-        loader: whose samplers are used.
+        loader: the loader whose samplers are used.
         drawing: the loader's generators.
-        ahead: indices that may be drawn before the first one is given.
+        ahead: how many indices may be drawn before the first one is returned.
     """
 
     def __init__(self, loader: Any, drawing: Drawing, ahead: int) -> None:
@@ -90,40 +93,40 @@ class IndexOrder:
         self._every = max(1, loader.snapshot_every_n_steps or 1)
         innermost = innermost_of(self._sampler)
         self._is_known = _is_known(self._sampler)
-        #: Samples of a batch; None if the sampler gives no batches, or does not tell.
+        #: The number of samples per batch; None if the sampler has no batches, or its batch size is unknown.
         self._size: int | None = getattr(self._sampler, "batch_size", None)
-        #: Whether the order depends on nothing that could be random.
+        #: Whether the order cannot be random.
         self._is_plain = self._is_known and isinstance(
             innermost, (SequentialSampler, _InfiniteConstantSampler, list, tuple, range)
         )
         self._never_ends = type(innermost) is _InfiniteConstantSampler
         self._iterator: Iterator[Any] = iter(())
-        #: Indices that are to come before those of the sampler.
+        #: Indices that precede those of the sampler.
         self._owed: deque[Any] = deque()
-        #: What a restored sampler has read ahead. It counts as still to be drawn.
+        #: Indices that a restored sampler has read ahead. They count as not yet drawn.
         self._early: deque[Any] = deque()
         #: Whether a restored sampler had ended.
         self._is_used_up = False
-        #: Whether batches are filled up from which samples were left out; and indices to begin further batches with.
+        #: Whether incomplete batches are filled up, and the indices with which the next batches begin.
         self._fills: bool = loader.error_fill
         self._spare: deque[Any] = deque()
-        #: Whether some of those that were drawn before them were not given: they stand in the state.
+        #: Whether indices drawn before them were not returned. Such indices are part of the state.
         self._has_holes = False
-        #: How many the sampler has given, and whether that was all.
+        #: How many indices the sampler has returned, and whether it has ended.
         self.drawn = 0
         self._ended = False
-        #: The generators before the sampler's iterator was made, and before it gave its first index.
+        #: The generators before the sampler's iterator was created, and before its first index.
         self._at_iter: Moment = {}
         self._at_first: Moment | None = None
-        #: What a sampler draws that may draw later, too.
+        #: Records the draws of a sampler that may draw again after its first index.
         self._draws = Draws(drawing)
-        #: Whether a user's sampler has a state, which is asked for behind its indices.
+        #: Whether a user's sampler has a state, which is saved after its indices.
         self._is_kept = False
-        #: States of a user's sampler: (how many indices it had given, its state, the iterator's, its generators).
+        #: States of a user's sampler: (number of indices returned, its state, the iterator's state, its generators).
         self._kept: deque[tuple[int, Any, Any, Moment]] = deque()
 
     def note_random(self) -> None:
-        """Takes down the generators. To be called before the sampler's iterator is made."""
+        """Saves the generators. Call it before the sampler's iterator is created."""
         self._at_iter = {} if self._is_plain else self._drawing.now()
         self._at_first = None
 
@@ -131,7 +134,7 @@ class IndexOrder:
         """Begins an epoch.
 
         Args:
-            iterator: the sampler's iterator, made since `note_random`.
+            iterator: the sampler's iterator, created after `note_random`.
         """
         for indices in (self._owed, self._spare, self._kept):
             indices.clear()
@@ -140,21 +143,21 @@ class IndexOrder:
         self._iterator = iterator
 
     def draw(self, is_busy: bool = False) -> Any:
-        """The next index.
+        """Returns the next index.
 
         Args:
-            is_busy: whether others were given that may come back in part. The last batch of an epoch, if it is to be
-                filled up, waits for these.
+            is_busy: whether other batches are in progress, some of whose indices may be returned to this order. The
+                last batch of an epoch waits for these if batches are filled up.
 
         Raises:
-            StopIteration: there is none.
+            StopIteration: there are no more indices.
         """
         if self._owed:
             return self._owed.popleft()
         return self._draw_full(is_busy) if self._fills and not self._never_ends else self._draw()
 
     def _draw_full(self, is_busy: bool) -> Any:
-        """The next batch of indices: those that were given back come first, and all batches but the last are full."""
+        """Returns the next batch of indices. Returned indices come first, and all batches except the last are full."""
         spare, size = self._spare, self._size or 1
         while len(spare) < size:
             try:
@@ -170,11 +173,12 @@ class IndexOrder:
         return [spare.popleft() for _ in range(min(size, len(spare)))]
 
     def give_back(self, batch: Any, left: list[int] | None) -> None:
-        """Has further batches begin with those of a batch that were read, if it is to be filled up.
+        """Puts the successfully read indices of an incomplete batch at the beginning of the next batches.
 
         Args:
-            batch: the indices that were given.
-            left: the places of those that were read; None if that was all, or nothing is filled up.
+            batch: the indices of the batch.
+            left: the positions of the indices that were read; None if the batch was complete or batches are not filled
+                up.
         """
         if left:
             self._spare.extendleft(batch[place] for place in reversed(left))
@@ -202,7 +206,7 @@ class IndexOrder:
 
     @property
     def _place(self) -> int:
-        """How many indices, samples where there are batches of ours, the sampler has given."""
+        """How many indices the sampler has returned, or how many samples if this package creates the batches."""
         return self._iterator.samples_yielded if isinstance(self._iterator, BatchIndices) else self.drawn
 
     def _next(self) -> Any:
@@ -219,12 +223,12 @@ class IndexOrder:
         return index
 
     def put_back(self, index: Any) -> None:
-        """Has `draw` give an index again that it gave last."""
+        """Makes `draw` return its last index again."""
         self._owed.appendleft(index)
 
     @property
     def _keeps_place(self) -> bool:
-        """Whether a user's sampler has a state."""
+        """Returns whether a user's sampler has a state."""
         if isinstance(self._iterator, BatchIndices):
             return self._iterator.keeps_place
         if type(self._iterator) is RandomIndices:
@@ -243,13 +247,13 @@ class IndexOrder:
     def state(
         self, waiting: list[Any], finished: bool, batches: tuple[int, int] | None, in_order: bool = True
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The state from which to go on here: the part under keys of torchdata 0.11, and our part.
+        """Returns the state at this position: the part with keys of torchdata 0.11, and this package's part.
 
         Args:
-            waiting: indices that were drawn, in their order, but whose batches the user has not got.
+            waiting: indices whose batches the user has not received, in the order in which they were drawn.
             finished: whether the epoch is over.
-            batches: for an iterable dataset, how many were given, and of how many samples; its sampler never ends.
-            in_order: whether those that the user has got are the first ones.
+            batches: for an iterable dataset, whose sampler never ends: how many batches and samples were returned.
+            in_order: whether the user has received the first batches without gaps.
         """
         if self.drawn == 0 and not self._ended and not self._never_ends and self._keeps_user_s:
             self._draw_ahead()
@@ -259,7 +263,7 @@ class IndexOrder:
             "_sampler_iter_state": None, "_index_sampler_state": None, "_sampler_iter_yielded": given
         }  # fmt: skip
         ours: dict[str, Any] = {}
-        if waiting and (self._has_holes or not in_order):  # the state is that of all that was drawn
+        if waiting and (self._has_holes or not in_order):  # the state is as of all indices that were drawn
             ours["indices"], waiting = waiting, []
         now = self._drawing.now()
         if self._keeps_place:
@@ -279,7 +283,7 @@ class IndexOrder:
         return theirs, ours | {"generators": moments, "batch_size": self._size}
 
     def _size_of(self, indices: list[Any]) -> int:
-        """How many indices, samples where there are batches of ours, these are."""
+        """Returns the number of indices, or of samples if this package creates the batches."""
         return sum(map(len, indices)) if isinstance(self._iterator, BatchIndices) else len(indices)
 
     def _read_ahead(self, waiting: list[Any]) -> dict[str, Any]:
@@ -298,7 +302,7 @@ class IndexOrder:
 
     @property
     def _keeps_user_s(self) -> bool:
-        """Whether the sampler, whose iterator may not have begun, has a state of a user's."""
+        """Returns whether the sampler, whose iterator may not have begun, has a user-defined state."""
         return self._keeps_place or is_stateful(innermost_of(self._sampler))
 
     @property
@@ -314,7 +318,7 @@ class IndexOrder:
             return
 
     def _kept_state(self, given: int, waiting: list[Any], theirs: dict[str, Any], ours: dict[str, Any]) -> Moment:
-        """The state of a user's sampler behind what was given."""
+        """Returns the state of a user's sampler after the indices that the user received."""
         if not self._kept:
             known = unstarted_sampler(self._sampler)
             theirs |= {key: state for key, state in known.items() if state is not UNKNOWN}
@@ -325,16 +329,16 @@ class IndexOrder:
         saved = {"_index_sampler_state": copied(sampler), "_sampler_iter_state": copied(iterator)}
         theirs |= saved | {"_sampler_iter_state": shown(self._sampler, saved["_sampler_iter_state"])}
         ours["sampler"] = {key: state for key, state in saved.items() if state is not None}
-        if given == 0:  # the first index was drawn, and is to come
+        if given == 0:  # the first index was drawn but not received
             ours["indices"] = waiting[:1]
         elif given > number:
             ours["indices_since"] = given - number
-        # What the sampler has drawn since, it will draw once more.
+        # After a resume, the sampler repeats the draws that it has made since.
         drawn = {key for key, last in self._draws.last.items() if last >= number}
         return {key: state for key, state in then.items() if isinstance(key, int) or key in drawn}
 
     def _beginning(self, now: Moment) -> dict[str, Any]:
-        """The generators when the epoch began, and now; what did not change in between stands once."""
+        """Returns the generators at the beginning of the epoch and now. Unchanged values are included only once."""
         moments: dict[str, Any] = {"iter": self._drawing.encoded(self._at_iter)}
         last = moments["iter"]
         for name, moment in (("first", self._at_first), ("now", now)):
@@ -347,10 +351,10 @@ class IndexOrder:
     # -- restoring ---------------------------------------------------------------------------------
 
     def restore(self, state: dict[str, Any]) -> Iterator[Any]:
-        """Goes on from a saved place, and returns the sampler's iterator.
+        """Resumes from a saved position, and returns the sampler's iterator.
 
         Args:
-            state: a state as `_state.normalized` returns it.
+            state: a state in the form that `_state.normalized` returns.
         """
         iter_, first, now = self._moments(state)
         self._at_iter, self._at_first = iter_, first
@@ -363,7 +367,8 @@ class IndexOrder:
                 if self._is_kept and self.drawn:
                     saved = state["_index_sampler_state"], state["_sampler_iter_state"]
                     self._kept.append((self.drawn - state["indices_since"], *saved, self._drawing.now()))
-                    # A sampler may take what was loaded with its first index, and an epoch may be left before that.
+                    # Some samplers apply a loaded state only with their first index, and an epoch may be left before
+                    # that.
                     self._draw_ahead()
             else:
                 self._drawing.set(iter_)
@@ -376,7 +381,7 @@ class IndexOrder:
         return self._iterator
 
     def _spare_odd(self) -> None:
-        """Has those that are owed dealt in full batches."""
+        """Distributes the owed indices in full batches."""
         owed, size = list(self._owed), self._size
         full = next((number for number, batch in enumerate(owed) if len(batch) != size), len(owed))
         self._owed = deque(owed[:full])
@@ -395,7 +400,7 @@ class IndexOrder:
         )
 
     def _load(self, state: dict[str, Any]) -> None:
-        """Restores a sampler by its state, or by its iterator's."""
+        """Restores a sampler by its own state, or by its iterator's state."""
         drawn = state["_sampler_iter_yielded"] + len(state["indices"])
         if is_stateful(self._sampler) and state["_index_sampler_state"] is not None:
             give(self._sampler, state["_index_sampler_state"])
@@ -410,7 +415,7 @@ class IndexOrder:
         self._is_kept = self._keeps_place
 
     def _replay(self, first: Moment, state: dict[str, Any]) -> None:
-        """Has a new iterator of the sampler read what the saved one had read.
+        """Reads a new iterator of the sampler up to the position of the saved one.
 
         Args:
             first: the generators before the first index.
@@ -424,7 +429,7 @@ class IndexOrder:
             told = state["_sampler_iter_state"]
             samples = told.get("samples_yielded") if isinstance(told, dict) else None
             given = samples if type(samples) is int else given * size
-        # Behind its end there may be less than a batch that was read, and dropped.
+        # After its end, less than a batch may have been read and dropped.
         ahead = state["ahead"] + (size if state["used_up"] else 0)
         replay = Replay(self._iterator if batches is None else iter(self._sampler.sampler))
         self._drawing.set(first)
@@ -439,29 +444,29 @@ class IndexOrder:
             batches.start_from(replay, given)
 
     def _pass_batches(self, count: int, state: dict[str, Any]) -> None:
-        """Takes as many samples as so many indices, or batches of them, had when the state was saved."""
+        """Reads as many samples as `count` indices, or batches of indices, had when the state was saved."""
         if count == 0:
             return
         old = state["batch_size"]
         if not isinstance(self._iterator, BatchIndices) or old is None or old == self._size:
             pass_over(self._iterator, count)
-        else:  # of which the last may have been shorter
+        else:  # the last batch may have been shorter
             self._iterator.pass_samples(count * old, most_missing=old - 1)
 
     def _settled(self, now: Moment) -> Moment:
-        """The saved generators, but for that of a sampler of torch's, which draws once more at its end."""
+        """Returns the saved generators, except that of a PyTorch sampler, which draws once more at its end."""
         inner = innermost_of(self._sampler)
         own = inner.generator if isinstance(inner, TorchRandomSampler) else None
         return {key: one for key, one in now.items() if own is None or not self._drawing.is_own(key, own)}
 
     def follow(self, state: dict[str, Any]) -> None:
-        """Brings sampler and generators to where the epoch of a state has left them when it was over."""
+        """Moves the sampler and the generators to their positions at the end of a state's epoch."""
         _, _, now = self._moments(state)
         with self._drawing.going_on(now):
             saved = state["_index_sampler_state"], state["_sampler_iter_state"]
             inner = innermost_of(self._sampler)
             if isinstance(inner, StatefulDistributedSampler):
-                inner.next_yielded = None  # its state counts the indices of that epoch; the next one may have more
+                inner.next_yielded = None  # this counts the indices of that epoch; the next epoch may have more
             elif not state["unstarted"] and self._keeps_user_s and any(one is not None for one in saved):
                 self._load(state)
                 self._owed.clear()
@@ -469,12 +474,12 @@ class IndexOrder:
             self._drawing.set(now)
 
     def _end_again(self, state: dict[str, Any]) -> None:
-        """Leaves a user's sampler as it was when it had ended, for the epochs to come."""
+        """Leaves a user's sampler in the state that it had at its end, for the following epochs."""
         try:
             next(self._iterator)
         except StopIteration:
             return
-        # One that had made itself ready for the next epoch, and begins that now: it is to begin it later.
+        # The sampler had prepared itself for the next epoch. Iterating now would begin that epoch too early.
         sampler, inner = state["_index_sampler_state"], innermost_of(self._sampler)
         if is_stateful(self._sampler) and sampler is not None:
             give(self._sampler, sampler)

@@ -1,7 +1,8 @@
-"""Pinned memory: a thread that copies batches into it, ahead of what is asked for.
+"""A thread that copies batches to pinned memory before they are requested.
 
-Role: a thread of the main process between the workers and the iterator. It takes units, so nobody else may meanwhile;
-orders are not its business. It ends with the epoch, or when the iterator is dropped: it holds the workers, not that.
+Role: a thread of the main process between the workers and the iterator. While it runs, only this thread takes units
+from the workers; it does not order batches. The thread ends with the epoch, or when the iterator is dropped. It refers
+to the workers but not to the iterator.
 """
 
 from __future__ import annotations
@@ -18,43 +19,43 @@ from torchdata.stateful_dataloader.errors import WorkerTimeoutError
 
 __all__ = ["PinnedUnits", "pinned"]
 
-#: Batches that may wait in pinned memory.
+#: Maximum number of batches that wait in pinned memory.
 _AHEAD = 2
-#: Seconds within which the thread has to leave an epoch. It may be copying a batch, or replacing a worker.
+#: Seconds that the thread may take to leave an epoch. It may be copying a batch or replacing a worker.
 _LEAVING = 60.0
 
 
 def pinned(batch: Any, device: str | None) -> Any:
-    """The batch, its tensors copied into pinned memory as torch's loader does it."""
+    """Returns the batch with its tensors copied to pinned memory, as PyTorch's loader does."""
     pin: Any = _utils.pin_memory.pin_memory
     return pin(batch, device)
 
 
 class _Epoch(ReadAhead):
-    """The data of the thread of one epoch."""
+    """The data of one epoch's thread."""
 
     def __init__(self, pool: Pool, device: str | None) -> None:
         super().__init__("StatefulDataLoader", _AHEAD, "torchdata-pin-memory", keeps=False)
         self.pool, self.device = pool, device
         self.index = torch.accelerator.current_device_index()
-        #: The error that has ended the epoch before its end: each later request raises it again.
+        #: The error that ended the epoch early. Each later request raises it again.
         self.failure: BaseException | None = None
 
     def run(self) -> None:
-        """Pins units, until there are no more or nobody wants any."""
+        """Pins units until there are no more or the epoch is left."""
         queue, prepared = self.queue, False
         hand: list[Any] = []
         while (slot := queue.reserve()) is not None:
             try:
                 if not prepared:
-                    torch.set_num_threads(1)  # this thread's; it would take all cores for a copy
+                    torch.set_num_threads(1)  # applies to this thread, which would use all cores for a copy
                     torch.accelerator.set_device_index(self.index)
                     prepared = True
                 self.pool.wait(hand)
                 worker, number, batch, news = hand.pop()
                 if batch is not None:
                     batch = pinned(batch, self.device)
-            except WorkerTimeoutError as error:  # the batch may come yet
+            except WorkerTimeoutError as error:  # the batch may still arrive
                 queue.fail(slot, without_own_frame(error))
             except BaseException as error:
                 if not isinstance(error, StopIteration):
@@ -63,15 +64,15 @@ class _Epoch(ReadAhead):
                 return
             else:
                 queue.put(slot, (worker, number, batch, news))
-                del batch  # it is the user's
+                del batch  # the user owns the batch
 
 
 class PinnedUnits:
-    """The units of a pool, their batches in pinned memory.
+    """The units of a pool, with batches in pinned memory.
 
     Args:
-        pool: the workers. Ended with this object.
-        device: the kind of device that the memory is pinned for.
+        pool: the workers, which end together with this object.
+        device: the kind of device for which memory is pinned.
     """
 
     def __init__(self, pool: Pool, device: str | None) -> None:
@@ -99,23 +100,25 @@ class PinnedUnits:
             raise
 
     def close(self) -> None:
-        """Lets the thread end, without waiting."""
+        """Asks the thread to end, without waiting."""
         if self._epoch is not None:
             self._epoch.close()
             self._pool.stop()
 
     def join(self, seconds: float) -> None:
-        """Waits until the thread has ended, so many seconds at most."""
+        """Waits at most `seconds` until the thread has ended."""
         if self._epoch is not None:
             self._epoch.join(seconds)
 
     def leave(self) -> None:
-        """Ends the thread and waits for that: it would take units of the next epoch, or replace workers in it."""
+        """Stops the thread and waits for it. Otherwise, it would take units of the next epoch or replace workers during
+        it.
+        """
         self.close()
         self.join(_LEAVING)
 
     def shutdown(self) -> None:
-        """Ends the thread and the workers."""
+        """Stops the thread and the workers."""
         if self._epoch is not None:
             self._epoch.close()
         self._pool.shutdown()

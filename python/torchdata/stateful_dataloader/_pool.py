@@ -1,10 +1,10 @@
-"""The worker processes of one iterator, as main sees them: ordered, and read in turn.
+"""The worker processes of one iterator, as seen by the main process, which sends orders and reads the batches in turn.
 
-Role: main's side. Over the group's links for commands go orders; a `Collector` takes batches from the workers in turn,
-watches the processes and the clock.
+Role: runs in the main process. Orders are sent over the group's command links. A `Collector` takes batches from the
+workers in turn, and monitors the processes and the timeout.
 
-Nothing that main sends waits for a worker that may itself wait for main: an order for which there is no room yet stays
-in a queue here, until the worker has taken one of those before.
+The main process never blocks on a worker that may be waiting for the main process. If there is no room for an order, it
+stays in a queue here until the worker has taken an earlier one.
 """
 
 from __future__ import annotations
@@ -27,25 +27,26 @@ from torchdata.stateful_dataloader.errors import WorkerTimeoutError
 
 __all__ = ["Pool"]
 
-#: Shared memory for orders that do not fit into the ring; only what is used is allocated.
+#: Bytes of shared memory for orders that do not fit into the ring. Only the used part is allocated.
 _ORDERS = 64 << 20
 
 
 class Pool:
-    """Workers, and the way to and from them.
+    """The workers of one iterator, and the links to them.
 
     Args:
-        context: multiprocessing's context that starts them.
-        num_workers: how many.
-        job: what they do. They run its shards; those of a job with more shards than workers only last for an epoch.
-        in_order: whether batches are taken from them in strict turn.
-        timeout: seconds that main waits for a batch; None for ever.
+        context: the multiprocessing context that starts the workers.
+        num_workers: the number of workers.
+        job: the task of the workers, which run the shards of the job. If there are more shards than workers, the
+            workers are kept for a single epoch.
+        in_order: whether batches are taken from the workers in strict turn.
+        timeout: how many seconds the main process waits for a batch; None for no limit.
         full_stats: whether each batch is timed.
-        restarts: makes, from the group, what puts others in the places of workers that die; None: that is an error.
+        restarts: creates, from the group, the object that replaces failed workers; None makes a failure an error.
 
     Raises:
-        TypeError: the dataset or a function cannot be pickled, which the way of starting needs.
-        OSError: the system has no room for a process.
+        TypeError: the start method requires pickling, but the dataset or a function cannot be pickled.
+        OSError: the system cannot start another process.
     """
 
     def __init__(
@@ -59,10 +60,10 @@ class Pool:
         full_stats: bool = False,
         restarts: Callable[[Group, BaseContext], Restarts] | None = None,
     ) -> None:
-        # Workers that live on need orders for an iterable dataset, too: they work them off when an epoch is broken off.
+        # Persistent workers also need orders for an iterable dataset. They complete these orders when an epoch is left.
         self._iterates, self._timeout = job.reading.is_iterable and (job.lasts_one_epoch or not job.persistent), timeout
         self._epoch, num_shards = 0, max(1, job.num_shards)
-        #: By shard: orders that found no room, and how many were sent whose batch has not come.
+        #: By shard: orders without room, and how many orders were sent whose batch has not arrived.
         self._queued: list[deque[Any]] = [deque() for _ in range(num_shards)]
         self._under_way = [0] * num_shards
         self._group = group = Group(
@@ -72,7 +73,7 @@ class Pool:
         try:
             outputs = group.start(replaces=replacing is not None)
             self._senders, self._processes = group.members.commanders, group.members.processes
-            #: By worker: what is looked at while it is to take an order.
+            #: By worker: the checks that run while the main process waits for room for an order.
             self._looks: list[Callable[[], object]] = [group.members.check_alive] * num_workers
             if replacing is not None:
                 self._looks = [replacing.look_at(worker) for worker in range(num_workers)]
@@ -82,7 +83,8 @@ class Pool:
             if replacing is None:
                 group.watch(self.collector)
             else:
-                own = weakref.ref(replacing)  # which refers to what ends the workers, and that to the collector
+                # it refers to the object that stops the workers, which refers to the collector
+                own = weakref.ref(replacing)
                 self.collector.watch_and_replace(
                     list(enumerate(self.pids)),
                     lambda *what: own().on_death(*what),  # type: ignore[union-attr]
@@ -99,10 +101,10 @@ class Pool:
         self._stream: ItemStream
 
     def _finish_when_shut_down(self) -> None:
-        """Lets `shutdown` tell a worker that waits for room for a batch that nobody wants it."""
+        """Allows `shutdown` to tell a worker that waits for room that its batch is no longer needed."""
         self._group.ending.beforehand = partial(self.collector.finish_epoch, self._epoch)
 
-    #: What is known at once of the shards' places, as of `LocalPool`: of processes nothing.
+    #: Snapshots of the shards that are known without waiting, as in `LocalPool`. For processes there are none.
     told: ClassVar[None] = None
 
     # -- an epoch ------------------------------------------------------------------------------------
@@ -111,29 +113,30 @@ class Pool:
         """Begins an epoch.
 
         Args:
-            ahead: batches that each worker may be ahead of main.
-            shared_seed: what pipes of torch's kind are seeded with.
-            places: by shard, the place to go on from; None for the beginning.
-            fresh: the epoch of these places is over: only what outlives it is taken from them.
-            fillers: how many shards, from the first on, let the others begin.
+            ahead: how many batches each worker may be ahead of the main process.
+            shared_seed: the seed of PyTorch pipes.
+            places: the position from which each shard resumes; None starts from the beginning.
+            fresh: whether the epoch of these positions is over, so that only state that is kept between epochs is
+                loaded.
+            fillers: how many shards, from the first on, give up their first turn.
 
         Raises:
-            WorkerExitedError: a worker has died.
+            WorkerExitedError: a worker process has exited.
         """
         if self._restarts is None:
             self._group.members.check_alive()
         self._epoch += 1
         self._finish_when_shut_down()
-        self.collector.start_epoch(self._epoch, ahead if self._iterates else ahead + 1)  # one to let others begin
+        self.collector.start_epoch(self._epoch, ahead if self._iterates else ahead + 1)  # one more because of fillers
         if self._restarts is not None:
             self._restarts.begin(self._epoch)
         for shard, queued in enumerate(self._queued):
-            while queued:  # it is worked off before the next epoch, as all that was ordered
+            while queued:  # completed before the next epoch, like all orders
                 self._send(shard % len(self._processes), queued.popleft())
         self._under_way = [0] * len(self._queued)
         processes = list(self._processes)
         self._group.begin_epoch()
-        if self._restarts is not None:  # who takes a place from now on is told by `instruct`
+        if self._restarts is not None:  # from now on, `instruct` sends orders to replacement processes
             self._restarts.replace_dead(self.collector)
         for number in range(len(processes)):
             if self._processes[number] is processes[number]:
@@ -142,23 +145,23 @@ class Pool:
         self._stream = iter(self.collector)
 
     def beginning(self, shared_seed: int | None, fresh: bool, starts: list[Start]) -> tuple[Any, ...]:
-        """The order with which the shards of a worker begin this epoch."""
+        """Returns the order with which the shards of a worker begin this epoch."""
         return ("epoch", self._epoch, self._iterates, shared_seed, fresh, starts)
 
     def shards_of(self, worker: int) -> range:
-        """The shards that a worker runs."""
+        """Returns the shards that a worker runs."""
         return self._group.members.shards_of(worker)
 
     def instruct(
         self, worker: int, beginning: Sequence[tuple[Any, ...]], under_way: int, orders: Iterable[tuple[int, Any]]
     ) -> None:
-        """Tells another process, which has taken the place of a worker, what to do.
+        """Sends a replacement process the orders to continue a worker's task.
 
         Args:
-            worker: its number. It is that of its shard if there are orders.
-            beginning: orders with which it comes to where the other one was.
-            under_way: how many orders were answered by units that were not noted yet.
-            orders: those that the other one has not answered, by number and index.
+            worker: the number of the worker, which equals its shard's number if there are orders.
+            beginning: orders that bring the process to the failed worker's position.
+            under_way: how many orders were answered by units that are not recorded yet.
+            orders: the unanswered orders of the failed worker, by number and index.
         """
         for order in beginning:
             self._send(worker, order)
@@ -168,16 +171,16 @@ class Pool:
             self._send_queued(worker)
 
     def _send(self, worker: int, order: Any) -> None:
-        """Sends an order, and waits for room. One who has died, and is to be replaced, misses nothing."""
+        """Sends an order, and waits for room. An exited worker that will be replaced loses nothing."""
         with suppress(Gone):
             self._senders[worker].send_message(order, None, None, self._looks[worker])
 
     def order(self, worker: int, number: int, index: Any) -> None:
-        """Has a worker read an index. Does not wait for it.
+        """Makes a worker read an index, without waiting for the result.
 
         Args:
-            worker: its number.
-            number: the number of the order, which the batch will have.
+            worker: the number of the worker.
+            number: the number of the order, which its batch also carries.
             index: the index, or the indices of a batch.
         """
         self._queued[worker].append((number, index))
@@ -186,7 +189,7 @@ class Pool:
     def _send_queued(self, worker: int) -> None:
         queued = self._queued[worker]
         while queued:
-            # A worker that has nothing to do waits for orders, and takes one of any size.
+            # An idle worker is waiting for orders and accepts one of any size.
             patience = None if self._under_way[worker] == 0 else 0.0
             try:
                 self._senders[worker].send_message(queued[0], patience, None, self._looks[worker])
@@ -196,16 +199,16 @@ class Pool:
             self._under_way[worker] += 1
 
     def wait(self, hand: list[Any]) -> None:
-        """Waits for the next unit, as `_worker` describes it, which it appends. Does nothing if there is one.
+        """Waits for the next unit (see `_worker`) and appends it to `hand`. Does nothing if `hand` is not empty.
 
         Args:
-            hand: an empty list, or one with a unit that was not taken yet. If a signal handler raises, the unit lies
-                there or will come with the next call.
+            hand: an empty list, or a list with a unit that was not processed yet. If a signal handler raises, the unit
+                is in this list or is returned by the next call.
 
         Raises:
             StopIteration: all iterable datasets have ended.
-            WorkerExitedError: a worker has died.
-            WorkerTimeoutError: none came in time.
+            WorkerExitedError: a worker process has exited.
+            WorkerTimeoutError: no unit arrived within the timeout.
         """
         if hand:
             return
@@ -215,51 +218,51 @@ class Pool:
             raise WorkerTimeoutError(f"DataLoader timed out after {self._timeout} seconds: {error}") from None
 
     def end_epoch(self) -> None:
-        """Looks at what the workers have done in the epoch that is over."""
+        """Checks the results of the workers for the epoch that is over."""
         self._group.end_epoch()
 
     def stop(self) -> None:
-        """Ends the epoch for all threads that take units of it."""
+        """Ends the epoch for all threads that take its units."""
         self.collector.stop()
 
     def note(self, unit: Any) -> None:
-        """Notes that a unit was taken, and sends what had to wait for it. For the thread that orders."""
+        """Records that a unit was taken, and sends orders that waited for room. Called by the thread that orders."""
         if unit[1] >= 0:
             self._under_way[unit[0]] -= 1
         if self._queued[unit[0]]:
             self._send_queued(unit[0])
 
-    # -- the end ------------------------------------------------------------------------------------
+    # -- shutdown -----------------------------------------------------------------------------------
 
     @property
     def is_ordered(self) -> bool:
-        """Whether workers read what main orders, and not as far as main has room."""
+        """Whether workers read indices that the main process orders. Otherwise, they read as far as there is room."""
         return not self._iterates
 
     @property
     def sending(self) -> AbstractContextManager[Any]:
-        """The lock that is held while somebody is put in the place of a worker."""
+        """The lock that is held while a worker is replaced."""
         return self._group.members.sending
 
     @property
     def is_ending(self) -> bool:
-        """Whether somebody has begun to end the workers."""
+        """Whether shutdown of the workers has begun."""
         return self._group.ending.has_begun
 
     @property
     def counting(self) -> Counting:
-        """The counters of main."""
+        """The counters of the main process."""
         return self._group.counting
 
     @property
     def pids(self) -> list[int]:
-        """Process numbers."""
+        """The process ids of the workers."""
         return self._group.pids
 
     def shutdown(self) -> None:
-        """Ends all workers; see `Group.shutdown`."""
+        """Stops all workers; see `Group.shutdown`."""
         self._group.shutdown()
 
     def release(self) -> None:
-        """Ends all workers if that was not done yet; for a `__del__`, at interpreter exit, too."""
+        """Stops all workers if necessary. For use by `__del__`, also at interpreter exit."""
         self._group.release()

@@ -1,17 +1,18 @@
-"""Reading a dataset by torch's fetchers, with the state of all that has one: dataset, iterator, collate function.
+"""Reads a dataset through PyTorch's fetchers, and saves the states of dataset, iterator and collate function.
 
-Role: used where the dataset is read: in the process of the program, or in each worker. Owns the fetcher of an epoch.
+Role: used where the dataset is read: in the main process, or in each worker. Owns the fetcher of an epoch.
 
-A place is a dict. Its states are those of a moment inside an epoch, or at its end; a dataset is given them, and what
-was read since (`since`) is read once more and dropped. So a place need not be taken at each batch.
+A snapshot is a dict. It contains the states at one moment within an epoch or at its end, and the batches that were read
+after this moment (`since`). A resume loads the states, and then reads and drops these batches. The states therefore
+need not be saved at each batch.
 
-A stream that has given nothing in its epoch has no such moment there: what its generator will do follows from how the
-epochs before were left. So its place is told by the last moment before them (`base`), what was read since that, and the
-batches of each epoch that was begun behind it (`later`), which are begun and read once more as well. Before the first
-epoch of all, the base is `unbegun`: its states are loaded only if the dataset has other ones by now.
+If a stream has not returned anything in its epoch, it has no such moment there, and its next items depend on how the
+previous epochs were left. Its snapshot consists of the last moment before these epochs (`base`), the batches read since
+then, and the number of batches in each epoch that began later (`later`). A resume repeats these epochs as well. Before
+the first epoch, the base is `unbegun`: its states are loaded only if the dataset's current states differ.
 
-While a batch is made, the state of a stream tells of a part of that batch. A place that is asked for then is the last
-one before, with the batches since.
+While a batch is being read, the state of a stream includes a part of that batch. A snapshot that is requested then is
+based on the previous one.
 """
 
 from __future__ import annotations
@@ -44,17 +45,17 @@ from torchdata.stateful_dataloader._trails import STATES, Trails, base_of
 
 __all__ = ["NO_PLACE", "Reader", "Reading"]
 
-#: Generators that are set while batches are read again, and how many batches are read behind that.
+#: Generators to set while batches are read again, and how many batches are read after setting them.
 _Now = tuple[Moment | None, int]
 _NO_NOW: _Now = (None, 0)
 
-#: Stands for the states of a dataset that has given nothing.
+#: A placeholder for the states of a dataset that has returned nothing.
 _ENDED = b"", b""
-#: After how many batches a place is kept that nobody has asked for.
+#: The number of batches between snapshots that are kept without a request.
 _KEPT_EVERY = 64
-#: No fetcher makes so many batches.
+#: More batches than any fetcher reads.
 _NEVER = 1 << 62
-#: A place of which nothing is known but that it is one: before the first batch, if nothing has a state.
+#: A snapshot without any information: before the first batch, if nothing has a state.
 NO_PLACE: dict[str, Any] = {
     "dataset_state": None, "dataset_iter_state": None, "collate_state": None, "random": None, "ended": False,
     "base": None, "later": None, "digest": None,
@@ -63,75 +64,75 @@ NO_PLACE: dict[str, Any] = {
 
 @dataclass
 class Reading:
-    """The dataset and the settings of reading; the same in all workers."""
+    """The dataset and the settings for reading. They are the same in all workers."""
 
     kind: int
     dataset: Any
     auto_collation: bool
     collate_fn: Any
     drop_last: bool
-    #: Samples of a batch, if an iterable dataset is read in batches.
+    #: Samples per batch, if an iterable dataset is read in batches.
     batch_size: int | None
-    #: Whether samples are skipped at which the dataset raises.
+    #: Whether samples for which the dataset raises are skipped.
     skips: bool = False
-    #: Whether batches from which samples were left out are filled up; and whether what was read of them is kept.
+    #: Whether incomplete batches are filled up, and whether their samples are kept for the next batch.
     fills: bool = False
     keeps: bool = False
 
     @property
     def is_iterable(self) -> bool:
-        """Whether the dataset is read from its beginning to its end, rather than by index."""
+        """Whether the dataset is iterated from beginning to end, rather than read by index."""
         return self.kind == _DatasetKind.Iterable
 
     def samples_of(self, index: Any) -> int:
-        """How many samples an index of the sampler, or an order of an iterable dataset, asks for."""
+        """Returns how many samples a sampler's index, or an order for an iterable dataset, requests."""
         if self.is_iterable:
             return (self.batch_size or 1) if self.auto_collation else 1
         return len(index) if self.auto_collation else 1
 
     def iterable_index(self) -> Any:
-        """The indices that torch's sampler gives for an iterable dataset."""
+        """Returns the indices that PyTorch's sampler provides for an iterable dataset."""
         return [None] * (self.batch_size or 1) if self.auto_collation else None
 
 
 class Reader:
-    """Reads one epoch after the other.
+    """Reads successive epochs.
 
     Args:
-        reading: what is read.
-        generators: returns the states of the generators that a place is to have; without it, places have none, and the
-            caller restores generators.
+        reading: the dataset and the settings.
+        generators: returns the generator states to include in snapshots. If None, snapshots contain no generators, and
+            the caller restores them.
     """
 
     def __init__(self, reading: Reading, generators: Callable[[], Moment] | None = None) -> None:
-        #: The reading; a pipe of torch's may be another one in each epoch.
+        #: The dataset and the settings. A PyTorch pipe may be replaced in each epoch.
         self.reading = reading
         self._generators = generators
         self._fetcher: Any = None
-        #: Batches that were asked of this fetcher, and those of this epoch that were asked for by `read`.
+        #: How many batches this fetcher was asked for, and how many of this epoch were requested by `read`.
         self._fetched = self.count = 0
         self._is_over = False
         self._trails = Trails()
-        #: Whether the last batch was read and not yet counted by the trails, as the program may not have been given it.
+        #: Whether the last batch was read but not counted by the trails, because the program may not have received it.
         self._is_uncounted = False
-        #: Whether a batch was cut off while it was made, as by Ctrl-C.
+        #: Whether a batch was interrupted, for example by Ctrl-C.
         self._is_cut_off = False
-        #: The place that this epoch goes on from; None if it begins.
+        #: The snapshot from which this epoch resumed; None if it began from the start.
         self._came_from: dict[str, Any] | None = None
-        #: Whether the dataset was given a state in this process. A generator may have yet to take it.
+        #: Whether the dataset loaded a state in this process. A generator may not have applied it yet.
         self._was_given_state = False
         self._trial: _Trial | None = None
-        #: Whether, and when, places are kept that nobody has asked for.
+        #: Whether and when snapshots are kept without a request.
         self._keeps, self._cadence = False, Cadence(_KEPT_EVERY)
-        #: What times batches, and which one of this fetcher is timed next.
+        #: The clock that times batches, and the next batch of this fetcher to time.
         self._clock: BatchClock | None = None
         self._timed_next = _NEVER
 
     def time_by(self, clock: BatchClock | None) -> None:
-        """Has some of the batches timed from now on."""
+        """Starts to time some of the batches."""
         self._clock, self._timed_next = clock, _NEVER if clock is None else self._fetched + 1
 
-    # -- what is known of the dataset ----------------------------------------------------------------
+    # -- properties of the dataset -------------------------------------------------------------------
 
     @property
     def _iterator(self) -> Any:
@@ -139,59 +140,59 @@ class Reader:
 
     @property
     def restores_place(self) -> bool:
-        """Whether the place in the dataset is restored by a state, and not by reading from the beginning."""
+        """Whether a state restores the position in the dataset. Otherwise, the dataset is read from its beginning."""
         if not self.reading.is_iterable:
             return True
         return is_stateful(self.reading.dataset) or is_stateful(self._iterator)
 
     @property
     def is_stateful(self) -> bool:
-        """Whether there is a state that changes from batch to batch."""
+        """Whether there is a state that changes with each batch."""
         parts = self.reading.dataset, self.reading.collate_fn, self._iterator
         return any(is_stateful(part) for part in parts)
 
     @property
     def skipped(self) -> list[dict[str, Any]]:
-        """What was skipped of the last batch that was asked for, see `IndexedFetcher`."""
+        """Returns what was skipped in the last requested batch; see `IndexedFetcher`."""
         return self._fetcher.skipped if self.reading.skips and self._fetcher is not None else []
 
     @property
     def seen(self) -> int:
-        """How many samples that batch accounts for, if samples may be skipped."""
+        """Returns how many samples that batch accounts for, if samples may be skipped."""
         return self._fetcher.seen if self._fetcher is not None else 0
 
     @property
     def left(self) -> list[int] | None:
-        """The places in it of the indices that were read, if it is to be filled up."""
+        """Returns the positions of the indices that were read, if the batch must be filled up."""
         return self._fetcher.left if self.reading.fills and self._fetcher is not None else None
 
     @property
     def digest(self) -> int | None:
-        """A checksum of some of the samples that were read in this epoch, of a stream that has no state."""
+        """A checksum of some samples of this epoch, for a stream without a state."""
         return getattr(self._fetcher, "digest", None)
 
     @property
     def must_go_back(self) -> bool:
-        """Whether a batch was cut off, and what was read of it can be had by reading from a place before alone."""
+        """Whether a batch was interrupted so that its samples can only be read again from an earlier position."""
         return self._is_cut_off and self.reading.is_iterable and (self.restores_place or self._fetcher.is_broken)
 
     @property
     def has_ended(self) -> bool:
-        """Whether the iterable dataset has come to its end."""
+        """Whether the iterable dataset has ended."""
         return self._is_over or bool(getattr(self._fetcher, "ended", False))
 
     def anew(self) -> Reader:
-        """Returns a reader of the same dataset for a loaded state."""
+        """Returns a new reader of the same dataset, for a loaded state."""
         reader = Reader(self.reading, self._generators)
         reader._was_given_state = self._was_given_state
         return reader
 
-    # -- beginning -----------------------------------------------------------------------------------
+    # -- beginning an epoch --------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Begins an epoch."""
         if self.has_ended and self.restores_place and not self._trails.stand_at_an_end:
-            with contextlib.suppress(Exception):  # a state that cannot be had now, and need not be
+            with contextlib.suppress(Exception):  # an optional state that is not available now
                 self.took(copied(self._state()))
         if self._trails.is_unknown and self.reading.is_iterable:
             self._trails = Trails.before_all(self._states_now())
@@ -202,22 +203,22 @@ class Reader:
         self._is_cut_off = False
 
     def _states_now(self) -> dict[str, Any]:
-        """The states of dataset and collate function before anything was read."""
+        """Returns the states of dataset and collate function before anything is read."""
         states: dict[str, Any] = dict.fromkeys(STATES)
         for key, one in (("dataset_state", self.reading.dataset), ("collate_state", self.reading.collate_fn)):
-            with contextlib.suppress(Exception):  # one that has no state before it begins
+            with contextlib.suppress(Exception):  # the dataset has no state before it begins
                 states[key] = copied(state_of(one))
         return states
 
     def restore(self, place: dict[str, Any]) -> None:
-        """Goes on from a saved place.
+        """Resumes from a saved position.
 
         Args:
-            place: what `place` returned, with what was read since in `since`. Its generators are set, unless they are
-                None. Those in `now`, if it has any, are set before the last `now_since` batches.
+            place: the snapshot, with the batches read later in `since`. Its generators are set unless they are
+                None. The generators in `now`, if any, are set before the last `now_since` batches.
 
         Raises:
-            ValueError: the dataset ends before that place.
+            ValueError: the dataset ends before this position.
         """
         self.count, self._is_over, self._is_uncounted, self._is_cut_off = 0, False, False, False
         self._came_from = place if self.reading.is_iterable else None
@@ -226,7 +227,7 @@ class Reader:
         now: _Now = place.get("now"), place.get("now_since", 0)
         self._trails = Trails.of(place) if self.reading.is_iterable else Trails()
         with put_back_afterwards(GLOBAL if random is None and later else ()):
-            set_all(random or {})  # `iter(dataset)` may draw
+            set_all(random or {})  # `iter(dataset)` may use the generators
             if base is not None and base.get("unbegun"):
                 self._go_back(base)
             elif base is not None:
@@ -255,7 +256,7 @@ class Reader:
             self._fetcher.watch()
 
     def _go_on(self, base: dict[str, Any], random: Moment, since: Any, now: _Now, is_left: bool) -> None:
-        """Goes on inside an epoch, or at its end."""
+        """Resumes within an epoch, or at its end."""
         if base["ended"] and all(base[part] is None for part in STATES):
             self._is_over = True
             return
@@ -267,16 +268,17 @@ class Reader:
             before = [*map(mark_of, GLOBAL)]
             self._read_again(since, now, is_left)
             if base.get("digest") is not None and self.digest not in (None, base["digest"]):
-                # A program that draws from the same global generators between two batches changes the numbers, too.
+                # If the program draws from the same global generators between two batches, the samples' numbers change
+                # as well.
                 draws = before != [*map(mark_of, GLOBAL)]
                 self._complain(since, draws or Digest.differ_in_numbers_alone(base["digest"], self.digest or 0))
 
     def _complain(self, since: Any, is_noise: bool) -> None:
-        """Warns, or raises ValueError: a stream without a state does not repeat itself.
+        """Warns, or raises ValueError, because a stream without a state does not repeat itself.
 
         Args:
             since: how many batches were read again.
-            is_noise: whether the samples may differ by numbers that were drawn for each of them.
+            is_noise: whether the difference may be due to numbers that are drawn for each sample.
         """
         if is_noise:
             warn_outside(
@@ -295,7 +297,9 @@ class Reader:
         )
 
     def _go_back(self, base: dict[str, Any]) -> None:
-        """Gives dataset and collate function the states that they had before the first epoch, unless they have them."""
+        """Restores the states that dataset and collate function had before the first epoch, unless they still have
+        them.
+        """
         now = self._states_now()
         for key, one in (("dataset_state", self.reading.dataset), ("collate_state", self.reading.collate_fn)):
             if not is_stateful(one) or base[key] is None:
@@ -305,14 +309,14 @@ class Reader:
                 self._was_given_state = True
 
     def _load(self, base: dict[str, Any]) -> None:
-        """Gives dataset, iterator and collate function their states."""
+        """Loads the states of dataset, iterator and collate function."""
         self._was_given_state = True
         reading, dataset = self.reading, self.reading.dataset
         own, part = self._of_dataset(base), base["dataset_iter_state"]
         if is_stateful(dataset) and own is not None:
             if reading.is_iterable and hasattr(dataset, "__dict__"):
                 self._trial = _Trial(dict(vars(dataset)), freeze(own))
-            # One that is its own iterator may take no state before `iter`, and is given it after that again.
+            # A dataset that is its own iterator may reject a state before `iter`. It is loaded again after `iter`.
             with contextlib.suppress(*(() if base["dataset_state"] is not None else (Exception,))):
                 give(dataset, own)
         if is_stateful(reading.collate_fn) and base["collate_state"] is not None:
@@ -326,35 +330,36 @@ class Reader:
             give(self._iterator, part)
 
     def _of_dataset(self, base: dict[str, Any]) -> Any:
-        """The dataset's part of a place."""
+        """Returns the dataset's part of a snapshot."""
         part = base["dataset_state"]
         is_iterator = part is None and hasattr(self.reading.dataset, "__next__")
         return base["dataset_iter_state"] if is_iterator else part
 
     def _end_again(self, base: dict[str, Any]) -> None:
-        """Brings the dataset to its end once more: it then has taken what was loaded, as later epochs must not.
+        """Moves the dataset to its end again, so that it has applied the loaded state, which must not affect later
+        epochs.
 
-        An iterator with a state of its own is at its end, and would count that once more.
+        An iterator with its own state is already at its end. Reading it would count the end twice.
         """
         if self._iterator is self.reading.dataset or not is_stateful(self._iterator):
             with put_back_afterwards(GLOBAL), contextlib.suppress(StopIteration, _Reported):
                 self._read_reported(self.reading.iterable_index())
-                # It had made itself ready for the next epoch, and begins that now: it is to begin it later.
+                # The dataset had prepared itself for the next epoch. Iterating now would begin that epoch too early.
                 if self._of_dataset(base) is not None:
                     give(self.reading.dataset, self._of_dataset(base))
                 self._trial = None
         if self._trial is not None:
             self._trial.first = _ENDED
-        self._fetched = max(self._fetched, 1)  # its first batch was the end
+        self._fetched = max(self._fetched, 1)  # the end counts as the first batch
         self._fetcher.ended = True
 
     def _read_again(self, since: Any, now: _Now, is_left: bool = False) -> None:
-        """Reads, and drops, what was read since the place was taken.
+        """Reads and drops the batches after the snapshot.
 
         Args:
-            since: how many batches, or their indices.
-            now: generators that are set before the last of them, and how many these are.
-            is_left: whether the epoch was left then. One of them may have been the end.
+            since: the number of batches, or their indices.
+            now: generators to set before the last of these batches, and how many batches follow.
+            is_left: whether the epoch was left at that point. One of the batches may have been the end.
         """
         indices = since if isinstance(since, list) else (self.reading.iterable_index() for _ in range(since))
         for number, index in enumerate(indices):
@@ -372,7 +377,7 @@ class Reader:
                 ) from None
 
     def _read_reported(self, index: Any) -> None:
-        """Reads a batch; an error was raised when it was read first, too, and is dropped with it."""
+        """Reads a batch again. An error was already raised the first time, so it is dropped with the batch."""
         try:
             self._fetch(index)
         except StopIteration:
@@ -384,11 +389,12 @@ class Reader:
     # -- reading -------------------------------------------------------------------------------------
 
     def read(self, index: Any) -> Any:
-        """The batch of an index, or the next one of an iterable dataset; `NOTHING` if all of it was skipped.
+        """Returns the batch of an index, or an iterable dataset's next batch; `NOTHING` if all its samples were
+        skipped.
 
         Raises:
-            StopIteration: the iterable dataset has no more.
-            BaseException: whatever the dataset or the collate function raised.
+            StopIteration: the iterable dataset has ended.
+            BaseException: an exception of the dataset or the collate function.
         """
         self._count_last()
         self._is_cut_off = True
@@ -409,14 +415,14 @@ class Reader:
         self._is_uncounted, self._is_cut_off = True, False
 
     def _count_last(self) -> None:
-        """Has the trails count the batch that was read last: the program was given it."""
+        """Makes the trails count the last batch, because the program has received it."""
         if self._is_uncounted:
             self._is_uncounted = False
             self._trails.count()
 
     def _fetch(self, index: Any) -> Any:
-        """A batch, read for the first time or once more."""
-        if self._is_over:  # without a fetcher, if it was restored so
+        """Reads a batch, for the first time or again."""
+        if self._is_over:  # if restored at the end, there is no fetcher
             raise StopIteration
         self._fetched += 1
         if self._fetched >= self._timed_next:
@@ -426,7 +432,7 @@ class Reader:
         return self._fetch_first(self._trial, index)
 
     def _fetch_timed(self, index: Any) -> Any:
-        self._timed_next = self._fetched + 1  # if it raises
+        self._timed_next = self._fetched + 1  # in case the fetcher raises
         if self._trial is not None and self._fetched == 1:
             return self._fetch_first(self._trial, index)
         fetcher = self._fetcher
@@ -443,13 +449,13 @@ class Reader:
         return batch
 
     def _seen(self) -> tuple[bytes, bytes]:
-        """The states of dataset and iterator, to be compared with others."""
+        """Returns the states of dataset and iterator as bytes, for comparison."""
         iterator, dataset = self._iterator, self.reading.dataset
         inner = None if iterator is dataset else state_of(iterator)
         return freeze(state_of(dataset)), freeze((inner, self.has_ended))
 
     def _fetch_first(self, trial: _Trial, index: Any) -> Any:
-        """The first batch of an epoch; that of the epoch behind a loaded one is compared with that one's first."""
+        """Reads an epoch's first batch. After a resume, compares it with the first batch of the loaded epoch."""
         before = {name: read(name) for name in GLOBAL}
         batch = ended = None
         try:
@@ -461,9 +467,7 @@ class Reader:
             trial.first = seen
         else:
             self._trial = None
-            if (
-                trial.loaded != trial.first[0] and trial.first == seen
-            ):  # it has begun where the state had said once more
+            if trial.loaded != trial.first[0] and trial.first == seen:  # it began again at the position of the state
                 vars(self.reading.dataset).clear()
                 vars(self.reading.dataset).update(trial.attributes)
                 set_all(before)
@@ -473,20 +477,21 @@ class Reader:
             raise ended
         return batch
 
-    # -- places --------------------------------------------------------------------------------------
+    # -- snapshots -----------------------------------------------------------------------------------
 
     def place(self, is_given: bool = True) -> dict[str, Any]:
-        """Where the reading stands.
+        """Returns a snapshot of the reading position.
 
         Args:
-            is_given: whether the program was given the last batch; otherwise the place is the one before that batch.
+            is_given: whether the program received the last batch. If not, the snapshot is from before this batch.
         """
         is_inside = self.count - (not is_given and self._is_uncounted) > 0
         if self.reading.is_iterable and self.restores_place and (self._is_cut_off or not is_given):
             return self._state() | self._trails.told_inside() if is_inside else self._place_at_the_beginning()
         if not self.reading.is_iterable or self.count or self.has_ended:
             state = self._state()
-            return state if is_given or not self._is_uncounted else {**state, "digest": None}  # of a batch too many
+            # this digest would cover one batch too many
+            return state if is_given or not self._is_uncounted else {**state, "digest": None}
         return self._place_at_the_beginning()
 
     def _place_at_the_beginning(self) -> dict[str, Any]:
@@ -494,25 +499,26 @@ class Reader:
             return self._came_from
         if not self.restores_place:
             return self._state()
-        return self._state() | self._trails.told()  # the states of now for those who look
+        # for user code that inspects the state, the current states are included
+        return self._state() | self._trails.told()
 
     def took(self, place: Any) -> None:
-        """Notes a place that was taken.
+        """Records a snapshot that was taken.
 
         Args:
-            place: what `place` returned, as it stays: a copy, or frozen.
+            place: the snapshot, as a copy or frozen bytes that nothing modifies.
         """
         if self.reading.is_iterable and (self.count or self.has_ended) and not self._is_cut_off:
             self._count_last()
             self._trails.note(place, is_end=self.has_ended)
 
     def keep_place(self) -> None:
-        """Takes a place now and then, for the epochs behind this one if it is left, and behind the first batch."""
+        """Keeps a snapshot now and then, and after the first batch, in case this epoch is left."""
         if not self._keeps or not self.count or self._is_cut_off:
             return
         if not self._cadence.is_due(now := time.monotonic(), 0.0) and self._trails.is_inside:
             return
-        with contextlib.suppress(Exception):  # a state that cannot be had now, and need not be
+        with contextlib.suppress(Exception):  # an optional state that is not available now
             self.took(copied(self._state()))
         self._cadence.took(time.monotonic(), time.monotonic() - now)
 
@@ -531,14 +537,14 @@ class Reader:
 
 @dataclass
 class _Trial:
-    """A dataset that was given a state: does it take that once, or does each later epoch begin there as well?"""
+    """Tests whether a dataset applies a loaded state once, or starts each later epoch from it as well."""
 
-    #: The attributes of the dataset before.
+    #: The attributes of the dataset before the test.
     attributes: dict[str, Any]
     loaded: bytes
-    #: The states behind the first batch that it gave then; `_ENDED` where there was none.
+    #: The states after the first batch following the load; `_ENDED` if there was none.
     first: tuple[bytes, bytes] | None = None
 
 
 class _Reported(Exception):
-    """A batch that was read once more raised its error once more."""
+    """Signals that a batch raised its known error when it was read again."""

@@ -1,4 +1,4 @@
-"""Where a sampler without a state draws in the course of an epoch, so that a new iterator of it can draw the same.
+"""Records the draws that a sampler without a state makes during an epoch, so that a new iterator can repeat them.
 
 Role: main; one object for each iterator of the loader. A sampler that is resumed is iterated anew with the generators
 as they were before its first index. That repeats its order if only the sampler draws. If the program or the dataset
@@ -21,7 +21,8 @@ from torchdata.stateful_dataloader.sampler import pass_over
 
 __all__ = ["Draws", "Replay"]
 
-#: Draws that are noted: the last ones, since a sampler keeps what it drew last (a permutation, a block, a pool).
+#: How many draws are kept. The last ones suffice because a sampler keeps its latest draw (a permutation, block or
+#: pool).
 _MOST = 1024
 
 
@@ -50,17 +51,17 @@ class Draws:
         self._left: Moment = {}
         self._before: Moment = {}
         self._moment: Moment = {}
-        #: How many indices were read before a draw, and the generators then, as plain values.
+        #: For each draw: how many indices had been read before, and the generators as plain values.
         self.noted: deque[list[Any]] = deque(noted, maxlen=_MOST)
-        #: By generator: how many indices were read before the last draw from it.
+        #: By generator: how many indices had been read before its last use.
         self.last: dict[Any, int] = {}
 
     def stand(self) -> None:
-        """Notes that the generators are where the sampler has left them."""
+        """Records the current generators as the sampler's last use."""
         self._left = self._drawing.marks()
 
     def before(self) -> None:
-        """To be called before an index is read."""
+        """Must be called before an index is read."""
         self._before = self._drawing.marks()
         moved = {key for key, mark in self._left.items() if mark != self._before[key]}
         self._moment = self._drawing.now(moved) if moved else {}
@@ -105,15 +106,15 @@ class _Sampled(Iterator[Any]):
 
 
 class Replay(Iterator[Any]):
-    """A new iterator of a sampler, brought to where an earlier one stood.
+    """A new iterator of a sampler, moved to the position of an earlier iterator.
 
     Args:
-        iterator: the new one.
+        iterator: the new iterator.
     """
 
     def __init__(self, iterator: Iterator[Any]) -> None:
         self._iterator = iterator
-        #: Indices that the earlier one had given, and the user had not got.
+        #: Indices that the earlier iterator had returned but the user had not received.
         self.early: deque[Any] = deque()
 
     def run(
@@ -122,9 +123,9 @@ class Replay(Iterator[Any]):
         """Reads what the earlier iterator had read, and returns the checksum of that if there is one to compare.
 
         Args:
-            given: the indices that the user has got.
-            ahead: those that were read beyond.
-            draws: how many indices were read before a draw, and the generators then.
+            given: how many indices the user has received.
+            ahead: how many indices were read beyond that.
+            draws: for each draw, how many indices had been read before, and the generators at that time.
             drawing: the loader's generators.
             saved: the checksum of the indices that were read; None if they are not compared.
 

@@ -1,11 +1,11 @@
-"""Other processes in the places of workers of a `StatefulDataLoader` that die, or hang and are killed.
+"""Replaces workers of a `StatefulDataLoader` that exit, or that hang and are killed.
 
-Role: main. The iterator knows of each worker the place that it told last, what it was given behind that, and what was
-ordered. So the process that takes a worker's place is told that place, as a loaded loader tells it; what main has
-received since it reads once more and drops, and what main has not received it is ordered again.
+Role: runs in the main process. For each worker, the iterator knows its last snapshot, the batches received since then,
+and the outstanding orders. A replacement process loads this snapshot, like a loader that resumes. It then reads and
+drops the batches that the main process has received, and the outstanding orders are sent again.
 
-Before its first batch of an epoch a worker has no place in it. Who takes its place then reads what the other one had
-read of the epoch before once more, and begins the epoch behind that, as the other one did.
+A worker has no snapshot in an epoch before the epoch's first batch. Its replacement therefore repeats what the worker
+had read in the previous epoch, and begins the new epoch after that, as the worker did.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ __all__ = ["RestartingIterator", "survived_by"]
 
 
 def survived_by(loader: Any) -> Survived:
-    """The ends of workers that a loader survives."""
+    """Returns which kinds of worker exits a loader survives."""
     return Survived.chosen(loader.on_worker_exit, loader.timeout, loader.on_timeout, loader.patience)
 
 
 @dataclass
 class _Beginning:
-    """How a worker came to the beginning of an epoch.
+    """How a worker began an epoch.
 
     Args:
-        place: the place that it was given; None for none.
-        fresh: whether the epoch of that place was over.
-        shared_seed: what pipes of torch's kind were seeded with.
-        before: orders to read epochs once more that are over.
+        place: the snapshot from which it resumed; None for none.
+        fresh: whether the epoch of this snapshot was over.
+        shared_seed: the seed of PyTorch pipes.
+        before: orders that repeat earlier, finished epochs.
     """
 
     place: Any
@@ -51,7 +51,7 @@ class _Beginning:
 
 
 class _Restarts(restart.Restarts):
-    """Who takes the places of the workers of one iterator, which it does not keep alive."""
+    """Replaces the workers of one iterator, without keeping the iterator alive."""
 
     def __init__(
         self, owner: weakref.ref[RestartingIterator], survived: Survived, group: Group, context: BaseContext
@@ -67,15 +67,15 @@ class _Restarts(restart.Restarts):
 
 
 class RestartingIterator(WorkersIterator):
-    """Reads in worker processes, in whose places others are put when they die.
+    """Reads in worker processes, and replaces workers that exit.
 
-    A thread that pins may do that while the program's orders: what it reads here is changed with the lock for sending
-    held.
+    A pinning thread may replace a worker while the program's thread sends orders. The data that it reads here is
+    therefore modified only under the lock for sending.
     """
 
-    #: By worker: how it came to the beginning of this epoch.
+    #: By worker: how it began this epoch.
     _beginnings: list[_Beginning]
-    #: How many workers, from the first on, let the others begin.
+    #: How many workers, from the first on, give up their first turn.
     _fillers = 0
 
     def _restarts(self, loader: Any) -> Callable[[Group, BaseContext], restart.Restarts]:
@@ -88,22 +88,23 @@ class RestartingIterator(WorkersIterator):
         ways = [self._as_it_was_left(worker) if self._has_begun else [] for worker in numbers]
         self._beginnings = [_Beginning(place, fresh, seed, way) for place, way in zip(places, ways, strict=True)]
         self._fillers = first
-        #: By worker: units that were looked at, in this epoch.
+        #: By worker: how many units of this epoch were processed.
         self._seen = [0] * self._num_workers
         super()._begin(places, fresh, first)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if not self._pool.is_ending:
             self._hear_all()
-        if isinstance(self._units, PinnedUnits):  # who pins may put others in places, as of the last epoch
+        if isinstance(self._units, PinnedUnits):  # the pinning thread may replace workers on behalf of the last epoch
             self._units.leave()
         super()._reset(loader, first_iter)
 
     def _way_to(self, worker: int) -> tuple[list[tuple[Any, ...]], Any, bool, list[Any]]:
-        """How one comes to where a worker stands in this epoch.
+        """Returns the steps that bring a process to a worker's position in this epoch.
 
         Returns:
-            Orders to read epochs once more that are over; a place, and whether its epoch is over; indices behind it.
+            Orders that repeat finished epochs, a snapshot, whether the snapshot's epoch is over, and the indices read
+            since.
         """
         progress, beginning = self._progress[worker], self._beginnings[worker]
         if progress.place is not None:
@@ -112,21 +113,21 @@ class RestartingIterator(WorkersIterator):
         return beginning.before, beginning.place, beginning.fresh, [None] * since if isinstance(since, int) else since
 
     def _as_it_was_left(self, worker: int) -> list[tuple[Any, ...]]:
-        """Orders to read once more what a worker has read, and was ordered to, in the epoch that is left."""
+        """Returns orders that repeat what a worker has read, or was ordered to read, in the abandoned epoch."""
         before, place, fresh, since = self._way_to(worker)
         ordered = [] if self._progress[worker].ended else [self._waiting[number] for number in self._busy[worker]]
         if place is None and not since and not ordered and not self._reading.is_iterable:
-            return before  # it had nothing to do
+            return before  # the worker had no orders
         return [*before, ("repeat", self._beginnings[worker].shared_seed, place, fresh, [*since, *ordered])]
 
-    # -- the place of one that has died ----------------------------------------------------------------
+    # -- replacing a worker ----------------------------------------------------------------------------
 
     def instruct(self, worker: int, accounts: Sequence[Account]) -> None:
-        """Tells another process in the place of a worker what to do.
+        """Sends a replacement process its orders.
 
         Args:
-            worker: its number.
-            accounts: by shard, what was received in this epoch: units, and their checksum.
+            worker: the number of the worker.
+            accounts: for each shard, the number of units received in this epoch and their checksum.
         """
         shards = self._pool.shards_of(worker)
         starts = []
@@ -134,20 +135,20 @@ class RestartingIterator(WorkersIterator):
             before, start, under_way, orders = self._start_of(shard, accounts[shard])
             starts.append(start)
         seed, fresh = self._beginnings[shards[0]].shared_seed, self._is_fresh(shards[0])
-        # There are orders, and epochs before this one, only if each worker runs one shard.
+        # Orders, and epochs before this one, exist only if each worker runs one shard.
         self._pool.instruct(worker, [*before, self._pool.beginning(seed, fresh, starts)], under_way, orders)
 
     def _is_fresh(self, shard: int) -> bool:
-        """Whether the epoch of the place that one in a shard's place is given is over."""
+        """Returns whether the epoch of the snapshot for a shard's replacement is over."""
         _, _, fresh, _ = self._way_to(shard)
         return fresh
 
     def _start_of(self, worker: int, account: Account) -> tuple[list[tuple[Any, ...]], Start, int, list[Any]]:
-        """How another process begins with a shard, behind what was received of it.
+        """Returns how a replacement process begins a shard after the units that were already received.
 
         Returns:
-            Orders to read epochs once more that are over; the start; how many orders were answered by units that were
-            not noted yet; and those that were not answered.
+            Orders that repeat finished epochs; the start; how many orders were answered by units that are not recorded
+            yet; and the unanswered orders.
         """
         progress, busy, fills = self._progress[worker], self._busy[worker], worker < self._fillers
         units = max(0, account[0] - fills)

@@ -1,7 +1,7 @@
-"""The rest of an epoch that workers had begun, in a loader without workers: main runs their shards in turn.
+"""Finishes an epoch that workers had begun in a loader without workers: the main process runs the shards in turn.
 
-Role: main, in the thread that reads. Each shard has a copy of the dataset, its own random numbers and worker info, as
-in a worker process. Between two batches the program has its own again.
+Role: runs in the main process, in the reading thread. Each shard has a copy of the dataset, its own random numbers and
+worker info, as in a worker process. Between two batches, the program's values are restored.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ __all__ = ["ShardsInProcessIterator"]
 
 
 class LocalPool:
-    """Shards that are read in this process, in the place of a `Pool`.
+    """Shards that are read in this process, as a substitute for a `Pool`.
 
     Args:
-        job: what the workers of the epoch did.
-        pin: copies a batch into pinned memory; None: it is given as it is.
+        job: the task of the epoch's workers.
+        pin: copies a batch to pinned memory; None returns batches unchanged.
     """
 
-    #: As of `Pool`: nothing is ordered, nobody else ends it, and it has no processes.
+    #: As in `Pool`. There are no orders, no other thread ends it, and there are no processes.
     is_ordered = False
     pids: ClassVar[list[int]] = []
 
@@ -45,7 +45,7 @@ class LocalPool:
         self._running: Shard | None = None
         self._turn = 0
         self._ended: set[int] = set()
-        #: By shard, its place before its first batch, if it tells one.
+        #: By shard: the snapshot before its first batch, if it provides one.
         self.told: dict[int, bytes] = {}
         self.is_ending = False
         #: The counters of this process; None if nothing is counted.
@@ -90,7 +90,7 @@ class LocalPool:
                 shard.globals.enter()
 
     def begin(self, ahead: int, shared_seed: int | None, places: list[Any], fresh: bool, fillers: int) -> None:
-        """See `Pool.begin`. There are no fillers: the first shard whose turn it is is read first."""
+        """See `Pool.begin`. Fillers are not needed: reading starts with the shard whose turn it is."""
         self._turn = fillers
         for number, place in enumerate(places):
             with self._entered(None):
@@ -117,7 +117,7 @@ class LocalPool:
                 if reader.must_go_back:
                     reader.restore(copied(reader.place()))
                 reader.keep_place()
-                hand.extend(islice(self._units[number], 1))  # with no Python code between the two
+                hand.extend(islice(self._units[number], 1))  # no Python code runs between the two steps
             if not hand:
                 self._ended.add(number)
                 self._turn = number + 1
@@ -133,16 +133,16 @@ class LocalPool:
         """See `Pool.end_epoch`."""
 
     def shutdown(self) -> None:
-        """Ends reading."""
+        """Stops reading."""
         self.is_ending = True
         self._units = []
 
 
 class _Unseen:
-    """One of torch's functions, which is not to see a worker: it would make each batch in shared memory."""
+    """Hides the worker from PyTorch's functions, which would otherwise create each batch in shared memory."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
-        self.func = function  # as of a `partial`, so that statistics name it
+        self.func = function  # the same attribute as a `partial`, so that statistics name the function
 
     def __call__(self, samples: Any) -> Any:
         worker: Any = torch.utils.data._utils.worker
@@ -154,7 +154,7 @@ class _Unseen:
 
 
 class ShardsInProcessIterator(WorkersIterator):
-    """Reads the shards of workers in this process, a batch when it is asked for."""
+    """Reads the workers' shards in this process, each batch when it is requested."""
 
     _pool: LocalPool
 
@@ -165,9 +165,9 @@ class ShardsInProcessIterator(WorkersIterator):
     def _count_into_pool(self) -> None:
         how = self._reading
         clock = self._recorder.begin_here(self, how.dataset, how.is_iterable, how.collate_fn)
-        self._pool.counting = None if clock is None else self._recorder.counting  # each shard has a clock of its own
+        self._pool.counting = None if clock is None else self._recorder.counting  # each shard has its own clock
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the iterator stands."""
+        """Returns the state of the iterator."""
         with self._pool.outside():
             return super().state_dict()

@@ -1,6 +1,6 @@
-"""Whether what the workers are given holds tensors in shared memory, which must not be copied on the way to them.
+"""Checks whether the workers' data contains tensors in shared memory, which must not be copied when it is sent.
 
-Role: main, before workers start by spawn or forkserver.
+Role: runs in the main process before workers start by spawn or forkserver.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ __all__ = ["holds_shared_memory"]
 
 
 class _SharedMemoryFound(Exception):
-    """Something is to stay shared, and not to be copied."""
+    """Raised when a tensor in shared memory is found."""
 
 
 class _Nowhere:
-    """A file that keeps nothing."""
+    """A file that discards its contents."""
 
     def write(self, data: bytes) -> int:
         return len(data)
 
 
 class _Searching(pickle.Pickler):
-    """Looks for tensors in shared memory; what it writes is thrown away."""
+    """Searches for tensors in shared memory. Its output is discarded."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, (torch.Tensor, torch.storage.UntypedStorage, torch.storage.TypedStorage)):
@@ -36,11 +36,11 @@ class _Searching(pickle.Pickler):
 
 
 def holds_shared_memory(program: Any) -> bool:
-    """Whether a program refers to tensors in shared memory."""
+    """Returns whether a program refers to tensors in shared memory."""
     try:
         _Searching(_Nowhere(), protocol=5).dump(program)
     except _SharedMemoryFound:
         return True
-    except Exception:  # for cloudpickle, perhaps
+    except Exception:  # cloudpickle may be able to pickle it
         return False
     return False

@@ -1,12 +1,12 @@
-"""Samples that a `StatefulDataLoader` skips because the dataset has raised at their indices.
+"""Skips samples of a `StatefulDataLoader` for which the dataset raises an exception.
 
-Role: the fetcher leaves them out where the dataset is read, in the process of the program or in each worker, and tells
-of each. What it tells comes with the batch, and main counts it (`Skipped`) when the batch is handed over. So the counts
-are as of what the user got, whichever workers read ahead, die, or read again. Limits, words and lines of the log are
-those of pipes.
+Role: the fetcher leaves these samples out and reports them, in the main process or in a worker. Its report travels with
+the batch, and the main process counts it (`Skipped`) when the batch is returned to the user. The counts therefore match
+what the user has received, regardless of read-ahead and replaced workers. Limits, messages and log format are shared
+with pipes.
 
-A batch of indices that is to be filled up is not given: main orders the indices that were read once more, with further
-ones of the sampler behind them.
+If batches are filled up, an incomplete batch is not returned. The main process orders the successfully read indices
+again, followed by further ones from the sampler.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from torchdata.stateful_dataloader._fetching import Indexed, Stream, has_passed_
 
 __all__ = ["NOTHING", "Counts", "IndexedFetcher", "Skipped", "StreamFetcher", "check_on_error"]
 
-#: Stands for a batch of which all was skipped.
+#: A placeholder for a batch whose samples were all skipped.
 NOTHING = object()
 
-#: Exceptions in a row, without a sample between them, behind which the iterator of a dataset does not seem to go on.
+#: Maximum number of consecutive exceptions without a sample, after which the dataset's iterator counts as stuck.
 _MOST_IN_A_ROW = 10_000
 
-#: By kind of exception, how many samples were skipped; and how many were seen, with them.
+#: The number of skipped samples by kind of exception, and the number of all samples including skipped ones.
 Counts = tuple[dict[str, int], int]
 
 
@@ -54,16 +54,16 @@ def check_on_error(
     """Checks the arguments `on_error`, `error_limit`, `error_log` and `error_fill` of a loader.
 
     Args:
-        how: `on_error`.
-        limit: `error_limit`.
-        log: `error_log`.
-        fills: `error_fill`.
+        how: the value of `on_error`.
+        limit: the value of `error_limit`.
+        log: the value of `error_log`.
+        fills: the value of `error_fill`.
         dataset: the dataset.
-        makes_batches: whether the loader makes the batches itself.
+        makes_batches: whether the loader itself creates the batches.
 
     Raises:
-        ValueError: one is out of range, or they exclude each other or the dataset.
-        TypeError: the limit is no number, or `error_fill` no bool.
+        ValueError: an argument is out of range, or arguments exclude each other or the dataset.
+        TypeError: the limit is not a number, or `error_fill` is not a bool.
     """
     if how not in ("raise", "skip"):
         raise ValueError(f"StatefulDataLoader: on_error must be 'raise' or 'skip', but got {how!r}")
@@ -93,7 +93,7 @@ def check_on_error(
         )
 
 
-#: Said of a generator.
+#: The message for a generator.
 _ENDS = (
     "it is a generator, and a generator that raises has ended, so what it would have yielded behind that cannot be "
     "had. Let __iter__ return an object whose __next__ raises and goes on when it is called again, or catch the "
@@ -105,32 +105,32 @@ _ENDS = (
 
 
 class IndexedFetcher(Indexed):
-    """The fetcher for datasets with indices, which leaves samples out at which the dataset raises.
+    """A fetcher for map-style datasets that leaves out samples for which the dataset raises.
 
     Args:
-        *how: the arguments of torch's.
-        fills: whether a batch is to be filled up, and is not given before.
-        keeps: whether the samples of such a batch are kept, as the next batch begins with them.
+        *how: the arguments of PyTorch's fetcher.
+        fills: whether incomplete batches are filled up before they are returned.
+        keeps: whether the samples of an incomplete batch are kept for the next batch, which begins with them.
     """
 
-    #: By sample that was left out of the last batch: its index, and the exception as `line_of` tells it.
+    #: For each sample left out of the last batch: its index, and the exception in the form of `line_of`.
     skipped: list[dict[str, Any]]
-    #: How many samples the last batch accounts for, with those that were left out.
+    #: How many samples the last batch accounts for, including those that were left out.
     seen = 0
-    #: Of a batch that is to be filled up: the places of the indices that were read.
+    #: The positions of the indices that were read, for a batch to be filled up.
     left: list[int] | None = None
 
     def __init__(self, *how: Any, fills: bool = False, keeps: bool = False) -> None:
         super().__init__(*how)
         self.skipped = []
         self._fills, self._keeps = fills, keeps
-        #: The places of the indices that were left out.
+        #: The positions of the indices that were left out.
         self._places: list[int] = []
         #: The indices and samples with which the next batch begins.
         self._kept: tuple[list[Any], list[Any]] = [], []
 
     def fetch(self, possibly_batched_index: Any) -> Any:
-        """The batch of an index, or `NOTHING`."""
+        """Returns the batch of an index, or `NOTHING`."""
         self.skipped, self._places, self.left = [], [], None
         if not self.auto_collation:
             self.seen = 1
@@ -144,7 +144,7 @@ class IndexedFetcher(Indexed):
             data = self._read_batch(rest) if len(rest) or not samples else []
         except Exception:
             raise
-        except BaseException:  # Ctrl-C: it is read again
+        except BaseException:  # Ctrl-C: the batch is read again
             self._kept = kept
             raise
         if samples:
@@ -161,7 +161,7 @@ class IndexedFetcher(Indexed):
         return self._collated(data, indices) if data else NOTHING
 
     def _take_kept(self, indices: Any) -> tuple[list[Any], list[Any]]:
-        """What was kept of the indices, if the batch begins with these."""
+        """Returns the kept samples, if the batch begins with their indices."""
         kept, self._kept = self._kept, ([], [])
         is_begun = len(kept[0]) <= len(indices) and all(map(operator.is_, kept[0], indices))
         return kept if is_begun else ([], [])
@@ -183,7 +183,7 @@ class IndexedFetcher(Indexed):
             return self._read_each(indices, error)
 
     def _read_each(self, indices: Any, error: Exception) -> list[Any]:
-        """The samples of a batch whose `__getitems__` has raised, by a call for each."""
+        """Reads the samples of a batch one by one after `__getitems__` has raised."""
         data: list[Any] = []
         for each in enumerate(indices):
             found = self._read_one(lambda index: self.dataset.__getitems__([index]), *each)
@@ -208,7 +208,7 @@ class IndexedFetcher(Indexed):
             return NOTHING
 
     def _leave_out(self, error: Exception, place: int, index: Any) -> None:
-        """Notes a sample that is left out, or raises the error."""
+        """Records a sample that is left out, or raises the error."""
         if not is_of_an_item(error):
             raise error
         self._places.append(place)
@@ -216,11 +216,11 @@ class IndexedFetcher(Indexed):
 
 
 class StreamFetcher(Stream):
-    """The fetcher for iterable datasets, which goes on behind an exception of the dataset's iterator.
+    """A fetcher for iterable datasets that continues after an exception of the dataset's iterator.
 
     Args:
-        *how: the arguments of torch's.
-        fills: whether a batch has as many samples as if nothing had been left out.
+        *how: the arguments of PyTorch's fetcher.
+        fills: whether a batch has the full number of samples in spite of skipped ones.
     """
 
     #: See `IndexedFetcher`.
@@ -233,7 +233,7 @@ class StreamFetcher(Stream):
         self.skipped = []
         self._fills = fills
         self._in_a_row = 0
-        #: The last exception, if it has passed through a generator, and nothing came since.
+        #: The last exception, if it passed through a generator and no sample followed.
         self._doubtful: Exception | None = None
 
     def _begin(self) -> None:
@@ -251,7 +251,7 @@ class StreamFetcher(Stream):
             self.seen = len(self._data) + len(self.skipped)
 
     def _counted(self) -> int:
-        """How many samples count for the size of the batch."""
+        """Returns how many samples count toward the size of the batch."""
         return len(self._data) + (0 if self._fills and self.auto_collation else len(self.skipped))
 
     def _is_short(self, wanted: int) -> bool:
@@ -294,7 +294,7 @@ class StreamFetcher(Stream):
         self._doubtful = error.with_traceback(None) if has_passed_a_generator(error.__traceback__) else None
 
     def _check_end(self) -> None:
-        """Raises the last exception again if that has ended the iterator, for all that is known."""
+        """Raises the last exception again if it has presumably ended the iterator."""
         error, self._doubtful = self._doubtful, None
         if error is None:
             return
@@ -308,39 +308,39 @@ class StreamFetcher(Stream):
 
 
 def _plain(index: Any) -> int | float | str | None:
-    """An index as JSON holds it."""
+    """Returns an index in a form that JSON can represent."""
     try:
         return operator.index(index)
     except TypeError:
         return index if index is None or type(index) in (float, str) else repr(index)
 
 
-# -- in main -----------------------------------------------------------------------------------------------
+# -- main process ------------------------------------------------------------------------------------------
 
 
 class Skipped:
-    """What was skipped in an epoch, of what the user got.
+    """What was skipped in an epoch, up to what the user has received.
 
     Args:
-        place: the dataset, in words.
-        limit: how many samples may be skipped, or which share; None for any number.
-        log: the file to write a line to for each; None for none.
+        place: a description of the dataset.
+        limit: how many samples may be skipped, as a number or a fraction; None for no limit.
+        log: the log file that receives a line for each skipped sample; None for no log.
         epoch: the number of the epoch in the log.
-        counts: what was skipped before.
+        counts: the initial counts.
     """
 
     def __init__(
         self, place: str, limit: int | float | None, log: str | None, counts: Counts | None = None, epoch: int = 0
     ) -> None:
         self._place, self._limit, self._log, self._epoch = place, limit, log, epoch
-        #: What was skipped; replaced, and never changed.
+        #: The counts. The tuple is replaced, never modified.
         self.counts: Counts = counts or ({}, 0)
         self._has_ended = False
         self._last = ""
 
     @classmethod
     def of(cls, loader: Any, counts: Counts | None) -> Skipped | None:
-        """That of an epoch of a loader; None if it skips nothing."""
+        """Returns the counts for an epoch of a loader; None if the loader skips nothing."""
         if loader.on_error != "skip":
             return None
         epoch, loader._epochs_begun = loader._epochs_begun, loader._epochs_begun + 1
@@ -349,21 +349,21 @@ class Skipped:
         return cls(place, loader.error_limit, loader.error_log, counts, epoch)
 
     def count(self, samples: int, skipped: list[dict[str, Any]]) -> None:
-        """Counts the samples of a batch that is handed over, or passed over, and what was left out of it."""
+        """Counts the samples of a batch that is returned or passed over, and the samples that were left out."""
         kinds, seen = self.counts
         for line in skipped:
             kinds = plus_one(kinds, line["error"])
         self.counts = kinds, seen + samples
 
     def tell(self, skipped: list[dict[str, Any]], worker: int | None = None) -> None:
-        """Writes what was left out of a batch to the log, and looks at the limit.
+        """Writes the samples left out of a batch to the log, and checks the limit.
 
         Args:
-            skipped: the lines of these samples.
-            worker: the worker that has read the batch; None for the main process.
+            skipped: the log lines of these samples.
+            worker: the worker that read the batch; None for the main process.
 
         Raises:
-            TooManySkipped: it is passed.
+            TooManySkipped: the limit is exceeded.
         """
         if not skipped:
             return
@@ -377,10 +377,10 @@ class Skipped:
             raise self._too_many()
 
     def end(self) -> None:
-        """Tells what was skipped, once: the epoch is over.
+        """Reports once, at the end of the epoch, what was skipped.
 
         Raises:
-            TooManySkipped: it was a larger share than permitted.
+            TooManySkipped: the skipped fraction exceeds the limit.
         """
         if self._has_ended:
             return
@@ -413,6 +413,6 @@ class Skipped:
         return table_of({(kind, self._place): count for kind, count in self.counts[0].items()})
 
     def state(self, counts: Counts | None = None) -> dict[str, Any]:
-        """The counts as a state holds them: those given, or all so far."""
+        """Returns the counts in the form that a state contains: the given counts, or all so far."""
         kinds, seen = counts or self.counts
         return {"kinds": dict(kinds), "seen": seen}

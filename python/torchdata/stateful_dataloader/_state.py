@@ -1,10 +1,10 @@
-"""The state of a `StatefulDataLoader`: how it is laid out, and how a saved one is checked and read.
+"""Defines the layout of a `StatefulDataLoader` state, and validates and reads saved states.
 
-Role: pure functions, in main. The layout is that of torchdata 0.8 to 0.11, which programs look into, and its keys mean
-what they mean there, as of what the user was given. The keys are the same before, inside and after an epoch, because
-`torch.distributed.checkpoint` loads those keys that the state of a new loader has. States of a user's iterators, whose
-keys a new loader does not know, stand in our part alone. That is under one key, `OURS`, in a tuple, which such a
-checkpoint takes as one value, whatever is in it. It holds:
+Role: pure functions in the main process. The layout is that of torchdata 0.8 to 0.11, which programs inspect. Its keys
+have the same meaning as there, as of what the user has received. The keys are the same before, during and after an
+epoch, because `torch.distributed.checkpoint` loads only the keys that the state of a new loader has. A new loader does
+not know the keys of a user's iterator states, so these are stored only in this package's part. That part is a tuple
+under a single key, `OURS`, which such a checkpoint treats as one value regardless of its contents. It contains:
 
 - "generators": where orders and seeds are drawn from, when the state was taken ("now"), and for samplers that keep no
   place when their iterator was made ("iter") and before its first index ("first"); what did not change stands once
@@ -36,40 +36,40 @@ from torchdata.stateful_dataloader._trails import STATES
 
 __all__ = ["OURS", "UNKNOWN", "is_over", "laid_out", "normalized"]
 
-#: The key of what torchdata 0.11 has not.
+#: The key of the part that torchdata 0.11 does not have.
 OURS = "_torchdata_rs"
-#: More batches and indices than any loader gives.
+#: An upper limit for batches and indices.
 _MANY = 1 << 53
-#: More workers than any machine has.
+#: An upper limit for workers.
 _WORKERS = 1 << 16
-#: More batches of epochs that were left than are read again.
+#: An upper limit for batches that are read again from epochs that were left.
 _AGAIN = 1 << 24
-#: More batches than are given between two snapshots of torchdata 0.11.
+#: An upper limit for the batches between two snapshots of torchdata 0.11.
 _STEPS = 1 << 31
-#: Stands for a value that a new loader cannot know.
+#: A placeholder for a value that a new loader cannot know.
 UNKNOWN: Any = object()
-#: The states of a place that stand under keys of 0.11, and in our part.
+#: The states of a snapshot that are stored both under keys of 0.11 and in this package's part.
 _TOLD = "dataset_state", "dataset_iter_state"
-#: Keys of 0.11 under which a state may be left out because its own keys are not known before an epoch.
+#: Keys of 0.11 whose states may be left out because their own keys are unknown before an epoch.
 _HIDDEN = "_sampler_iter_state", "dataset_iter_state"
-#: The keys of 0.11 by which a state without workers, and one with workers, is recognized.
+#: The keys of 0.11 that identify a state without workers, and a state with workers.
 _KINDS = {"_num_yielded", "_snapshot"}
 _SAMPLER = "_sampler_iter_state", "_index_sampler_state", "_sampler_iter_yielded"
 
 
-# -- laying out --------------------------------------------------------------------------------------------
+# -- saving ------------------------------------------------------------------------------------------------
 
 
 def laid_out(
     main: dict[str, Any], places: Sequence[dict[str, Any] | None], ours: dict[str, Any], num_workers: int
 ) -> dict[str, Any]:
-    """A state as it is saved.
+    """Returns a state in the form in which it is saved.
 
     Args:
-        main: the values of main's keys, by their names there.
-        places: where each worker's reading stands, or the one in main; None for nowhere.
-        ours: what else there is.
-        num_workers: how many workers there are.
+        main: the values of the main process, under their names there.
+        places: the reading position of each worker, or of the main process; None for no position.
+        ours: the remaining values.
+        num_workers: the number of workers.
     """
     taken = [_place(place, main["is_iterable"], main["is_own_iterator"]) for place in places]
     common = _known({key: main[key] for key in (*_SAMPLER, "_IterableDataset_len_called", "_shared_seed")})
@@ -107,7 +107,7 @@ def _known(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _place(place: dict[str, Any] | None, is_iterable: bool, is_own: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The part of a place under the keys of 0.11, and ours."""
+    """Splits a snapshot into the part under the keys of 0.11 and this package's part."""
     place = NO_PLACE | (place or {})
     shown = place["dataset_iter_state"] if is_own else None
     fetcher = _known({"dataset_iter_state": shown, "fetcher_ended": place["ended"]}) if is_iterable else None
@@ -115,10 +115,10 @@ def _place(place: dict[str, Any] | None, is_iterable: bool, is_own: bool) -> tup
     parts = "collate_state", "random", "random_then", "random_since", "since", "digest"
     own = {key: place[key] for key in parts if place.get(key)}
     told = {key: place[key] for key in _TOLD if place[key] is not None and place[key] is not UNKNOWN}
-    if place["later"] is not None:  # who changes the dataset's state means it for this epoch
+    if place["later"] is not None:  # a program that modifies the dataset's state refers to this epoch
         own |= {"later": place["later"], "mark": _mark(told.get("dataset_state"), told.get("dataset_iter_state"))}
         if place["base"]:
-            # A part that is missing is the same as in the place.
+            # A part that is left out is equal to that in the snapshot.
             base, now = place["base"].items(), own | told
             own["base"] = {key: value for key, value in base if value is not False and not _same(value, now.get(key))}
     return theirs, own | told
@@ -127,7 +127,7 @@ def _place(place: dict[str, Any] | None, is_iterable: bool, is_own: bool) -> tup
 def _same(one: Any, other: Any) -> bool:
     try:
         return bool(one == other)
-    except Exception:  # arrays, and classes of users whose comparison fails
+    except Exception:  # arrays and user classes may fail to compare
         return False
 
 
@@ -135,18 +135,18 @@ def _mark(*states: Any) -> int:
     return zlib.crc32(json.dumps(states, default=repr, sort_keys=False).encode())
 
 
-# -- reading -----------------------------------------------------------------------------------------------
+# -- loading -----------------------------------------------------------------------------------------------
 
 
 def normalized(state: Any) -> dict[str, Any]:
-    """The state in the form that the iterators take: checked, flat, a place for each worker.
+    """Validates a state and converts it to the flat form for the iterators, with a position for each worker.
 
     Args:
-        state: what `state_dict` of this loader, or of torchdata 0.8 to 0.11's, returned.
+        state: a state of this loader or of the loader of torchdata 0.8 to 0.11.
 
     Raises:
-        TypeError: it is no dict.
-        ValueError: it is the state of something else, or damaged.
+        TypeError: the state is not a dict.
+        ValueError: the state is damaged, or does not belong to a `StatefulDataLoader`.
     """
     if not isinstance(state, dict):
         raise TypeError(f"the state of a StatefulDataLoader is a dict, but this is a {type(state).__name__}")
@@ -173,11 +173,11 @@ def normalized(state: Any) -> dict[str, Any]:
 
 
 def _filled(state: dict[str, Any]) -> dict[str, Any]:
-    """The state with our part as a dict, and with values of it for keys of 0.11 that are missing."""
+    """Returns the state with this package's part as a dict, which also fills in missing keys of 0.11."""
     if OURS not in state:
         return state
     ours = state[OURS]
-    if not isinstance(ours, dict):  # JSON makes a list of the tuple
+    if not isinstance(ours, dict):  # JSON converts the tuple to a list
         ours = ours[0]
     state = {**state, OURS: ours}
     if "_snapshot" not in state:
@@ -206,7 +206,7 @@ def _place_filled(saved: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
 
 
 def _filled_value(theirs: dict[str, Any], ours: dict[str, Any], key: str) -> Any:
-    """The value under a key of 0.11, with keys of ours that it lacks; ours if there is none."""
+    """Merges the value under a key of 0.11 with this package's value, which fills in missing keys."""
     if key not in theirs or (theirs[key] is None and key in _HIDDEN):
         return ours.get(key)
     one, other = theirs[key], ours.get(key)
@@ -263,7 +263,7 @@ def _with_workers(state: dict[str, Any]) -> dict[str, Any]:
         or any(place["dataset_state"] is not None or place["dataset_iter_state"] is not None for place in places)
     ):
         where = {"_num_yielded": step, "places": places, "next_worker": (last + 1) % count, "passing_over": behind}
-    else:  # 0.11 reads a stream that has no state from its beginning
+    else:  # 0.11 reads a stream without a state from its beginning
         where = {"_num_yielded": 0, "places": [None] * count, "next_worker": 0, "passing_over": step + behind}
     return {**_common(state, main), "_num_workers": count, **where}
 
@@ -279,7 +279,7 @@ def _read_place(saved: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ours(state: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """The part beside the keys of 0.11; the places of workers are completed."""
+    """Returns this package's part. The positions of the workers are completed."""
     ours = state.get(OURS, {})
     own = ours.get("workers") if "_snapshot" in state else [ours.get("reading", {})]
     if own is not None and OURS in state:
@@ -288,7 +288,7 @@ def _ours(state: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
                 f"the state is damaged: it is of {len(found['places'])} workers, and has {len(own)} places"
             )
         for number, (place, more) in enumerate(zip(found["places"], own, strict=True)):
-            # Beside those that were given there are batches of which all was skipped.
+            # In addition to the returned batches, there are batches whose samples were all skipped.
             found["places"][number] = _completed(
                 place, more, max(found["_num_yielded"], found["_sampler_iter_yielded"])
             )
@@ -322,13 +322,13 @@ def _ours(state: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_loader(saved: Any) -> dict[str, Any]:
-    """What `_fitting.facts_of` returned."""
+    """Validates a result of `_fitting.facts_of`."""
     counts = {key: whole(saved[key], key) for key in ("rank", "ranks", "length") if saved.get(key) is not None}
     return counts | {"sampler": str(saved["sampler"])} if "sampler" in saved else counts
 
 
 def _read_skipped(saved: Any) -> tuple[dict[str, int], int] | None:
-    """By kind of exception, how many samples were skipped, and how many were seen."""
+    """Returns the number of skipped samples by kind of exception, and the number of all samples."""
     if saved is None:
         return None
     kinds = {str(kind): whole(count, "skipped") for kind, count in saved["kinds"].items()}
@@ -336,7 +336,7 @@ def _read_skipped(saved: Any) -> tuple[dict[str, int], int] | None:
 
 
 def _read_draws(saved: Any) -> list[list[Any]]:
-    """Pairs of a number of indices, none less than the last one, and a moment."""
+    """Returns pairs of a number of indices and a moment. The numbers never decrease."""
     numbers = [whole(number, "draws") for number, _ in saved]
     if numbers != sorted(numbers) or not all(isinstance(moment, dict) for _, moment in saved):
         raise ValueError("the state is damaged: 'draws' are no moments in their order")
@@ -372,15 +372,15 @@ def _base(saved: Any, place: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def is_over(state: dict[str, Any]) -> bool:
-    """Whether another epoch begins behind a state that was checked."""
+    """Returns whether the epoch of a validated state is over."""
     return bool(state["_iterator_finished"] or state["unstarted"])
 
 
 def whole(value: Any, name: str, least: int = 0, most: int = _MANY) -> int:
-    """A whole number of a state.
+    """Returns a whole number from a state.
 
     Raises:
-        ValueError: it is none, or out of range.
+        ValueError: the value is not a whole number, or is out of range.
     """
     if type(value) is not int or not least <= value <= most:
         raise ValueError(f"the state is damaged: {name!r} is {value!r}, and not a whole number from {least} to {most}")

@@ -1,9 +1,9 @@
-"""How a stream has come to where it stands: a place, what was read behind it, and the epochs that were begun since.
+"""Records how a stream reached its position: a snapshot, the batches read since, and the epochs that began later.
 
-Role: owned by a reader, in the process that reads. A stream that has given nothing in its epoch has no place inside it,
-and the one where the epoch before was left does not say how the next one begins: some streams go on there, others begin
-anew, and a generator takes a loaded state with its first item only. Going the same way once more leaves each of them
-as it is.
+Role: owned by a reader, in the process that reads. If a stream has returned nothing in its epoch, it has no snapshot
+within this epoch. The position where the previous epoch was left does not determine how the next one begins: some
+streams continue there, and others start over. A generator applies a loaded state only with its first item. Repeating
+the recorded steps produces the same position for all of them.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ from torchdata.stateful_dataloader._frozen import thaw
 
 __all__ = ["STATES", "Trails", "base_of"]
 
-#: The keys of the states that a place consists of.
+#: The keys of the states that form a snapshot.
 STATES = "dataset_state", "dataset_iter_state", "collate_state"
-#: Epochs that are begun again at most, each of which was left before a second batch.
+#: Maximum number of epochs to repeat, each of which was left before its second batch.
 _MOST = 256
 
 
 @dataclass
 class _Trail:
-    #: A place inside an epoch, at its end, or before the first epoch, as a dict or frozen; None if it is not known.
+    #: A snapshot within an epoch, at its end, or before the first epoch, as a dict or frozen; None if unknown.
     base: dict[str, Any] | bytes | None = None
-    #: Batches of that epoch that were read behind it.
+    #: How many batches of that epoch were read since the snapshot.
     since: int = 0
-    #: By epoch that was begun behind it: how many batches were read.
+    #: How many batches were read in each epoch that began later.
     later: list[int] = field(default_factory=list)
-    #: Whether the dataset was given this place here, or was at an end. Else one batch at least must have been read
-    #: since then: a generator takes what is loaded with its first item.
+    #: Whether the dataset loaded this snapshot here, or was at an end. Otherwise, at least one batch must have been
+    #: read since then, because a generator applies a loaded state only with its first item.
     is_whole: bool = True
 
     @property
     def is_walked(self) -> bool:
-        """Whether anything has happened behind the place."""
+        """Returns whether anything happened after the snapshot."""
         return bool(self.since or self.later)
 
 
 class Trails:
-    """The last two ways: the older one has one batch more at least.
+    """The last two trails. The older one is at least one batch longer.
 
     Args:
-        trail: the way so far; None if nothing has begun.
+        trail: the current trail; None if nothing has begun.
     """
 
     def __init__(self, trail: _Trail | None = None) -> None:
@@ -51,7 +51,7 @@ class Trails:
 
     @classmethod
     def of(cls, place: dict[str, Any]) -> Trails:
-        """The trails of a dataset that was brought to a saved place."""
+        """Returns the trails of a dataset that was moved to a saved position."""
         base: dict[str, Any] | None = place
         later = place["later"]
         if later is not None:
@@ -61,31 +61,31 @@ class Trails:
 
     @classmethod
     def before_all(cls, states: dict[str, Any]) -> Trails:
-        """The trails of a dataset of which nothing was read yet.
+        """Returns the trails of a dataset from which nothing was read yet.
 
         Args:
-            states: the states of its parts.
+            states: the states of dataset, iterator and collate function.
         """
         return cls(_Trail({**states, "ended": False, "unbegun": True, "random": None}))
 
     @property
     def stand_at_an_end(self) -> bool:
-        """Whether the last place is that of an end, and nothing was begun since."""
+        """Returns whether the last snapshot is from the end of an epoch, and no epoch has begun since."""
         newest = self._trails[-1]
         return newest.is_whole and newest.base is not None and not newest.is_walked
 
     @property
     def is_unknown(self) -> bool:
-        """Whether nothing has begun, and no place is known."""
+        """Returns whether nothing has begun and no snapshot is known."""
         return self._trails[-1].base is None and not self._trails[-1].is_walked
 
     @property
     def is_inside(self) -> bool:
-        """Whether the last place lies inside the epoch that has begun last."""
+        """Returns whether the last snapshot is within the epoch that began last."""
         return not self._trails[-1].later and self._trails[-1].base is not None
 
     def count(self) -> None:
-        """Counts a batch that is read."""
+        """Counts a batch that was read."""
         for trail in self._trails:
             if trail.later:
                 trail.later[-1] += 1
@@ -93,7 +93,7 @@ class Trails:
                 trail.since += 1
 
     def note(self, place: dict[str, Any] | bytes, is_end: bool) -> None:
-        """Notes a place that was taken inside an epoch, or at its end."""
+        """Records a snapshot that was taken within an epoch or at its end."""
         fresh = _Trail(place, is_whole=is_end)
         if self._trails[-1].is_walked:
             self._trails = [self._trails[-1], fresh]
@@ -101,7 +101,7 @@ class Trails:
             self._trails[-1] = fresh
 
     def begin(self) -> None:
-        """Notes that an epoch begins."""
+        """Records that an epoch begins."""
         newest = self._trails[-1]
         trail = newest if newest.is_whole or newest.is_walked else self._trails[0]
         if len(trail.later) >= _MOST:
@@ -110,11 +110,11 @@ class Trails:
         self._trails = [trail]
 
     def told(self) -> dict[str, Any]:
-        """The part of a place that tells the way, if an epoch has begun and nothing was read in it."""
+        """Returns the snapshot fields for an epoch that has begun but in which nothing was read."""
         return _told(self._trails[0])
 
     def told_inside(self) -> dict[str, Any]:
-        """The same if batches were read in it."""
+        """Returns the snapshot fields for an epoch in which batches were read."""
         trail = self._trails[-1]
         if trail.later:
             return _told(trail) | {"ended": False}
@@ -139,11 +139,11 @@ def _thawed(trail: _Trail) -> dict[str, Any] | None:
 
 
 def base_of(place: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns the place from which another place is reached by reading batches; None if that place has none."""
+    """Returns the earlier snapshot that a snapshot builds on, by reading batches after it; None if there is none."""
     base: dict[str, Any] | None = place["base"]
     if base is not None or place["later"]:
         return base
-    # Nothing had begun: the states in the place are those of the beginning, and an iterator's is that of a dataset
+    # Nothing had begun. The states in the snapshot are from the beginning, and an iterator's state is that of a dataset
     # that is its own iterator.
     own = place["dataset_iter_state"] if place["dataset_state"] is None else place["dataset_state"]
     states = {**dict.fromkeys(STATES), "dataset_state": own, "collate_state": place["collate_state"]}

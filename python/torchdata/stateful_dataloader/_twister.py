@@ -1,8 +1,9 @@
-"""Positions in the stream of a Mersenne Twister: what torch, NumPy and Python draw from by default.
+"""Finds positions in the stream of a Mersenne Twister, the default generator of torch, NumPy and Python.
 
-Role: pure functions, in main. All three keep 624 words and a place among them, and differ in how a seed becomes the
-first words. A position far down a known stream is a count, a few bytes instead of 2.5 KB. torch's own generator walks
-along any of the streams: it is put into the other's words, and draws 32 bits a word.
+Role: pure functions in the main process. All three libraries store 624 words and an index into them, and differ in how
+a seed determines the first words. A position in a known stream is stored as a count, a few bytes instead of 2.5 KB. A
+torch generator can advance along any of the streams: it is set to the words of the other generator, and produces 32
+bits per word.
 """
 
 from __future__ import annotations
@@ -26,38 +27,38 @@ __all__ = [
     "torch_whole",
 ]
 
-#: Words after which a position is no longer looked for from its seed: it then stands as 624 words.
+#: Maximum distance from the seed, in words. A more distant position is stored as 624 words.
 LIMIT = 1 << 24
-#: Words that are compared: as many bits as make a chance hit impossible in practice.
+#: How many words to compare. This many bits make an accidental match practically impossible.
 _NEEDLE = 8
-#: Words that are drawn at once, at first and at most.
+#: The initial and the maximum number of words to generate at once.
 _FIRST, _MOST = 1 << 10, 1 << 20
-#: Offsets in the bytes of a CPU generator of torch's: seed, words left, words, and what normal numbers are kept.
+#: Byte offsets in the state of torch's CPU generator: seed, words left, words, and stored normal numbers.
 _LEFT, _SEEDED, _NEXT, _WORDS, _REST, _SIZE = 8, 12, 16, 24, 5016, 5056
 
-#: 624 words, and the place of the next one among them.
+#: 624 words, and the index of the next one.
 Words = tuple[Any, int]
 
 
 def torch_state(generator: torch.Generator) -> bytes:
-    """The state of a generator: the bytes of the tensor that torch makes of it. They take less time to pickle."""
+    """Returns the bytes of a generator's state tensor, which pickle faster than the tensor."""
     return generator.get_state().numpy().tobytes()
 
 
 def set_torch_state(generator: torch.Generator, state: bytes) -> None:
-    """Sets a generator to what `torch_state` returned."""
+    """Sets a generator to a result of `torch_state`."""
     generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 
 def torch_parts(state: bytes) -> tuple[int, Words, bytes]:
-    """The seed, the words and the rest of a state."""
+    """Splits a state into the seed, the words and the rest."""
     words = numpy.frombuffer(state, dtype="<u8", count=624, offset=_WORDS).astype("<u4")
     left = int.from_bytes(state[_LEFT:_SEEDED], "little")
     return int.from_bytes(state[:_LEFT], "little"), (words, 625 - left), state[_REST:]
 
 
 def torch_whole(seed: int, words: Words, rest: bytes) -> bytes:
-    """The state that `torch_parts` has taken apart."""
+    """Joins the parts that `torch_parts` returned."""
     raw = bytearray(_SIZE)
     raw[:_LEFT] = seed.to_bytes(8, "little")
     raw[_LEFT:_SEEDED] = (625 - words[1]).to_bytes(4, "little")
@@ -69,7 +70,7 @@ def torch_whole(seed: int, words: Words, rest: bytes) -> bytes:
 
 
 def stream_of(words: Words) -> torch.Generator:
-    """A generator that draws these words next."""
+    """Returns a generator that produces these words next."""
     stream = torch.Generator()
     set_torch_state(stream, torch_whole(0, words, bytes(_SIZE - _REST)))
     return stream
@@ -86,7 +87,7 @@ def _drawn(stream: torch.Generator, count: int) -> Any:
 
 
 def moved_on(words: Words, count: int) -> Words:
-    """The words behind so many drawn ones."""
+    """Returns the words after `count` more words were produced."""
     stream = stream_of(words)
     while count > 0:
         _drawn(stream, min(count, _MOST))
@@ -95,7 +96,7 @@ def moved_on(words: Words, count: int) -> Words:
 
 
 class _Search:
-    """Looks for a position along a stream, a stretch at a time."""
+    """Searches for a position along a stream, one section at a time."""
 
     def __init__(self, stream: torch.Generator, needle: Any) -> None:
         self._stream, self._needle = _clone(stream), needle
@@ -103,7 +104,7 @@ class _Search:
         self.passed, self._size = 0, _FIRST
 
     def step(self, most: int) -> int | None:
-        """The distance if it lies in the next stretch, of so many words at most."""
+        """Returns the distance if the position is in the next section, which has at most `most` words."""
         size = min(self._size, most)
         heap = numpy.concatenate([self._tail, _drawn(self._stream, size)])
         for start in numpy.flatnonzero(heap[:size] == self._needle[0]).tolist():
@@ -124,14 +125,14 @@ def _along(stream: torch.Generator, needle: Any, most: int) -> int | None:
 
 
 def distance(origin: Words, target: Words, seeded: torch.Generator | None, most: int) -> int | None:
-    """How many words lie between two positions; None if the second lies before the first, or too far.
+    """Returns how many words are between two positions; None if the second precedes the first or is too distant.
 
     Args:
-        origin: the first.
-        target: the second.
-        seeded: a generator at the beginning of their stream, if that is known. A target that is found from there first
-            was not reached by drawing.
-        most: words that are looked through.
+        origin: the first position.
+        target: the second position.
+        seeded: a generator at the beginning of the stream, if known. A target that is found from there first was
+            reached by seeding, not by drawing.
+        most: the maximum number of words to search.
     """
     if origin[1] == target[1] and numpy.array_equal(origin[0], target[0]):
         return 0
@@ -147,13 +148,13 @@ def distance(origin: Words, target: Words, seeded: torch.Generator | None, most:
 
 
 class _Known:
-    """Positions found in one stream: where to look first. The result does not depend on it."""
+    """Known positions in one stream, where a search starts. They affect only its speed."""
 
     def __init__(self, seeded: torch.Generator) -> None:
         self.seeded = seeded
         self.count, self.stream = 0, _clone(seeded)
         self.target: tuple[bytes, int] | None = None
-        #: A position beyond `LIMIT`; those shortly behind it are beyond as well.
+        #: A position beyond `LIMIT`. Positions shortly after it are beyond the limit as well.
         self.beyond: torch.Generator | None = None
 
 
@@ -161,11 +162,11 @@ _known: OrderedDict[Any, _Known] = OrderedDict()
 
 
 def count_from(key: Any, seeded: Any, target: Words) -> int | None:
-    """How many words were drawn since a generator was seeded; None for more than `LIMIT`, or another stream.
+    """Returns how many words were drawn since a generator was seeded; None beyond `LIMIT` or for another stream.
 
     Args:
-        key: names the stream.
-        seeded: returns a generator at its beginning.
+        key: an identifier of the stream.
+        seeded: returns a generator at the beginning of the stream.
         target: the position.
     """
     known = _known.get(key)

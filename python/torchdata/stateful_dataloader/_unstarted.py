@@ -1,7 +1,7 @@
-"""The parts of a state that a loader has before its first loop: what can be known without beginning an epoch.
+"""Builds a loader's state before its first loop, from what is known without beginning an epoch.
 
-Role: pure functions, in main. No iterator of a dataset, nor one of a user's sampler, is made for it. The keys of
-torchdata 0.11 are always the same, so states of such iterators do not stand under them, but in our part of a state.
+Role: pure functions in the main process. They create no iterator of a dataset or of a user's sampler. The keys of
+torchdata 0.11 never change, so states of such iterators are stored in this package's part of a state instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["is_own_iterator", "shown", "unstarted_place", "unstarted_sampler"]
 
 
 def unstarted_sampler(index_sampler: Any) -> dict[str, Any]:
-    """The states of a sampler and of its iterator, under keys of torchdata 0.11."""
+    """Returns the states of a sampler and of its iterator, under the keys of torchdata 0.11."""
     found: dict[str, Any] = {"_sampler_iter_state": None, "_index_sampler_state": _told(index_sampler)}
     inner = getattr(index_sampler, "sampler", index_sampler)
     if isinstance(inner, _InfiniteConstantSampler):
@@ -34,19 +34,19 @@ def unstarted_sampler(index_sampler: Any) -> dict[str, Any]:
 
 
 def shown(index_sampler: Any, state: Any) -> Any:
-    """The part of the state of a user's sampler's iterator whose keys are known before an epoch."""
+    """Returns the part of a user's sampler iterator state whose keys are known before an epoch."""
     if not _iterates_as(index_sampler, BatchSampler):
         return None
     return {key: state[key] for key in ("samples_yielded", "sampler_state") if key in state}
 
 
 def is_own_iterator(dataset: Any) -> bool:
-    """Whether an iterable dataset is its own iterator, so that the keys of the iterator's state are known."""
+    """Returns whether an iterable dataset is its own iterator, so that the keys of the iterator's state are known."""
     return hasattr(dataset, "__next__")
 
 
 def unstarted_place(dataset: Any, is_iterable: bool) -> dict[str, Any]:
-    """The place of a reader of the dataset."""
+    """Returns the snapshot of a reader that has not begun."""
     state: Any = _told(dataset)
     iterators: Any = None
     if is_iterable and is_own_iterator(dataset):
@@ -59,17 +59,17 @@ def unstarted_place(dataset: Any, is_iterable: bool) -> dict[str, Any]:
 
 
 def _told(one: Any) -> Any:
-    """A copy of an object's state; None if it has none, `UNKNOWN` if it does not tell any yet."""
+    """Returns a copy of an object's state; None if it has no state, `UNKNOWN` if the state is not available yet."""
     if not is_stateful(one):
         return None
     try:
         state = copied(state_of(one))
-    except AttributeError:  # it is its own iterator, and has not begun
+    except AttributeError:  # it is its own iterator and has not begun
         return UNKNOWN
     return UNKNOWN if state is None else state
 
 
 def _iterates_as(one: Any, cls: Any) -> bool:
-    """Whether the iterators of an object are those of a class of samplers."""
+    """Returns whether the object's iterators belong to a sampler class."""
     of_object: Any = type(one)
     return isinstance(one, cls) and of_object.__iter__ is cls.__iter__

@@ -1,6 +1,7 @@
-"""The iterator of a loader with workers: deals indices to them, and gives out their batches in turn.
+"""The iterator of a loader with workers: distributes indices to them and returns their batches in turn.
 
-Role: main. Draws indices when torch's loader would: as many as workers may be ahead, and then one with each batch.
+Role: runs in the main process. Draws indices at the same times as PyTorch's loader: first as many as the workers may be
+ahead, and then one with each batch.
 """
 
 from __future__ import annotations
@@ -48,18 +49,18 @@ __all__ = ["WorkersIterator"]
 
 @dataclass
 class _Progress:
-    """Main's knowledge of one worker's place."""
+    """What the main process knows about the position of one worker."""
 
-    #: A place of its reading, frozen or as it was loaded; None if nothing was told yet.
+    #: The last snapshot of its reading, frozen or as loaded; None before the first one.
     place: bytes | dict[str, Any] | None = None
-    #: Batches that it has given since that was told, by index the indices of them.
+    #: The batches that it has returned since the snapshot: their number, or their indices for a map-style dataset.
     since: Any = 0
     ended: bool = False
-    #: A checksum of some of the samples that it has given in this epoch, if its place is a number of batches.
+    #: A checksum of some of its samples in this epoch, if its position is a number of batches.
     digest: int | None = None
 
     def load(self, place: dict[str, Any] | None) -> None:
-        """Takes over a saved place."""
+        """Takes over a saved snapshot."""
         if place is not None:
             self.place, self.ended, self.digest = place, place["ended"], place["digest"]
 
@@ -71,7 +72,7 @@ class _Progress:
             self.since += 1
 
     def stand(self, frozen: bytes) -> None:
-        """Notes where the worker stands; empty bytes say that nothing has changed."""
+        """Records the worker's snapshot; empty bytes mean that nothing has changed."""
         self.since = [] if isinstance(self.since, list) else 0
         if frozen:
             self.place = frozen
@@ -79,12 +80,12 @@ class _Progress:
             self.place = {**self.place, "since": self.since}
 
     def reached(self) -> dict[str, Any]:
-        """The place that it has reached, as a reader restores it."""
+        """Returns the position that the worker has reached, in the form that a reader restores."""
         if isinstance(self.place, bytes):
-            self.place = thaw(self.place)  # once, however often it is asked for
+            self.place = thaw(self.place)  # thawed only once, for any number of requests
         place: Any = self.place or NO_PLACE | {"since": type(self.since)()}
         since, later = place["since"], place["later"]
-        if later:  # it is a place of the epochs before
+        if later:  # the snapshot is from an earlier epoch
             later = [*later[:-1], later[-1] + self.since]
         else:
             since = since + self.since
@@ -95,12 +96,13 @@ class _Progress:
         return reached
 
     def saved(self, is_stateful: bool, base_seed: int, worker: int) -> dict[str, Any] | None:
-        """The part of it that is saved.
+        """Returns the part of the position that is saved.
 
         Args:
-            is_stateful: whether what it reads has a state. Else its place matters where its generators have drawn.
-            base_seed: what workers are seeded with.
-            worker: its number.
+            is_stateful: whether the worker's dataset has a state. If not, the position matters only if its generators
+                were used.
+            base_seed: the seed of the workers.
+            worker: the number of the worker.
         """
         place = self.reached()
         has_place = self.place is not None or not self.since
@@ -109,7 +111,7 @@ class _Progress:
         return {**place, "random": encoded_of_worker(place["random"] or {}, base_seed, worker)}
 
     def saved_of_program(self) -> dict[str, Any]:
-        """The same for one that goes on where a loader without workers was."""
+        """Returns the saved part for a worker that continues from a loader without workers."""
         place = self.reached()
         then, later = place["random"] or {}, place["later"]
         now = place.pop("now", then)
@@ -126,31 +128,31 @@ def _has_state(place: dict[str, Any] | None) -> bool:
 _SHUT_DOWN = "the workers of this iterator were shut down before the epoch was over, so there are no more batches"
 _LEFT = "another thread has called iter(loader), which has persistent workers: the epoch that this one read is left"
 
-# Torch imports a module of its profiler with the first range. During an epoch this import would count as reads of the
-# main process, and shared files would not be noticed (`processes/positions.py`).
+# Torch imports a module of its profiler with the first range. During an epoch, the main process would appear to read
+# files, and workers that share files would not be detected (`processes/positions.py`).
 with torch.autograd.profiler.record_function("torchdata is imported"):
     pass
 
 
 class WorkersIterator(HandingIterator, StatefulIterator):
-    """Reads in worker processes, ahead of what is asked for.
+    """Reads in worker processes, ahead of requests.
 
     Raises:
-        AssertionError: `prefetch_factor` of the loader is 0.
+        AssertionError: the loader's `prefetch_factor` is 0.
     """
 
     def __init__(self, loader: Any, state: dict[str, Any] | None) -> None:
         super().__init__(loader, state)
-        #: Of which number the workers are that a dataset sees: that of shards. A process runs one or more.
+        #: The number of workers that a dataset sees, which is the number of shards. A process runs one or more shards.
         self._num_workers = max(1, self._num_shards)
-        #: Whether the next epoch has another number of them, and other processes.
+        #: Whether the next epoch has another number of shards, and therefore other processes.
         self.lasts_one_epoch = self._num_shards != loader.num_workers
-        #: Whether an epoch has begun here.
+        #: Whether an epoch has begun in this iterator.
         self._has_begun = False
         self._prefetch_factor, self._in_order = loader.prefetch_factor, loader.in_order
         if not loader.num_workers:
             self._prefetch_factor = 1
-        #: Threads that are to be told that the epoch which they read was left.
+        #: Threads to notify that the epoch which they read was left.
         self._left_behind: set[int] = set()
         if self._prefetch_factor <= 0:
             raise AssertionError("prefetch_factor must be greater than 0 for a loader with workers")
@@ -178,7 +180,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             raise
 
     def _copies(self, job: Job, workers: int) -> Copies:
-        """Copies of what a worker reads, for processes that run several shards."""
+        """Returns copies of a worker's data, for processes that run several shards."""
         try:
             return Copies((self._reading, job.init_fn))
         except Exception as error:
@@ -193,7 +195,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             ) from error
 
     def _new_pool(self, loader: Any, job: Job) -> Any:
-        """What reads the shards."""
+        """Returns the object that reads the shards."""
         context = loader.multiprocessing_context or multiprocessing.get_context()
         timeout = loader.timeout if loader.timeout > 0 else None
         workers = min(self._num_workers, loader.num_workers)
@@ -208,19 +210,20 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         )
 
     def _count_into_pool(self) -> None:
-        """Has the epoch counted that is about to begin."""
+        """Prepares counting for the epoch that is about to begin."""
         self._recorder.begin_in(self, self._pool)
 
     def _restarts(self, loader: Any) -> Callable[[Group, BaseContext], Restarts] | None:
-        """What makes those that take the places of workers that die; None: a death is an error."""
+        """Returns a factory for the object that replaces failed workers; None makes a failure an error."""
         return None
 
     # -- epochs --------------------------------------------------------------------------------------
 
     def _start(self, loader: Any, state: dict[str, Any] | None) -> None:
-        """Begins the first epoch here, or goes on with it."""
+        """Begins the first epoch of this iterator, or resumes it."""
         if state is None or is_over(state):
-            # As torch's: the sampler's iterator is made twice, and pipes' seed drawn twice, of which the first counts.
+            # As in PyTorch, the sampler's iterator is created twice and the seed of pipes is drawn twice; the first
+            # seed counts.
             seed = self._shared_seed
             self._begin_again(loader, True)
             if not self._lives_on:
@@ -239,14 +242,14 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             self._pass_over()
 
     def _begin_again(self, loader: Any, first_iter: bool) -> None:
-        """Makes the sampler's iterator for another epoch."""
+        """Creates the sampler's iterator for another epoch."""
         with self._drawing.under_way():
             self._order.note_random()
             super()._reset(loader, first_iter)
         self._order.begin(self._sampler_iter)
 
     def _places_for_workers(self, state: dict[str, Any]) -> list[Any]:
-        """A place for each worker; another number of workers has those of the others once more."""
+        """Returns a position for each worker. With another number of workers, positions are reused."""
         places = state["places"]
         if not is_over(state) and not self._num_shards:
             return [self._place_of_program(places[0], state)]
@@ -261,10 +264,10 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         return found
 
     def _place_of_program(self, place: dict[str, Any] | None, state: dict[str, Any]) -> dict[str, Any] | None:
-        """The place of a loader without workers, for a worker that goes on there.
+        """Returns a position saved without workers in the form for a worker that continues from it.
 
-        What was read under the generators of the epoch's beginning is read again under these. Behind it are those of
-        the program when the state was taken.
+        Batches that were read with the generators from the beginning of the epoch are read again with these. Later
+        batches use the program's generators from the time of the state.
         """
         if place is None:
             return None
@@ -279,8 +282,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         """Begins an epoch in all workers.
 
         Args:
-            places: where each goes on; None for the beginning.
-            fresh: the epoch of these places is over.
+            places: the position from which each worker resumes; None starts from the beginning.
+            fresh: whether the epoch of these positions is over.
             first: the worker whose turn it is.
         """
         self._finished = False
@@ -297,19 +300,19 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             for progress, place in zip(self._progress, places, strict=True):
                 progress.load(place)
         self._is_stateful = any(is_stateful(one) for one in (reading.dataset, reading.collate_fn))
-        #: Workers of which nothing was heard in this epoch yet, and whose place may be another one than it seems.
+        #: Workers that have not reported in this epoch, and whose position may therefore be out of date.
         tells = reading.is_iterable or self._is_stateful or self._has_begun
         self._unheard = set(range(self._num_workers)) if tells else set()
         self._has_begun = True
-        #: Whether handing over was cut off.
+        #: Whether returning a batch was interrupted.
         self._is_cut_off = False
-        #: A unit that has come, and was not looked at.
+        #: A unit that has arrived but was not processed.
         self._hand: list[Any] = []
         #: Units that were taken before their turn.
         self._held: deque[Any] = deque()
-        #: By number: indices that were ordered, and whose batches the user has not got.
+        #: By number: indices that were ordered, and whose batches the user has not received.
         self._waiting: dict[int, Any] = {}
-        #: By worker: which of these are its.
+        #: By worker: the numbers of its outstanding orders.
         self._busy: list[deque[int]] = [deque() for _ in places]
         self._number, self._first, self._next_worker = 0, first, first
         self._count_into_pool()
@@ -323,7 +326,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
                 self._order_next((first + number) % self._num_workers)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        """Begins another epoch with the same workers. Other threads that read the last one are told."""
+        """Begins another epoch with the same workers. Other threads that read the last epoch are notified."""
         if not self._finished:
             self._left_behind = self._readers - {threading.get_ident()}
         self._skipped, self._num_empty, self._given_before = Skipped.of(loader, None), 0, 0
@@ -333,15 +336,15 @@ class WorkersIterator(HandingIterator, StatefulIterator):
     # -- batches -------------------------------------------------------------------------------------
 
     def _order_next(self, worker: int) -> None:
-        """Orders the next index, if there is one, from a worker, or from one that has room if order is free."""
+        """Orders the next index, if any, from a worker, or from any worker with room if batches may be out of order."""
         try:
             index = self._order.draw(is_busy=bool(self._waiting))
         except StopIteration:
             return
         if self._in_order and self._reading.fills and not self._reading.is_iterable:
-            # There may have been nothing to order at a turn.
+            # There may have been nothing to order in an earlier turn.
             worker = (self._first + self._number) % self._num_workers
-        if not self._in_order and not self._reading.is_iterable:  # whoever has room, as torch's loader does it
+        if not self._in_order and not self._reading.is_iterable:  # any worker with room, as in PyTorch's loader
             while len(self._busy[worker]) >= self._prefetch_factor:
                 worker = (worker + 1) % self._num_workers
         self._waiting[self._number] = index
@@ -350,7 +353,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         self._number += 1
 
     def _wait(self) -> None:
-        """Waits for a unit, which is left in hand. May be interrupted anywhere."""
+        """Waits for a unit, and leaves it in `_hand`. May be interrupted at any point."""
         if self._left_behind and (reader := threading.get_ident()) in self._left_behind:
             self._left_behind.discard(reader)
             raise RuntimeError(_LEFT)
@@ -380,7 +383,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
                 raise
 
     def _take(self) -> Any:
-        """Takes the unit in hand; None if it was none. Its news of the place before it are noted."""
+        """Takes the unit in hand, if any, and records the snapshot from before its batch."""
         unit = self._hand.pop()
         self._pool.note(unit)
         worker, _, _, news = unit
@@ -392,7 +395,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         return unit
 
     def _hand_over(self) -> tuple[Any] | None:
-        """The batch of the unit in hand; None if it has none. Is not interrupted, see `HandingIterator`."""
+        """Returns the batch of the unit in hand; None if it has none. Cannot be interrupted; see `HandingIterator`."""
         if self._successor is not None:
             return (self._hand.pop(),)
         self._is_cut_off = True
@@ -411,12 +414,12 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             reraise(news["failure"])
         if news is not None and "empty" in news:
             self._num_empty += 1
-            return None  # it is passed over
+            return None  # the batch is passed over
         self._count()
         return (batch,)
 
     def _account(self, unit: Any) -> bool:
-        """Notes what a unit says, and orders the next index; returns whether there is something to hand over."""
+        """Processes a unit and orders the next index; returns whether there is a batch to return."""
         worker, number, _, news = unit
         progress = self._progress[worker]
         self._next_worker = (worker + 1) % self._num_workers
@@ -443,7 +446,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
     # -- state ---------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the iterator stands. Waits for the first batch of workers that have not given any."""
+        """Returns the state of the iterator. Waits for the first batch of each worker that has not returned any."""
         self._hear_all()
         seed = int(self._base_seed)
         if self._num_shards:
@@ -454,7 +457,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         return self._state(list(self._waiting.values()), places, last)
 
     def _hear_all(self) -> None:
-        """Waits for the first batch of workers that have not given any in this epoch."""
+        """Waits for the first batch of each worker that has not returned any in this epoch."""
         while not self._finished and any(self._busy[worker] or self._reading.is_iterable for worker in self._unheard):
             try:
                 self._units.wait(self._hand)
@@ -469,7 +472,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         if unit is not None:
             self._held.append(unit)
 
-    # -- the end -------------------------------------------------------------------------------------
+    # -- shutdown ------------------------------------------------------------------------------------
 
     def _end(self) -> None:
         self._finished = True
@@ -482,13 +485,13 @@ class WorkersIterator(HandingIterator, StatefulIterator):
 
     @property
     def worker_pids(self) -> list[int]:
-        """The numbers of the worker processes."""
+        """Returns the process ids of the workers."""
         return [] if self._pool.is_ending else self._pool.pids
 
     def shutdown(self) -> None:
-        """Ends the workers. The state stays. A thread that waits for a batch is told."""
+        """Stops the workers. The state remains available. Threads that wait for a batch are notified."""
         self._units.shutdown()
 
     def _shutdown_workers(self) -> None:
-        """Under the name that torch's iterator has for it, which some trainers call."""
+        """Stops the workers, under the name of PyTorch's method, which some trainers call."""
         self.shutdown()

@@ -1,21 +1,22 @@
-"""What runs in a worker of a `StatefulDataLoader`: reads what main asks for, and sends the batches.
+"""The program of a `StatefulDataLoader` worker, which reads what the main process orders and sends the batches.
 
-Role: the child's side, the program of a group of the engine. Main's orders come over the link for commands, in the
-order in which they are to be obeyed: begin an epoch, read this index, stop. Batches go out over another link, which the
-engine's pump serves: its iterator (`Batches`) takes an order and returns the batch. An iterable dataset needs no
-orders; how far it runs ahead is what main grants.
+Role: runs in the worker process, as the program of a worker group of the engine. Orders of the main process arrive over
+the command link, in the sequence in which they are executed: begin an epoch, read an index, stop. Batches are sent over
+another link, served by the engine's pump, whose iterator (`Batches`) takes an order and returns the batch. An iterable
+dataset needs no orders: the main process grants how far it may read ahead.
 
-A worker runs one shard: its part of the dataset, with its own reader, random numbers and worker info. If the epoch of
-a state was begun by more workers, a worker runs several shards in turn, each with a copy of the dataset.
+A worker runs one shard: its part of the dataset, with its own reader, random numbers and worker info. If the epoch of a
+state was begun by more workers, a worker runs several shards in turn, each with a copy of the dataset.
 
-A unit is (shard, number of the order, batch, news). `news` is a dict, mostly absent:
+A unit is (shard, number of the order, batch, news). `news` is a dict or, in most units, None:
 
-- "before", "after": the frozen place of the reading before this batch, or after it
+- "before", "after": the frozen snapshot from before this batch, or from after it
 - "failure": why there is no batch
-- "skipped": what was skipped of it; "seen": how many samples it accounts for with these, if they are not those of its
-  order; "empty": there is no batch; "left": the places of indices that were read, for another one
-- "digest": a checksum of some of the samples so far, of a stream without a state, where it has changed
-- "ended": the iterable dataset has no more; "filler": nothing, to let another worker have the first turn
+- "skipped": which samples of the batch were skipped; "seen": how many samples the batch accounts for including skipped
+  ones, if that differs from its order; "empty": there is no batch; "left": the positions of indices that were read, for
+  use in another batch
+- "digest": a checksum of some of the samples so far, for a stream without a state, if it has changed
+- "ended": the iterable dataset has ended; "filler": an empty unit that leaves the first turn to another worker
 """
 
 from __future__ import annotations
@@ -50,18 +51,18 @@ from torchdata.stateful_dataloader._skipping import NOTHING
 
 __all__ = ["NO_ORDER", "Batches", "Job", "Received", "Shard", "Start"]
 
-#: The number of a unit that answers no order.
+#: The order number of a unit that answers no order.
 NO_ORDER = -1
 
 
 @dataclass
 class Received:
-    """What main has received in this epoch of one that has died, for the one that takes its place.
+    """What the main process has received in this epoch from a failed worker, for the worker's replacement.
 
     Args:
-        account: units, and their checksum.
-        indices: what was read for those of them that the place does not tell of.
-        ended: whether the iterable dataset had no more.
+        account: the number of units and their checksum.
+        indices: the indices of those units that the snapshot does not cover.
+        ended: whether the iterable dataset had ended.
     """
 
     account: tuple[int, int]
@@ -74,9 +75,9 @@ class Start:
     """How a shard begins an epoch.
 
     Args:
-        place: the place to go on from; None for the beginning.
-        filler: whether its first unit is none, to let another shard have the first turn.
-        received: what main has received of the one before it, where it takes the place of one that has died.
+        place: the snapshot to resume from; None starts from the beginning.
+        filler: whether the first unit is empty, to leave the first turn to another shard.
+        received: what the main process has received from the failed predecessor, if this is a replacement.
     """
 
     place: Any
@@ -84,19 +85,19 @@ class Start:
     received: Received | None = None
 
 
-#: (shard, order, batch, news), as said above.
+#: (shard, order, batch, news), as described above.
 Unit = tuple[int, int, Any, dict[str, Any] | None]
 
 
 class Shard:
-    """What reads one share of the dataset, from epoch to epoch.
+    """Reads one shard of the dataset in successive epochs.
 
     Args:
-        job: what is done, with the shard's own dataset.
-        number: its number.
-        name: what the process is called in messages.
-        order: returns the index that main orders next.
-        is_local: whether this is the process of the program, which gets exceptions as they are.
+        job: the task, with the shard's own dataset.
+        number: the number of the shard.
+        name: the name of the process in messages.
+        order: returns the next index that the main process orders.
+        is_local: whether this is the main process, where exceptions are raised unchanged.
         counting: the counters of the process; None if batches are not timed.
     """
 
@@ -111,23 +112,23 @@ class Shard:
     ) -> None:
         self.job, self.number, self.name, self.is_local = job, number, name, is_local
         self.order, self.counting = order, counting
-        #: What it has of the process while another shard runs.
+        #: The shard's globals while another shard runs in the process.
         self.globals = ShardGlobals()
-        #: Whether this epoch is read as far as main has room, and needs no orders.
+        #: Whether this epoch reads as far as there is room, without orders.
         self.iterates = False
         self.reader: Reader | None = None
         self.watch: Watch
-        #: Why nothing can be read.
+        #: The reason why the shard cannot read.
         self.failure: Any = None
         if job.num_shards:
             seed_worker(job.base_seed, number)
-        else:  # it goes on with what the program has read
+        else:  # it continues from what the program has read
             set_all(job.generators)
         self._tell_torch()
 
     @classmethod
     def failed(cls, number: int, name: str, order: Callable[[], Any], failure: Any) -> Shard:
-        """One of which nothing can be read."""
+        """Returns a shard that cannot read because of a failure."""
         shard = cls.__new__(cls)
         shard.number, shard.name, shard.order, shard.is_local = number, name, order, False
         shard.reader, shard.failure = None, failure
@@ -142,17 +143,17 @@ class Shard:
             tell(self.number, job.num_shards, job.reading.dataset)
 
     def described(self, error: BaseException) -> Any:
-        """An exception as main gets it."""
+        """Returns an exception in the form in which the main process receives it."""
         return error if self.is_local else describe(error, self.name)
 
     def index_of(self, ordered: Any) -> Any:
-        """What is read for an order."""
+        """Returns the index to read for an order."""
         return self.job.reading.iterable_index() if self.job.reading.is_iterable else ordered
 
     def work_off(self, indices: list[Any]) -> None:
-        """Reads what was ordered in an epoch that was broken off, as torch's workers do.
+        """Reads the outstanding orders of an epoch that was left, as PyTorch's workers do.
 
-        So how far a dataset and its generators have come does not depend on how fast this worker was.
+        The positions of the dataset and its generators therefore do not depend on the speed of this worker.
         """
         if self.reader is None or self.failure is not None:
             return
@@ -163,13 +164,13 @@ class Shard:
                 self.reader.read(self.index_of(index))
 
     def begin_epoch(self, iterates: bool, shared_seed: int | None, fresh: bool, start: Start) -> Batches:
-        """Begins an epoch: its units, for the pump.
+        """Begins an epoch, and returns its units for the pump.
 
         Args:
-            iterates: whether it needs no orders.
-            shared_seed: what pipes of torch's kind are seeded with.
-            fresh: the epoch of the place is over: only what outlives it is taken from there.
-            start: where it begins.
+            iterates: whether the epoch needs no orders.
+            shared_seed: the seed of PyTorch pipes.
+            fresh: whether the snapshot's epoch is over, so that only state that is kept between epochs is loaded.
+            start: where the epoch begins.
         """
         self.iterates, place, received = iterates, start.place, start.received
         batches = Batches(self, start.filler)
@@ -190,7 +191,7 @@ class Shard:
         return batches
 
     def repeat(self, shared_seed: int | None, place: Any, fresh: bool, indices: list[Any]) -> None:
-        """Reads an epoch that is over once more, and drops it: later ones depend on it."""
+        """Reads a finished epoch again and drops its batches, because later epochs depend on it."""
         try:
             if self.failure is None:
                 self._begin(shared_seed, place, fresh)
@@ -199,7 +200,7 @@ class Shard:
             self.failure = self.described(error)
 
     def _read_again(self, indices: list[Any]) -> bool:
-        """Reads, and drops, what the one had read that had this place before; False where that was the end."""
+        """Reads and drops what the predecessor had read; returns False if it reached the end."""
         assert self.reader is not None
         is_whole = True
         for index in indices:
@@ -209,14 +210,14 @@ class Shard:
                 if self.job.reading.is_iterable:
                     is_whole = False
                     break
-            except Exception:  # it was reported
+            except Exception:  # the exception was already reported
                 pass
         self.watch.look()
         return is_whole
 
     def _begin(self, shared_seed: int | None, place: Any, fresh: bool) -> None:
         reading = self.job.reading
-        if shared_seed is not None:  # a pipe of torch's kind
+        if shared_seed is not None:  # the dataset is a PyTorch pipe
             from torch.utils.data.graph_settings import apply_random_seed
 
             generator = torch.Generator()
@@ -243,14 +244,14 @@ class _Worker:
 
     def __init__(self, child: Child) -> None:
         self.child, self.setup, self.sender = child, child.setup, child.sender
-        #: An order that was taken while an epoch ran, and ends it.
+        #: A command that arrived during an epoch and ends it.
         self.pending: tuple[Any, ...] | None = None
-        #: Why nothing can be read.
+        #: The reason why the worker cannot read.
         self.failure: tuple[Any, ...] | None = None
         self.shards: list[Shard] = []
-        #: Which of them runs.
+        #: The shard that currently has the process.
         self._entered = 0
-        #: What was ordered and not read in an epoch that was broken off.
+        #: Orders of an epoch that was left before they were read.
         self._left: list[Any] = []
 
     def prepare(self, program: Job) -> None:
@@ -282,7 +283,7 @@ class _Worker:
         return True
 
     def _ordered(self) -> tuple[int, Any]:
-        """The number and the index of main's next order; ends the epoch if it is another command."""
+        """Returns the number and index of the next order. Any other command ends the epoch."""
         order = self.child.next_command()
         if type(order[0]) is not int:
             self.pending = order
@@ -291,7 +292,7 @@ class _Worker:
         return number, index
 
     def _enter(self, shard: int) -> None:
-        """Lets a shard have the process, which another one has had."""
+        """Gives the process to a shard, if another shard had it."""
         if shard != self._entered and self.failure is None:
             self.shards[self._entered].globals.leave()
             self._entered = shard
@@ -300,7 +301,7 @@ class _Worker:
     def _run_epoch(
         self, epoch: int, iterates: bool, shared_seed: int | None, fresh: bool, starts: Sequence[Start]
     ) -> None:
-        """Reads until main has ordered something else, or has no room for what was read and wants it no more."""
+        """Reads until another command arrives, or the main process no longer has room for or interest in the units."""
         self.child.counting.begin(epoch)
         links = [(one.received.account if one.received is not None else (0, 0), 0, None) for one in starts]
         self.sender.start_epoch(epoch, 1, links if any(one.received is not None for one in starts) else None)
@@ -323,10 +324,10 @@ class _Worker:
 
 @dataclass
 class Job(Program):
-    """What the workers do; the same for all of them, so that it is pickled once."""
+    """The task of the workers. It is the same for all of them, so that it is pickled once."""
 
     runner: ClassVar[type[Runner]] = _Worker
-    #: As torch calls them.
+    #: PyTorch's name for a worker.
     worker_name: ClassVar[str] = "DataLoader worker process {}"
     stage: ClassVar[str] = "reading batches"
     item: ClassVar[str] = "batch"
@@ -336,25 +337,26 @@ class Job(Program):
     init_fn: Callable[[int], Any] | None
     base_seed: int
     persistent: bool
-    #: After how many batches a worker tells its place.
+    #: The number of batches between two snapshots of a worker.
     every: int = 1
-    #: How many shards there are. 0 for one that goes on where a program without workers was: it has no worker info, and
-    #: these global generators.
+    #: The number of shards. 0 for a worker that continues from a program without workers: it has no worker info, and
+    #: the program's global generators.
     num_shards: int = 0
     generators: Moment = field(default_factory=dict)
-    #: Whether the workers end with their first epoch, as the next one has another number of shards.
+    #: Whether the workers exit after their first epoch, because the next one has another number of shards.
     lasts_one_epoch: bool = False
-    #: Copies of the dataset and the functions, if processes run several shards; they are missing here then.
+    #: Copies of the dataset and the functions if processes run several shards. The job itself does not contain them
+    #: then.
     copies: Copies | None = None
 
     def copied(self) -> Job:
-        """The job of another shard in the same process."""
+        """Returns the job of another shard in the same process."""
         assert self.copies is not None
         reading, init_fn = self.copies.make()
         return replace(self, reading=reading, init_fn=init_fn, copies=None)
 
     def why_unpicklable(self, start_method: str, error: Exception) -> str:
-        """Says what to do."""
+        """Returns a message that explains what to do."""
         return (
             "StatefulDataLoader: the dataset, collate_fn or worker_init_fn cannot be pickled, which start method "
             f"{start_method!r} needs ({type(error).__name__}: {error}); open files, locks and connections in the "
@@ -362,14 +364,14 @@ class Job(Program):
         )
 
     def holds_shared_memory(self) -> bool:
-        """Whether it has tensors in shared memory, which are to stay there."""
+        """Returns whether the job contains tensors that must stay in shared memory."""
         return self.copies is not None or holds_shared_memory(self)
 
     @classmethod
     def exit_error(
         cls, process: ChildProcess, worker: int | None, text: str | None = None, item: int | None = None
     ) -> WorkerExitedError:
-        """In torch's words, too, which programs match."""
+        """Includes PyTorch's wording, which programs match."""
         error = super().exit_error(process, worker, text, item)
         text = f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly: {error}"
         if process.exitcode is not None and process.exitcode < 0:
@@ -381,27 +383,27 @@ class Batches(Iterator[Unit]):
     """The units of one epoch, for the pump.
 
     Args:
-        shard: what is read.
-        filler: whether the first unit is none.
+        shard: the shard that reads.
+        filler: whether the first unit is empty.
     """
 
     def __init__(self, shard: Shard, filler: bool) -> None:
         self._shard = shard
         self._iterates = shard.iterates
         self._reader: Reader | None = None
-        #: Units that go before all others.
+        #: Units that precede all others.
         self._owed: list[Unit] = []
         self._order = NO_ORDER
-        #: What the next unit brings along.
+        #: The news for the next unit.
         self._news: dict[str, Any] | None = None
-        #: What the last one did.
+        #: The news of the last unit.
         self._brought: dict[str, Any] | None = None
-        #: Whether no more units come.
+        #: Whether there are no more units.
         self.is_over = False
-        #: Whether the place in the dataset is told, and not just that of the generators.
+        #: Whether snapshots include the position in the dataset, rather than only the generators.
         self._takes_places = False
         self._cadence = Cadence(shard.job.every) if shard.failure is None else Cadence(1)
-        #: Until when no place is told, and nothing is looked at, by the clock.
+        #: The time before which no snapshot is taken and no generator is checked.
         self._due = 0.0
         self._last = b""
         self._digest: int | None = None
@@ -410,17 +412,17 @@ class Batches(Iterator[Unit]):
 
     @property
     def news(self) -> dict[str, Any]:
-        """What the next unit brings along, apart from its batch."""
+        """The news for the next unit, created on first use."""
         return self._news or {}
 
     def begin(self, reader: Reader, went_on: bool, told: bool = False) -> None:
-        """Sees what is read, and takes its place where that may be wanted.
+        """Starts to observe the reader, and takes its snapshot if one may be needed.
 
         Args:
-            reader: what reads; its epoch has begun.
-            went_on: whether it went on from a saved place, which main has.
-            told: whether main has units of this epoch that it has not looked at: a place before the next one would come
-                too early.
+            reader: the reader, whose epoch has begun.
+            went_on: whether it resumed from a saved position that the main process already has.
+            told: whether the main process has unprocessed units of this epoch. A snapshot before the next batch would
+                then be assigned to the wrong unit.
         """
         self._reader, self._digest = reader, reader.digest
         self._takes_places = reader.is_stateful and reader.restores_place
@@ -471,24 +473,24 @@ class Batches(Iterator[Unit]):
 
     @property
     def _tells(self) -> bool:
-        """Whether its places hold anything."""
+        """Whether its snapshots contain anything."""
         return bool(self._takes_places or self._shard.watch.moved)
 
     def _place_after(self, now: float, took: float) -> bytes | None:
-        """The place behind the batch that was just read, if it is to be told."""
+        """Returns the snapshot after the last batch, if one is due."""
         watch, cadence = self._shard.watch, self._cadence
         looks = now >= watch.due
         first = looks and watch.look_in_time(now)
         if not self._tells:
-            return b"" if looks else None  # nothing that is to be read once more
-        if not cadence.is_due(now, took) and not first:  # a place without that generator is none
+            return b"" if looks else None  # nothing that would have to be read again
+        if not cadence.is_due(now, took) and not first:  # without that generator, a snapshot is useless
             return None
         frozen = self._frozen_place()
         cadence.took(time.monotonic(), time.monotonic() - now)
         return frozen
 
     def _ordered(self) -> Any:
-        """The index that main orders next."""
+        """Returns the next index that the main process orders."""
         assert self._shard.order is not None
         try:
             self._order, index = self._shard.order()
@@ -500,7 +502,7 @@ class Batches(Iterator[Unit]):
     def _end(self, news: dict[str, Any] | None) -> Unit:
         self.is_over = True
         news = {**(news or {}), "ended": True}
-        if self._takes_places or self._shard.job.persistent:  # later epochs depend on it
+        if self._takes_places or self._shard.job.persistent:  # later epochs depend on the state
             self._shard.watch.look()
             news["after"] = self._frozen_place()
         return self._unit(None, news)
@@ -510,7 +512,7 @@ class Batches(Iterator[Unit]):
         return self._shard.number, self._order, batch, news
 
     def _frozen_place(self) -> bytes:
-        """Where the reading stands; empty if that is where it stood."""
+        """Returns the frozen snapshot; empty if nothing has changed."""
         assert self._reader is not None
         frozen = freeze(self._reader.place())
         self._reader.took(frozen)
@@ -520,7 +522,7 @@ class Batches(Iterator[Unit]):
         return frozen
 
     def _with_skipped(self, news: dict[str, Any] | None, reader: Reader, index: Any) -> dict[str, Any] | None:
-        """The news of a unit, and what was skipped of its batch."""
+        """Returns the news of a unit with what was skipped of its batch."""
         if reader.skipped:
             news = {**(news or {}), "skipped": reader.skipped}
         if reader.seen != self._shard.job.reading.samples_of(index):
@@ -528,5 +530,5 @@ class Batches(Iterator[Unit]):
         return news
 
     def failed_to_leave(self, failure: tuple[Any, ...]) -> None:
-        """Puts an error in the place of the unit that could not be sent."""
+        """Replaces a unit that could not be sent with an error."""
         self._owed.append(self._unit(None, {**(self._brought or {}), "failure": failure}))

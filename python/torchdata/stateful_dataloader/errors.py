@@ -1,4 +1,4 @@
-"""Exceptions of `StatefulDataLoader`: each is also the `RuntimeError` that torch's loader raises in its place."""
+"""Exceptions of `StatefulDataLoader`, each of which is also a `RuntimeError`, as PyTorch's loader raises."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Samplers that know their place: torch's own, whose iterators can be saved and restored.
+"""PyTorch's samplers with iterators that can be saved and restored.
 
-Role: `StatefulDataLoader` puts them where torch's loader has its own. They give the order that torch's give, and draw
-from generators what those draw, when those draw it. The states are those of torchdata 0.11.
+Role: `StatefulDataLoader` uses them instead of PyTorch's own. They produce the same order, and draw the same numbers
+from the same generators at the same times. The states have the format of torchdata 0.11.
 """
 
 from __future__ import annotations
@@ -21,24 +21,35 @@ from torchdata.stateful_dataloader._generators import decoded, encoded, read, wr
 
 __all__ = ["BatchSampler", "RandomSampler", "StatefulDistributedSampler"]
 
-#: Indices that are drawn at once with replacement, as torch's sampler does.
+#: How many indices to draw at once with replacement, as in PyTorch's sampler.
 _CHUNK = 32
-#: Stands for an index if there is none.
+#: A placeholder for no index.
 _NONE: Any = object()
 
 
 class RandomSampler(torch.utils.data.RandomSampler):
-    """Torch's `RandomSampler`, with iterators that can be saved and restored.
+    """PyTorch's `RandomSampler`, with iterators that can be saved and restored.
 
     Args:
-        data_source: what is sampled from; its length counts.
-        replacement: whether an index may come again.
-        num_samples: how many indices an epoch has; None for as many as there are.
-        generator: what is drawn from. None: each epoch has a generator of its own, seeded by torch's global one.
+        data_source: the dataset to sample from; only its length is used.
+        replacement: whether an index may be drawn more than once.
+        num_samples: the number of indices per epoch; by default (None), the length of `data_source`.
+        generator: the generator to draw from. By default (None), each epoch creates a generator that is seeded from
+            PyTorch's global generator.
 
     Raises:
-        TypeError: `replacement` is no bool.
+        TypeError: `replacement` is not a bool.
         ValueError: `num_samples` is not positive.
+
+    Example:
+        >>> from torchdata.stateful_dataloader.sampler import RandomSampler
+        >>> sampler = RandomSampler(range(5))
+        >>> indices = iter(sampler)
+        >>> first = next(indices)
+        >>> resumed = iter(sampler)
+        >>> resumed.load_state_dict(indices.state_dict())
+        >>> list(resumed) == list(indices)
+        True
     """
 
     def __init__(
@@ -51,7 +62,7 @@ class RandomSampler(torch.utils.data.RandomSampler):
         super().__init__(data_source, replacement, num_samples, generator)
 
     def __iter__(self) -> Iterator[int]:
-        """The indices of an epoch; the iterator has `state_dict` and `load_state_dict`."""
+        """Returns an iterator over the indices of an epoch, with `state_dict` and `load_state_dict`."""
         return RandomIndices(self)
 
     def __len__(self) -> int:
@@ -59,20 +70,20 @@ class RandomSampler(torch.utils.data.RandomSampler):
 
 
 class RandomIndices(Iterator[int]):
-    """One epoch of a `RandomSampler`. Draws its order when the first index is asked for.
+    """One epoch of a `RandomSampler`. Draws its order when the first index is requested.
 
     Args:
-        sampler: whose epoch it is.
+        sampler: the sampler of the epoch.
     """
 
     def __init__(self, sampler: RandomSampler) -> None:
         self._sampler = sampler
         self._yielded = 0
-        #: The generator's state before the order was drawn; None before that.
+        #: The generator's state before the order was drawn; None if it was not drawn yet.
         self._origin: bytes | None = None
         self._chunks: Iterator[list[int]] = iter(())
         self._chunk: list[int] = []
-        #: Where in the chunk the next index is.
+        #: The position of the next index in the chunk.
         self._place = 0
 
     def __next__(self) -> int:
@@ -82,7 +93,7 @@ class RandomIndices(Iterator[int]):
         return indices[0]
 
     def take(self, count: int) -> list[int]:
-        """The next indices, fewer than `count` where the epoch ends."""
+        """Returns the next `count` indices, or fewer at the end of the epoch."""
         if self._origin is None:
             self._draw(None)
         taken = self._chunk[self._place : self._place + count]
@@ -98,7 +109,7 @@ class RandomIndices(Iterator[int]):
         return taken
 
     def _draw(self, state: bytes | None) -> None:
-        """Begins the order, of a generator in this state if one is given."""
+        """Draws the order, from the given generator state if there is one."""
         generator = self._sampler.generator
         if generator is None:
             generator = torch.Generator()
@@ -120,23 +131,23 @@ class RandomIndices(Iterator[int]):
         else:
             for _ in range(sampler.num_samples // there):
                 yield torch.randperm(there, generator=generator).tolist()
-            # Drawn also if none of it is used: later epochs depend on it.
+            # Drawn even if it is not used, because later epochs depend on it.
             yield torch.randperm(there, generator=generator).tolist()[: sampler.num_samples % there]
 
     def state_dict(self) -> dict[str, Any]:
-        """How many indices were yielded, and of which generator they are."""
+        """Returns how many indices were yielded, and the generator state of their order."""
         return self.state_before(0)
 
     def state_before(self, count: int) -> dict[str, Any]:
-        """The state before so many of the indices were yielded."""
+        """Returns the state from before the last `count` indices were yielded."""
         origin = None if self._origin is None else encoded(self._origin)
         return {"yielded": self._yielded - count, "generator": origin}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on from a saved place. A generator of the sampler's own is set to where that leaves it.
+        """Resumes from a saved position. Sets the sampler's own generator to the state after the order was drawn.
 
         Args:
-            state_dict: what `state_dict` returned.
+            state_dict: a result of `state_dict`.
         """
         if isinstance(state_dict, dict) and state_dict.get("generator") is None:  # nothing was drawn
             self._origin, self._yielded = None, 0
@@ -156,43 +167,54 @@ class RandomIndices(Iterator[int]):
 
 
 class BatchSampler(torch.utils.data.BatchSampler):
-    """Torch's `BatchSampler`, with iterators that can be saved and restored.
+    """PyTorch's `BatchSampler`, with iterators that can be saved and restored.
 
     Args:
-        sampler: gives the indices. If neither it nor its iterator has `state_dict` and `load_state_dict`, a restored
-            iterator passes over those that had been yielded.
-        batch_size: indices of a batch.
-        drop_last: whether a last batch that is shorter is dropped.
+        sampler: the sampler that provides the indices. If neither the sampler nor its iterator has `state_dict` and
+            `load_state_dict`, a restored iterator skips the indices that were already yielded.
+        batch_size: the number of indices per batch.
+        drop_last: whether to drop a shorter last batch.
 
     Raises:
-        ValueError: `batch_size` is no positive int, or `drop_last` no bool.
+        ValueError: `batch_size` is not a positive int, or `drop_last` is not a bool.
+
+    Example:
+        >>> from torchdata.stateful_dataloader.sampler import BatchSampler
+        >>> sampler = BatchSampler(range(5), batch_size=2, drop_last=False)
+        >>> batches = iter(sampler)
+        >>> next(batches)
+        [0, 1]
+        >>> resumed = iter(sampler)
+        >>> resumed.load_state_dict(batches.state_dict())
+        >>> list(resumed)
+        [[2, 3], [4]]
     """
 
     def __init__(self, sampler: Any, batch_size: int, drop_last: bool) -> None:
         super().__init__(sampler, batch_size, drop_last)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """The batches of an epoch; the iterator has `state_dict` and `load_state_dict`."""
+        """Returns an iterator over the batches of an epoch, with `state_dict` and `load_state_dict`."""
         return BatchIndices(self)
 
 
 class BatchIndices(Iterator[list[int]]):
-    """One epoch of a `BatchSampler`. Reads the sampler when the first batch is asked for.
+    """One epoch of a `BatchSampler`. Begins to read the sampler when the first batch is requested.
 
     Args:
-        batches: whose epoch it is.
+        batches: the sampler of the epoch.
     """
 
     def __init__(self, batches: BatchSampler) -> None:
         self._batches = batches
         self._iterator: Iterator[int] | None = None
         self._yielded = 0
-        #: Whether the sampler has ended, and how many indices were left for no batch.
+        #: Whether the sampler has ended, and how many of its indices were dropped.
         self._ended, self._dropped = False, 0
 
     @property
     def keeps_place(self) -> bool:
-        """Whether what is below has a state that is a user's."""
+        """Returns whether the wrapped sampler has a user-defined state."""
         if is_stateful(self._batches.sampler):
             return True
         return is_stateful(self._iterator) and type(self._iterator) is not RandomIndices
@@ -216,32 +238,32 @@ class BatchIndices(Iterator[list[int]]):
 
     @property
     def samples_yielded(self) -> int:
-        """How many indices were yielded."""
+        """Returns how many indices were yielded."""
         return self._yielded
 
     @property
     def has_ended(self) -> bool:
-        """Whether the sampler has ended."""
+        """Returns whether the sampler has ended."""
         return self._ended
 
     def start_from(self, iterator: Iterator[int], yielded: int) -> None:
-        """Has the next batches come of an iterator of the sampler.
+        """Makes the next batches read from an iterator of the sampler.
 
         Args:
             iterator: the iterator.
-            yielded: how many of its indices were yielded before.
+            yielded: how many of its indices were already yielded.
         """
         self._iterator, self._yielded = iterator, yielded
 
     def pass_samples(self, count: int, most_missing: int = 0) -> None:
-        """Takes so many indices of the sampler, or at its end some less, whatever batches they were in."""
+        """Skips `count` indices of the sampler, or up to `most_missing` fewer at its end, in any batches."""
         if self._iterator is None:
             self._iterator = iter(self._batches.sampler)
         pass_over(self._iterator, count - most_missing)
         self._yielded += count - most_missing + sum(1 for _ in itertools.islice(self._iterator, most_missing))
 
     def state_dict(self) -> dict[str, Any]:
-        """How many indices were yielded, and the states of what is below if it has any."""
+        """Returns how many indices were yielded, and the states of the sampler and its iterator, if any."""
         state = self.state_before(0)
         if self._ended:
             state["ended"] = True
@@ -252,7 +274,7 @@ class BatchIndices(Iterator[list[int]]):
         return state
 
     def state_before(self, count: int) -> dict[str, Any]:
-        """The state before so many of the samples were yielded, where what is below keeps no place of a user's."""
+        """Returns the state from before the last `count` samples, for a sampler without a user-defined state."""
         state: dict[str, Any] = {"samples_yielded": self._yielded - count}
         if type(self._iterator) is RandomIndices:
             state["sampler_iter_state"] = self._iterator.state_before(count + self._dropped)
@@ -261,10 +283,10 @@ class BatchIndices(Iterator[list[int]]):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on from a saved place.
+        """Resumes from a saved position.
 
         Args:
-            state_dict: what `state_dict` returned.
+            state_dict: a result of `state_dict`.
         """
         sampler = self._batches.sampler
         self._yielded = count_in(state_dict, "samples_yielded")
@@ -281,26 +303,37 @@ class BatchIndices(Iterator[list[int]]):
             pass_over(self._iterator, self._yielded)
         self._ended = bool(state_dict.get("ended"))
         if self._ended and next(self._iterator, _NONE) is not _NONE and is_stateful(sampler):
-            # It had made itself ready for the next epoch, and begins that now: it is to begin it later.
+            # The sampler had prepared itself for the next epoch. Iterating now would begin that epoch too early.
             give(sampler, state_dict["sampler_state"])
 
 
 class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler[Any]):
-    """Torch's `DistributedSampler`, which can be saved and restored. `set_epoch` is yours to call, as there.
+    """PyTorch's `DistributedSampler`, which can be saved and restored. As there, your code must call `set_epoch`.
 
     Args:
-        dataset: what is sampled from.
-        num_replicas: how many ranks there are; None for those of `torch.distributed`.
-        rank: which of them this is; None for the one of `torch.distributed`.
+        dataset: the dataset to sample from.
+        num_replicas: the number of ranks; by default (None), that of `torch.distributed`.
+        rank: the rank of this process; by default (None), that of `torch.distributed`.
         shuffle: whether the order is random.
-        seed: what all ranks seed it with.
-        drop_last: whether indices are left out, rather than repeated, so that all ranks have as many.
+        seed: the seed, which must be the same on all ranks.
+        drop_last: whether indices are dropped, rather than repeated, so that all ranks have the same number.
 
     Raises:
-        ValueError: `rank` is none of them.
+        ValueError: `rank` is out of range.
+
+    Example:
+        >>> from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
+        >>> sampler = StatefulDistributedSampler(range(6), num_replicas=2, rank=0, shuffle=False)
+        >>> next(iter(sampler))
+        0
+        >>> state = sampler.state_dict()
+        >>> sampler = StatefulDistributedSampler(range(6), num_replicas=2, rank=0, shuffle=False)
+        >>> sampler.load_state_dict(state)
+        >>> list(sampler)
+        [2, 4]
     """
 
-    # The field of a state, by the name that programs read of torchdata 0.11's.
+    # The state field, named as in torchdata 0.11, where programs read it.
     _YIELDED = "yielded"
 
     def __init__(
@@ -313,30 +346,32 @@ class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler
         drop_last: bool = False,
     ) -> None:
         super().__init__(dataset, num_replicas, rank, shuffle, seed, drop_last)
-        # Indices that were yielded in this epoch.
+        # The number of indices yielded in this epoch.
         self.yielded = 0
-        # How many the next epoch is to pass over; None for none.
+        # The number of indices that the next epoch skips; None for none.
         self.next_yielded: int | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        """The indices of this rank; after `load_state_dict`, those that are left."""
+        """Returns an iterator over the indices of this rank. After `load_state_dict`, only the remaining ones are
+        included.
+        """
         self.yielded, self.next_yielded = self.next_yielded or 0, None
         for index in itertools.islice(super().__iter__(), self.yielded, None):
             self.yielded += 1
             yield index
 
     def state_dict(self) -> dict[str, Any]:
-        """How many indices were yielded."""
+        """Returns how many indices were yielded."""
         return {self._YIELDED: self.yielded if self.next_yielded is None else self.next_yielded}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next iterator go on from a saved place.
+        """Makes the next iterator resume from a saved position.
 
         Args:
-            state_dict: what `state_dict` returned.
+            state_dict: a result of `state_dict`.
 
         Raises:
-            ValueError: it did not.
+            ValueError: `state_dict` is not such a result.
         """
         if self._YIELDED not in state_dict:
             raise ValueError("Invalid state_dict: the state of a StatefulDistributedSampler has 'yielded'")
@@ -344,10 +379,10 @@ class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler
 
 
 def count_in(state: Any, name: str) -> int:
-    """A count that stands in a state.
+    """Returns a count from a state.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the value is not a count.
     """
     count = state.get(name) if isinstance(state, dict) else None
     if isinstance(count, int) and count < 0:
@@ -358,10 +393,10 @@ def count_in(state: Any, name: str) -> int:
 
 
 def pass_over(iterator: Iterator[Any], count: int) -> None:
-    """Takes so many indices of an iterator.
+    """Skips `count` indices of an iterator.
 
     Raises:
-        ValueError: it has not so many.
+        ValueError: the iterator has fewer indices.
     """
     if count > 0 and not seek(iterator, count) and next(itertools.islice(iterator, count - 1, None), _NONE) is _NONE:
         raise ValueError(

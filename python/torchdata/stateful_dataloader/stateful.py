@@ -1,4 +1,4 @@
-"""Stateful: what it takes for a dataset, an iterator, a sampler or a collate function to save its own place."""
+"""The protocol by which a dataset, an iterator, a sampler or a collate function saves its own state."""
 
 from __future__ import annotations
 

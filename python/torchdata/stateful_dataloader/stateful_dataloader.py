@@ -1,7 +1,7 @@
-"""StatefulDataLoader: torch's `DataLoader`, whose place can be saved at any batch, on this package's engine.
+"""`StatefulDataLoader`: PyTorch's `DataLoader` on this package's engine, with a state that can be saved at any batch.
 
-Role: main. The constructor, the attributes and their guards are torch's; iterators are this package's (`_in_process`,
-`_with_workers`). The loader keeps its last iterator, which knows the place.
+Role: runs in the main process. The constructor, the attributes and their checks are PyTorch's. The iterators are this
+package's (`_in_process`, `_with_workers`). The loader keeps its last iterator, which knows the position.
 """
 
 from __future__ import annotations
@@ -46,87 +46,87 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class _Indexed(Protocol[T_co]):
-    """Samples by index, of whatever class."""
+    """A map-style dataset of any class."""
 
     def __getitem__(self, index: Any, /) -> T_co: ...
 
 
-#: Whether torch's loader knows `in_order`, as it does since 2.6.
+#: Whether PyTorch's loader has the argument `in_order`, which was added in 2.6.
 _KNOWS_ORDER = "in_order" in signature_of(DataLoader.__init__).parameters
 
 
 class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
-    """Torch's `DataLoader`, with `state_dict` and `load_state_dict`.
+    """PyTorch's `DataLoader`, with `state_dict` and `load_state_dict`.
 
-    The order of samples, the seeds of workers and all arguments are those of `torch.utils.data.DataLoader`; see there.
-    A state counts what the user got: what workers have read ahead is neither lost nor does it come twice. After
-    `load_state_dict` the next loop goes on behind the last batch, or with the next epoch if the last one was over.
+    The order of samples, the worker seeds and all arguments are the same as in `torch.utils.data.DataLoader`. A state
+    reflects what the program has received: samples that workers have read ahead are neither lost nor repeated. After
+    `load_state_dict`, the next loop resumes after the last batch, or begins the next epoch if the last one was over.
 
-    Datasets, their iterators, samplers and collate functions with `state_dict` and `load_state_dict` are saved and
-    restored by these. An iterable dataset without them is read again from its beginning, and a sampler too.
+    Datasets, their iterators, samplers and collate functions that have `state_dict` and `load_state_dict` are saved and
+    restored by these methods. An iterable dataset or a sampler without them is read again from its beginning.
 
-    Threads may share an iterator, whose batches then go to one of them each. A copy, by `copy` or pickle, is a loader
-    of its own that has not begun.
+    Threads may share an iterator, in which case each batch goes to one of them. A copy (by `copy` or pickle) is an
+    independent loader that has not begun.
 
     Args:
         dataset: a map-style or iterable dataset.
-        batch_size: samples of a batch; None for samples as they are.
-        shuffle: whether a map-style dataset is read in random order.
-        sampler: gives the indices, in place of `shuffle`. A set is sorted, because its order may be another one in each
-            process.
-        batch_sampler: gives lists of indices, in place of `batch_size`, `shuffle`, `sampler` and `drop_last`.
-        num_workers: processes that read; 0 to read in this one.
-        collate_fn: makes a batch of a list of samples.
-        pin_memory: whether batches are copied to pinned memory, in a thread if there are workers.
-        drop_last: whether a last batch that is shorter is dropped.
-        timeout: seconds that a batch of a worker is waited for; 0 for ever.
-        worker_init_fn: called in each worker with its number, once it is seeded.
-        multiprocessing_context: how workers start: a name, or a context of multiprocessing.
-        generator: draws the order and the workers' seeds; None for torch's global one.
-        prefetch_factor: batches that each worker may be ahead; 2 by default.
-        persistent_workers: whether workers live on between epochs.
-        pin_memory_device: deprecated by torch.
-        in_order: whether batches come in the order of their indices, rather than as they are ready.
-        snapshot_every_n_steps: after how many batches datasets and samplers are asked for their states. A state is
-            exact at each batch all the same: what came since is read again, and dropped. A state that takes long is
-            asked for more rarely.
-        on_worker_exit: what becomes of a worker that dies: "error" raises `WorkerExitedError`; "restart" puts another
-            process in its place, with a `RuntimeWarning`, and goes on: no batch is lost, none comes twice, in the same
-            order. What the worker had read since the place that it told last is read again. The third death in a row
-            at the same batch raises all the same.
-        on_timeout: what is done when a batch has not come for `timeout` seconds: "error" raises `WorkerTimeoutError`,
-            which is torch's `RuntimeError`, too; "restart" kills the worker, and puts another process in its place, as
-            `on_worker_exit="restart"` does, with a `RuntimeWarning` that brings its Python stacks. By itself it does
-            not do that for workers that die otherwise. A worker has twice as long at a batch for each that was killed
-            at it, and a minute at least before its first.
-        patience: with `on_timeout="restart"`, the seconds that a worker has which works: its threads have run, or have
-            waited for a processor, for a tenth of the time at least. None: `timeout`, as all others.
-        on_error: what becomes of a sample at which `dataset[index]`, or `__getitems__`, raises: "raise" raises it, and
-            its batch is lost; "skip" leaves it out of its batch, which is shorter then, and a batch of which nothing is
-            left is passed over. `__getitems__` is called anew for each index of a batch at which it has raised. Of an
-            iterable dataset, `__next__` of what its `__iter__` returns is called again; a generator that raises has
-            ended, and a dataset whose `__iter__` is one is refused. Exceptions of `collate_fn`, `MemoryError`,
-            `KeyboardInterrupt`, `SystemExit` and deaths of workers are never skipped. What was skipped is counted by
-            the kind of exception; the counts stand in the state and, at the end of an epoch, in a `RuntimeWarning`.
-        error_limit: how many samples may be skipped in an epoch, by all workers together; a float is a share of the
-            samples, judged from the 100th on and at the end. More raise `TooManySkipped`. None: any number.
-        error_log: a file to which a line of JSON is appended for each skipped sample of a batch that comes: `epoch` (of
-            this loader, from 0), `worker` (its number, or null), `dataset` (your code that reads
-            samples, with its file and line), `index`, `error`, `message` and
-            `notes`. The index of a stream is the number of the sample that the iterator of that worker raised at,
-            counted from 0, or null where the dataset was given a state inside an epoch. None: no file.
-        error_fill: whether batches from which samples are left out are filled up from the next indices of the sampler,
-            so that all but the last one are full. In workers such a batch is read again, with what fills it up, as the
-            next one that is ordered: its samples come later than those of the batches that were ordered before.
-        stats: how often batches are timed: "counts" times so few that it costs less than 1 %, "full" each one; None for
-            what the environment variable `TORCHDATA_STATS` says, or else "counts". See `stats()`.
-        wait_warning: the share of an epoch that the program may wait for batches. The first epoch of 10 seconds or more
-            that waits longer gives a `RuntimeWarning`, which names the slow function, its file and its line. None, or
-            `TORCHDATA_WAIT_WARNING=0` in the environment: no warning.
-
+        batch_size: samples per batch; None returns single samples.
+        shuffle: whether to read a map-style dataset in random order.
+        sampler: provides the indices, instead of `shuffle`. A set is sorted, because its order may differ between
+            processes.
+        batch_sampler: provides lists of indices, instead of `batch_size`, `shuffle`, `sampler` and `drop_last`.
+        num_workers: the number of worker processes; 0 reads in the main process.
+        collate_fn: a function that turns a list of samples into a batch.
+        pin_memory: whether to copy batches to pinned memory, in a thread if there are workers.
+        drop_last: whether to drop a shorter last batch.
+        timeout: seconds to wait for a batch from a worker; 0 for no limit.
+        worker_init_fn: a function that is called in each worker with its number after seeding.
+        multiprocessing_context: the start method of workers, or a multiprocessing context.
+        generator: the generator for the order and the worker seeds; None for PyTorch's global generator.
+        prefetch_factor: how many batches each worker may be ahead; 2 by default.
+        persistent_workers: whether to keep the workers between epochs.
+        pin_memory_device: deprecated by PyTorch.
+        in_order: whether batches are returned in the order of their indices, rather than as soon as they are ready.
+        snapshot_every_n_steps: the number of batches between snapshots of datasets and samplers. A state is exact at
+            each batch nevertheless: after a resume, the batches since the last snapshot are read again and dropped.
+            Snapshots that take long are taken less often.
+        on_worker_exit: what happens if a worker process exits. "error" raises `WorkerExitedError`. "restart" replaces
+            the worker, issues a `RuntimeWarning`, and continues: no batch is lost or repeated, and the order is the
+            same. Batches since the worker's last snapshot are read again. The third exit in a row at the same batch
+            always raises.
+        on_timeout: what happens if no batch arrives within `timeout` seconds. "error" raises `WorkerTimeoutError`,
+            which is also PyTorch's `RuntimeError`. "restart" kills and replaces the worker as with
+            `on_worker_exit="restart"`, and issues a `RuntimeWarning` with the worker's Python stacks. It does not cover
+            workers that exit for other reasons. Each kill at the same batch doubles the time limit for that batch, and
+            a worker has at least a minute before its first batch.
+        patience: with `on_timeout="restart"`, the seconds granted to a worker that is busy, which means that its
+            threads have run or waited for a processor for at least a tenth of the time. None uses `timeout` for all
+            workers.
+        on_error: what happens to a sample if `dataset[index]` or `__getitems__` raises. "raise" raises the exception,
+            and the batch is lost. "skip" leaves the sample out, which makes the batch shorter; an empty batch is passed
+            over. If `__getitems__` raises, it is called again for each index of the batch. For an iterable dataset,
+            `__next__` of its iterator is called again. A generator ends when it raises, so a dataset whose `__iter__`
+            is a generator function is refused. Exceptions of `collate_fn`, `MemoryError`, `KeyboardInterrupt`,
+            `SystemExit` and worker exits are never skipped. Skipped samples are counted by kind of exception. The state
+            contains these counts, and a `RuntimeWarning` reports them at the end of an epoch.
+        error_limit: how many samples may be skipped per epoch, by all workers together. A float is a fraction of the
+            samples, which is checked from the 100th sample on and at the end. More skipped samples raise
+            `TooManySkipped`. None: no limit.
+        error_log: a file to which a JSON line is appended for each skipped sample of a returned batch: `epoch` (of this
+            loader, from 0), `worker` (its number, or null), `dataset` (your code that reads samples, with its file and
+            line), `index`, `error`, `message` and `notes`. For a stream, the index counts the samples of that worker's
+            iterator from 0; it is null if the dataset loaded a state within an epoch. None: no file.
+        error_fill: whether incomplete batches are filled up with the next indices of the sampler, so that all batches
+            except the last are full. In workers, such a batch is read again together with the added samples, as the
+            next ordered batch. Its samples therefore arrive after those of the batches that were ordered earlier.
+        stats: how often batches are timed. "counts" times few enough to cost less than 1 %; "full" times every batch.
+            None uses the environment variable `TORCHDATA_STATS`, or else "counts". See `stats()`.
+        wait_warning: the fraction of an epoch that the program may spend waiting for batches. The first epoch of at
+            least 10 seconds that waits longer issues a `RuntimeWarning`, which names the slow function, its file and
+            its line. None, or `TORCHDATA_WAIT_WARNING=0` in the environment, disables the warning.
     Raises:
         ValueError: arguments are out of range, or exclude each other.
-        TypeError: `multiprocessing_context` is none, `error_limit` no number, or `error_fill` no bool.
+        TypeError: `multiprocessing_context` is not valid, `error_limit` is not a number, or `error_fill` is not a bool.
         TooManySkipped: while iterating, more than `error_limit` samples have raised; a `RuntimeError`.
 
     Example:
@@ -188,7 +188,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
                 'is DataLoader2.from_dataset(dataset, batch_size, num_workers="auto")'
             )
         recorder = BatchRecorder(stats, wait_warning)
-        any_dataset: Any = dataset  # torch's loader takes what has samples, whatever its annotation says
+        any_dataset: Any = dataset  # torch's loader accepts any object with samples, regardless of its annotation
         super().__init__(
             any_dataset,
             batch_size,
@@ -214,27 +214,27 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         self.on_error, self.error_limit = on_error, error_limit
         self.error_log = None if error_log is None else os.fspath(error_log)
         self.error_fill = error_fill
-        #: How many epochs were begun, for the log.
+        #: How many epochs have begun, for the log.
         self._epochs_begun = 0
         self._recorder = recorder
-        # Past torch's guard: these are the same samplers, which can be saved.
+        # Bypasses PyTorch's check: these are the same samplers with a state.
         own = vars(self)
         if sampler is None and type(self.sampler) is torch.utils.data.RandomSampler:
             own["sampler"] = RandomSampler(self.sampler.data_source, generator=generator)
         if batch_sampler is None and self.batch_sampler is not None:
             own["batch_sampler"] = BatchSampler(self.sampler, self.batch_size or 1, self.drop_last)
-        #: A state that the next loop begins with.
+        #: The state with which the next loop begins.
         self._loaded: Any = None
         self._is_strict = True
-        #: Where orders and seeds are drawn from.
+        #: The generators for orders and seeds.
         self._drawing = Drawing(self, generators_drawn_by(self._index_sampler))
-        #: The reader of this process, from one epoch to the next.
+        #: The reader of this process, kept from one epoch to the next.
         self._reader: Reader | None = None
 
     # -- iterating -----------------------------------------------------------------------------------
 
     def __iter__(self) -> Any:
-        """An iterator over an epoch, or over what is left of the one whose state was loaded."""
+        """Returns an iterator over an epoch, or over the rest of the epoch whose state was loaded."""
         if self._loaded is not None:
             state = fitted(normalized(self._loaded), self, self._is_strict)
             self._reader = self._reader and self._reader.anew()
@@ -243,7 +243,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             return self._iterator
         if self._iterator is not None and self.persistent_workers and not self._iterator.is_inherited():
             if self._iterator.lasts_one_epoch:
-                # Its workers were those of a state, and end. What outlives the epoch is passed on by a state.
+                # Its workers belonged to a loaded state and exit. State that is kept between epochs is transferred.
                 if self._iterator.is_finished:
                     self.load_state_dict(self.state_dict())
                     return iter(self)
@@ -252,7 +252,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
                 return self._iterator
             self._iterator.turn.call(partial(self._iterator._reset, self))
         else:
-            self._iterator = None  # ends its workers, unless the user holds it
+            self._iterator = None  # stops its workers, unless the user holds the iterator
             self._iterator = self._get_iterator()
         return self._iterator
 
@@ -266,7 +266,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         kind = RestartingIterator if survived_by(self) else WorkersIterator
         return kind(self, state)
 
-    # -- what it says of itself ----------------------------------------------------------------------
+    # -- introspection -------------------------------------------------------------------------------
 
     def worker_pids(self) -> list[int]:
         """See `ObservedLoader`."""
@@ -275,23 +275,23 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
     # -- state ---------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The place behind the last batch that the user got; after `load_state_dict`, what was loaded.
+        """Returns the state after the last batch that the program received; after `load_state_dict`, the loaded state.
 
-        It is made of what `torch.save` writes and `torch.load(weights_only=True)` reads, as long as the states of your
-        dataset and samplers are. Taking it changes nothing.
+        `torch.save` can write it and `torch.load(weights_only=True)` can read it, provided that this is true of the
+        states of your dataset and samplers. Calling this method changes nothing.
         """
         if self._loaded is not None:
             return copied(self._loaded)  # type: ignore[no-any-return]
         if self._iterator is not None:
-            return self._iterator.turn.call(self._iterator.state_dict)  # in turn with threads that read
+            return self._iterator.turn.call(self._iterator.state_dict)  # takes turns with threads that read
         return self._unstarted()
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy, by `copy` or pickle, is a loader of its own, which has not begun."""
+        """Makes a copy, by `copy` or pickle, an independent loader that has not begun."""
         return {**self.__dict__, "_iterator": None, "_recorder": self._recorder.copied()}
 
     def _unstarted(self) -> dict[str, Any]:
-        """The state before the first loop: where the order and the seeds will be drawn from."""
+        """Returns the state before the first loop, with the generators that will determine the order and the seeds."""
         is_iterable = self._dataset_kind == 1
         main = {
             **unstarted_sampler(self._index_sampler),
@@ -306,7 +306,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             "is_own_iterator": is_own_iterator(self.dataset),
             "last_worker": self.num_workers - 1,
         }
-        # Each has a copy of its own, because a checkpoint is loaded into them.
+        # Each worker has a separate copy, because a checkpoint is loaded into it.
         places = [unstarted_place(self.dataset, is_iterable) for _ in range(self.num_workers or 1)]
         if self.num_workers == 0:  # samples may be drawn from the program's generators
             places[0]["random"] = {name: encoded(read(name)) for name in GLOBAL}
@@ -315,16 +315,16 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         return laid_out(main, places, ours, self.num_workers)
 
     def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:
-        """Makes the next loop go on from a saved place, also one that torchdata 0.8 to 0.11 saved.
+        """Makes the next loop resume from a saved state, which torchdata 0.8 to 0.11 may have saved.
 
-        The number of workers may be another one. An iterable dataset still sees the number of the state, until the
-        epoch ends; if the loader has fewer workers, a process reads several copies of the dataset, which must be
-        picklable. Workers that live on are ended. An iterator that was made before goes on from the state, too, if it
-        has given no batch; else its next batch raises `RuntimeError`.
+        The number of workers may differ. An iterable dataset still sees the state's number of workers until the epoch
+        ends. If the loader has fewer workers, a process reads several copies of the dataset, which must be picklable.
+        Persistent workers are stopped. An iterator that was created before also resumes from the state if it has
+        returned no batch; otherwise, its next batch raises `RuntimeError`.
 
-        Inside an epoch the next loop raises `ValueError` if the class of the sampler, the length of a map-style dataset
-        or the number of ranks is another one. If the epoch had given no batch yet, it begins anew instead. The loop
-        warns if the state is that of another rank.
+        Within an epoch, the next loop raises `ValueError` if the class of the sampler, the length of a map-style
+        dataset or the number of ranks differs. If the epoch had not returned any batch, it starts over instead. The
+        loop warns if the state belongs to another rank.
 
         Args:
             state_dict: what `state_dict` returned; an empty dict for none.
@@ -333,8 +333,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
                 over as many batches in both cases, so samples may repeat or be missing.
 
         Raises:
-            TypeError: it is no dict.
-            ValueError: it is the state of something else.
+            TypeError: `state_dict` is not a dict.
+            ValueError: `state_dict` is not a state of a `StatefulDataLoader`.
         """
         if state_dict != {}:
             state = normalized(state_dict)
@@ -349,5 +349,5 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
 
     @property
     def has_state_to_take(self) -> bool:
-        """Whether a state was loaded, and no loop has begun since."""
+        """Returns whether a state was loaded, and no loop has begun since."""
         return self._loaded is not None

@@ -1,4 +1,4 @@
-"""The common fixture of loaders' tests: a machine of another size than this one, for choices by that size."""
+"""A shared fixture of the loader tests, which simulates another number of cores and amount of memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchdata import _machine as machine
 
 @pytest.fixture
 def machine_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Sets how many cores there are, and how much memory is left."""
+    """Sets the number of cores and the remaining memory."""
 
     def of(cores: int, memory: int | None = 1 << 40) -> None:
         monkeypatch.setattr(machine, "cores", lambda: cores)

@@ -24,7 +24,7 @@ from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Shuffler
 
 
 class Waiting(IterDataPipe):
-    """Has a timeout to set."""
+    """A pipe with a timeout to set."""
 
     def __init__(self, source):
         self.source = source

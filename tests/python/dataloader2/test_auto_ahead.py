@@ -21,7 +21,7 @@ pytestmark = pytest.mark.alone
 
 
 def unsteady(item: int) -> int:
-    """Takes no time but for some items in a row, which an average of 2 ms an item gives."""
+    """Takes no time except for some consecutive items, which results in an average of 2 ms per item."""
     time.sleep(0.03 if item % 32 < 2 else 0.0)
     return item
 
@@ -55,7 +55,7 @@ def test_places_lack_only_where_the_source_was_stopped_before():
         thread.start()
         return thread
 
-    for _ in range(5):  # it is always waited for, and never stopped
+    for _ in range(5):  # the consumer always waits, and the thread is never stopped
         thread = make(0.01)
         queue.pop()
         thread.join()
@@ -76,7 +76,7 @@ def test_places_lack_only_where_the_source_was_stopped_before():
 
 
 def test_large_items_keep_a_thread_from_reading_far_ahead(monkeypatch):
-    monkeypatch.setattr(machine, "memory_left", lambda: 16 * 3 * (8 << 18))  # three items are its part
+    monkeypatch.setattr(machine, "memory_left", lambda: 16 * 3 * (8 << 18))  # its part suffices for three items
     pipe = IterableWrapper(range(300)).map(wide).prefetch("auto")
     for _ in pipe:
         time.sleep(0.0015)

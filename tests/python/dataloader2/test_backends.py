@@ -1,6 +1,6 @@
-"""Whatever runs the workers, a loader does the same: order, states, other numbers of workers, exits, errors, lives.
+"""A loader behaves the same with any backend: order, states, other numbers of workers, exits, errors, lives.
 
-The backends are processes, processes after carriers, and Ray on one node and over three.
+The backends are processes, processes behind carriers, and Ray on one node and on three nodes.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ pytestmark = [
     *of_ray,
 ]
 
-#: Pipelines for all backends but that which has all.
+#: Pipelines for all backends, except for the backend that runs all pipelines.
 FEW = {"arrays", "random", "arrays, dealt", "two passes"}
 #: Items at which a process exits.
 LONG = 900
-#: For what three nodes of Ray show as well as one, which has the order, and states and exits where nothing is dealt.
+#: For properties that three nodes of Ray show as well as one, which tests order, and states and exits without
+#: dispatching.
 not_on_one_node = pytest.mark.parametrize("backend", MOST_BACKENDS, indirect=True)
 
 
@@ -69,7 +70,7 @@ def clean(request: pytest.FixtureRequest, backend: Spawned) -> None:
 
 
 def local(workers: int = WORKERS, **options: Any) -> MultiProcessingReadingService:
-    """Forked processes, whose items are the right ones."""
+    """Returns a service with forked processes, whose items are the reference."""
     return MultiProcessingReadingService(workers, "fork", **options)
 
 
@@ -81,7 +82,7 @@ def epochs(make: Any, service: Any, count: int = 2) -> list[list[Any]]:
 
 @functools.cache
 def of_forked_workers(make: Any, count: int = 2) -> list[list[Any]]:
-    """What is right, once for all backends."""
+    """Returns the expected items, computed once for all backends."""
     return epochs(make, local(), count)
 
 
@@ -183,7 +184,7 @@ def _kill_some(backend: Spawned, deals: bool, victims: list[str]) -> None:
 
 @functools.cache
 def _long(deals: bool, function: Any) -> Any:
-    """Makes pipes of this many items that somebody can exit meanwhile."""
+    """Builds a pipe that is long enough for a process to be killed in the meantime."""
 
     def make() -> Any:
         pipe = dealt(LONG, lambda pipe: pipe.map(double)) if deals else numbered(LONG)

@@ -1,4 +1,4 @@
-"""States that are saved after Ctrl-C has cut an item off, and after the loader has continued all the same."""
+"""States that are saved after Ctrl-C has interrupted an item, and after the loader has continued nevertheless."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.alone
 
 
 class Cut:
-    """Raises when it comes to an item; once."""
+    """Raises once, at one item."""
 
     at: Any = None
     kind: type[BaseException] = KeyboardInterrupt
@@ -65,7 +65,7 @@ def unpinned(item: Any, device: Any) -> Any:
     return item
 
 
-#: Pipes that are cut off in the midst of an item, over a shuffled source.
+#: Pipes that are interrupted in the middle of an item, over a shuffled source.
 PIPES: dict[str, Any] = {
     "map": lambda pipe: pipe.map(Cut),
     "random numbers": lambda pipe: pipe.map(drawing),
@@ -86,7 +86,7 @@ SERVICES: dict[str, Any] = {
 def loader(kind: str, service: str, state: Any = None) -> DataLoader2[Any]:
     pipe: Any = IterableWrapper(range(40)).shuffle().sharding_filter()
     if service == "over workers":
-        pipe = pipe.pin_memory(pin_memory_fn=unpinned)  # what stands behind it runs in the main process
+        pipe = pipe.pin_memory(pin_memory_fn=unpinned)  # later pipes run in the main process
     random.seed(3)
     made = DataLoader2(PIPES[kind](pipe), reading_service=SERVICES[service]())
     if state is None:
@@ -97,7 +97,7 @@ def loader(kind: str, service: str, state: Any = None) -> DataLoader2[Any]:
 
 
 def read_until_cut(iterator: Iterator[Any], at: int, kind: type[BaseException] = KeyboardInterrupt) -> list[Any]:
-    """The items that come before the source's item is cut off."""
+    """Returns the items that arrive before the source's item is interrupted."""
     got: list[Any] = []
     Cut.at, Cut.kind = at, kind
     with pytest.raises(kind):
@@ -108,7 +108,7 @@ def read_until_cut(iterator: Iterator[Any], at: int, kind: type[BaseException] =
 
 @pytest.mark.parametrize(
     ("kind", "service"),
-    # With workers main's generators are the program's own.
+    # With workers, the main process's generators belong to the program.
     [
         (kind, service)
         for kind in PIPES
@@ -169,7 +169,7 @@ def test_a_state_of_before_the_cut_spares_what_was_made_before_it() -> None:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-@pytest.mark.parametrize("kind", ["map", "filter", "behind a thread"])  # Python's generators end with what they raise
+@pytest.mark.parametrize("kind", ["map", "filter", "behind a thread"])  # Python's generators end when they raise
 def test_who_reads_on_after_ctrl_c_has_states_of_the_run_that_went_on(kind: str, service: str) -> None:
     with loader(kind, service) as made:
         reading = iter(made)
@@ -217,7 +217,7 @@ def test_where_nothing_tells_what_was_lost_a_state_is_refused() -> None:
         with pytest.raises(RuntimeError, match="cut off.*gone on without it.*no words"):
             made.state_dict()
         assert next(iter(made)) == 0
-        assert made.state_dict()["iteration_state"]["given"] == 1  # of another epoch
+        assert made.state_dict()["iteration_state"]["given"] == 1  # belongs to another epoch
     with DataLoader2(Unsaved(IterableWrapper(range(40)))) as made:
         made.load_state_dict(state)
         assert got + list(made) == list(range(40))
@@ -257,7 +257,7 @@ def test_the_epoch_after_one_that_ctrl_c_has_ended_is_as_ever(service: str) -> N
 
 
 class Halting(IterDataPipe):
-    """Cuts the beginning of its passes off, this many of them after this many."""
+    """Interrupts the beginning of some of its passes, after a number of passes."""
 
     cuts: list[int] = []  # noqa: RUF012, one for all copies in this process
 

@@ -1,4 +1,4 @@
-"""States of loaders that are damaged, cut off or cannot be loaded here: always an error that says so."""
+"""States of loaders that are damaged, truncated or incompatible always cause a clear error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def services():
 
 
 class Kept(InProcessReadingService):
-    """A service with a state of its own."""
+    """A service with its own state."""
 
     def checkpoint(self):
         return b"kept" * 10
@@ -40,7 +40,7 @@ STATE = state()
 
 
 def damaged(field, part, change):
-    """The state with bytes of one field changed; `part` chooses among the two generators."""
+    """Returns the state with some bytes of one field changed. `part` selects one of the two generators."""
     whole = STATE[field]
     if isinstance(whole, bytes):
         return {**STATE, field: change(whole)}
@@ -50,7 +50,7 @@ def damaged(field, part, change):
 
 
 def refused(state):
-    """Loads the state in both ways, which have to refuse it, and leave the loader that was to take it as it was."""
+    """Loads the state in both ways, each of which must refuse it and leave the loader unchanged."""
     with pytest.raises(ValueError, match=r"state") as caught:
         DataLoader2.from_state(state, services())
     loader = DataLoader2(IterableWrapper([1, 2, 3]))
@@ -79,7 +79,7 @@ def test_what_is_cut_off_is_damage_with_checksums_and_without(field, part, data,
     cut = damaged(field, part, lambda whole: whole[: data.draw(st.integers(0, len(whole) - 1))])
     if not summed:
         del cut["checksums"]
-    if not summed and field == "reading_service_state":  # the service's own, which it looks at where it starts
+    if not summed and field == "reading_service_state":  # the service checks its own state when it starts
         loader = DataLoader2.from_state(cut, services())
         with pytest.raises(ValueError, match="damaged in its field 'reading_service_state'"):
             iter(loader)
@@ -91,7 +91,7 @@ def test_what_is_cut_off_is_damage_with_checksums_and_without(field, part, data,
 @given(value=st.one_of(st.none(), st.integers(), st.text(), st.binary(max_size=40), st.lists(st.integers())))
 def test_anything_else_in_a_field_is_damage_or_refused_by_name(field, value):
     assert "state" in refused({**STATE, field: value})
-    # Without checksums: what a service has saved is its own matter, and randomness need not be there.
+    # Without checksums, the state of a service is its own responsibility, and randomness is optional.
     if field == "serialized_datapipe" or (field == "randomness_state" and value is not None):
         assert "state" in refused({**STATE, field: value, "checksums": None})
 

@@ -1,4 +1,4 @@
-"""DataLoader2: epochs, iterators, limits, state and shutdown, whatever the reading service."""
+"""DataLoader2: epochs, iterators, limits, state and shutdown, with any reading service."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 from torchdata.datapipes.map import SequenceWrapper
 from torchdata.datapipes.utils import StreamWrapper
 
-#: The calls of the current test's services; a service is copied, so it cannot hold the list itself.
+#: The calls of the current test's services. A service is copied, so it cannot contain the list itself.
 calls: list[str] = []
 
 
 @pytest.fixture(autouse=True)
 def no_calls():
-    gc.collect()  # a loader that an earlier test left would still note its end
+    gc.collect()  # a leftover loader of an earlier test would still record its end
     calls.clear()
 
 
@@ -202,7 +202,7 @@ def test_unknown_attributes_are_those_of_the_pipelines_iterator():
     iterator = iter(loader)
     assert isinstance(iterator, DataLoader2Iterator)
     assert next(iterator) == 0
-    assert iterator.gi_frame is not None  # of the pipe's generator
+    assert iterator.gi_frame is not None  # the pipe's generator
     with pytest.raises(AttributeError, match="nonsense"):
         iterator.nonsense  # noqa: B018
     loader.shutdown()
@@ -275,7 +275,7 @@ def test_a_pipeline_may_pause_itself():
 
     class Direct(Recorder):
         def initialize(self, datapipe):
-            return Steps()  # without the guard of a pipe, which takes any StopIteration for the end
+            return Steps()  # without the guard of a pipe, which treats any StopIteration as the end
 
     loader = DataLoader2(Pausing(), reading_service=Direct())
     iterator = iter(loader)

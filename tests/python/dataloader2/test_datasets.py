@@ -1,4 +1,4 @@
-"""Plain datasets, samplers and generator functions in place of pipes, and sources that divide themselves."""
+"""Plain datasets, samplers and generator functions instead of pipes, and sources that split themselves."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from torchdata.datapipes.state import load_state, save_state
 
 
 class Tens:
-    """A dataset read by index, which never raises IndexError, as many of torch do not."""
+    """An indexable dataset that never raises IndexError, like many torch datasets."""
 
     def __init__(self, count: int = 5) -> None:
         self.count = count
@@ -162,7 +162,7 @@ def test_other_functions_are_refused_with_what_to_do(function: Any, words: str) 
 
 
 class Drawn:
-    """A sampler that draws from Python's generator, as users' own often do."""
+    """A sampler that draws from Python's generator, as user-defined samplers often do."""
 
     def __init__(self, count: int, lazy: bool = False) -> None:
         self.count, self.lazy = count, lazy
@@ -179,7 +179,7 @@ class Sized(Drawn):
 
 
 class Numbered:
-    """A sampler that is told the epoch."""
+    """A sampler with `set_epoch`."""
 
     epoch = 3
 
@@ -319,7 +319,7 @@ def own_share(count: int) -> Iterator[int]:
 
 
 class Splitting:
-    """An iterable of a user that yields its worker's share."""
+    """A user's iterable that yields its worker's share."""
 
     def __iter__(self) -> Iterator[int]:
         return own_share(10)
@@ -331,7 +331,7 @@ class SplittingPipe(IterDataPipe):
 
 
 class AskingForEach:
-    """An iterable of a user that asks for its worker at each item."""
+    """A user's iterable that calls `get_worker_info` for each item."""
 
     def __iter__(self) -> Iterator[int]:
         from torch.utils.data import get_worker_info

@@ -1,4 +1,4 @@
-"""With in_order=False a dispatching process deals in turn all the same, and states and restarts stay exact."""
+"""With in_order=False, a dispatching process still deals items in turn, and states and restarts stay exact."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ State = dict[str, Any]
 Build = Callable[[Any], Any]
 
 COUNT = 120
-#: The number of the worker that this process is.
+#: The number of this process's worker.
 own = -1
 
 
@@ -64,7 +64,7 @@ def loader(build: Build = plain, workers: int = 3, count: int = COUNT, **options
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A snapshot after each item."""
+    """Takes a snapshot after each item."""
     monkeypatch.setattr(snapshots, "SECONDS", 0.0)
     monkeypatch.setattr(snapshots, "FACTOR", 0.0)
 
@@ -129,7 +129,7 @@ def test_a_state_of_later_epochs_of_a_graph_that_remembers_goes_on_with_the_rest
 
 
 def read(dying: DataLoader2[Any], child: int, kills: tuple[int, ...], look: Callable[[list[Any]], None]) -> list[Any]:
-    """All items of a loader whose child is killed after some items; `look` receives the items until then."""
+    """Returns all items of a loader whose child is killed after some items. `look` receives the items so far."""
     got: list[Any] = []
     for item in dying:
         got.append(item)

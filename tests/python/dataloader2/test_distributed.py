@@ -1,4 +1,4 @@
-"""Several real ranks on loopback: who gets what, in which order, and where all of them end."""
+"""Several real ranks on loopback: the items of each rank, their order, and where all ranks end."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_the_adapter_and_the_form_append_the_same_pipe_once(tmp_path: Path) -> N
 
 
 class Together:
-    """The ranks of a job as threads of one process: what a user may bring."""
+    """The ranks of a job as threads of one process, like a group that a user passes."""
 
     def __init__(self, rank: int, shared: Any) -> None:
         self.rank, self.world_size, self.shared = rank, 2, shared
@@ -205,7 +205,7 @@ def test_ranks_that_a_user_brings_are_used_as_they_are() -> None:
 
 @pytest.mark.parametrize("late", [False, True])
 def test_what_a_rank_had_read_ahead_is_part_of_its_state_and_voted_on_again(late: bool, tmp_path: Path) -> None:
-    """Also what it is voting on, while the vote of another rank is late."""
+    """This includes the item that is being voted on, while the vote of another rank is late."""
     body = f"""
     late = {late}
     from torchdata.datapipes.state import is_restorable, load_state, save_state

@@ -1,4 +1,4 @@
-"""Ranks that are killed, stopped or hang at any moment, rank 0 and with it the job's store included.
+"""Ranks that are killed, stopped or hang at any moment, including rank 0, which holds the job's store.
 
 Each job is one of `rank_chaos.py` and follows its rules: all other ranks raise in time an error that names the failed
 rank, or receive all items. Their processes exit soon after and leave nothing behind.
@@ -68,14 +68,14 @@ def run_chaos(folder: Path, *arguments: str) -> list[dict[str, Any]]:
 
 
 def outcomes_of(make: Callable[[], Path], plans: list[dict[str, Any]], strikes: bool) -> list[dict[str, Any]]:
-    """The results of plans: of the last of at most four runs, where a run shows nothing.
+    """Returns the results of plans: of the last of at most four runs, in case a run is inconclusive.
 
-    On a busy machine all may be late, or a rank may be too late before the fault strikes; not each time.
+    On a busy machine, all ranks may be late, or a rank may be too late before the fault occurs, but not every time.
 
     Args:
-        make: makes a folder.
-        plans: of the jobs.
-        strikes: whether a job without its fault shows nothing.
+        make: creates a folder.
+        plans: the plans of the jobs.
+        strikes: whether a job without its fault is inconclusive.
     """
     found: dict[int, dict[str, Any]] = {}
     for _ in range(4):
@@ -90,7 +90,7 @@ def outcomes_of(make: Callable[[], Path], plans: list[dict[str, Any]], strikes: 
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """The results of `JOBS`, which run next to each other, in any order."""
+    """Returns the results of `JOBS`, which run concurrently and in any order."""
     plans = [vars(ORDINARY) | {"seed": number} | changes for number, changes in enumerate(JOBS)]
     return outcomes_of(lambda: tmp_path_factory.mktemp("chaos"), plans, strikes=True)
 
@@ -125,7 +125,7 @@ def test_whom_a_message_blames_is_not_whom_it_comes_from() -> None:
 
 
 def test_a_child_that_outlives_its_rank_does_not_seem_to_be_it(tmp_path: Path) -> None:
-    """Else the connections that it inherited would hide the exit until the time-out."""
+    """Otherwise, the connections that it inherited would hide the exit until the timeout."""
     body = """
     def main(rank):
         loader = DataLoader2(Counting(1000), reading_service=DistributedReadingService(1000))

@@ -1,4 +1,4 @@
-"""Ranks that raise, exit, hang or are cut off: the others fail within the time-out, with their names."""
+"""Ranks that raise, exit, hang or are disconnected: the others fail within the timeout, and name them."""
 
 from __future__ import annotations
 
@@ -330,7 +330,7 @@ machine.kill()
 machine.wait()
 """
 
-#: A network of the test's own, in which it may do what it likes.
+#: A network of the test's own.
 NAMESPACE = ["unshare", "--user", "--map-root-user", "--net"]
 
 

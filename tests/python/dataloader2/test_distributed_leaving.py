@@ -107,7 +107,7 @@ def test_loaders_leave_no_threads_no_descriptors_and_no_groups_behind(tmp_path: 
     with gloo_job(tmp_path, body) as job:
         for found in job.outcomes():
             assert {(threads, groups) for threads, _, groups in found} == {(1, 1)}
-            assert found[-1][1] - found[1][1] < 2, found  # torch may close one of its own
+            assert found[-1][1] - found[1][1] < 2, found  # torch may close one of its descriptors
 
 
 def test_a_thread_that_comes_back_late_sends_nothing_in_the_group_of_the_whole_job(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ GOING = {
     "a break, and then the end": "break",
 }
 
-#: A program of the user for each rank, whose end is that of its interpreter where it is rank 1.
+#: A user's program for each rank, which on rank 1 ends by interpreter exit.
 GOES = """
 class Reported(Exception):
     pass
@@ -298,7 +298,7 @@ def _left_loop(group: Records) -> Any:
 
 
 def _last_vote(group: Records) -> int:
-    """The vote of the rank when it has left; its thread votes in its own time."""
+    """Returns the last vote of the rank after it has left. Its thread votes asynchronously."""
     until = time.monotonic() + 120
     while group.votes[-1] == _HAS and time.monotonic() < until:
         time.sleep(0.001)
@@ -334,7 +334,7 @@ def test_a_rank_tells_the_others_what_became_of_its_loop(goes: Callable[[Any], N
     group = Records()
     pipe = _left_loop(group)
     goes(pipe)
-    pipe.shutdown()  # after which nothing is told any more
+    pipe.shutdown()  # nothing is sent after this
     assert _last_vote(group) == vote
 
 
@@ -351,7 +351,7 @@ def test_a_source_that_ends_because_its_rank_goes_is_no_end_of_the_data(error: E
     pipe = IterableWrapper(_ends(comes, error), deepcopy=False).fullsync(20, process_group=group)
     items = iter(pipe)
     assert [next(items), next(items)] == [0, 1]
-    time.sleep(0.1)  # its thread asks for the third item
+    time.sleep(0.1)  # its thread requests the third item
     pipe.leave(for_good=True)
     comes.set()
     assert _last_vote(group) == -2

@@ -1,4 +1,4 @@
-"""Threads of main's pipes: none calls functions once its loader has ended, and none is waited for for ever."""
+"""Threads of the main process's pipes: none calls functions after its loader has ended, and none is awaited forever."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_no_function_is_called_in_a_thread_of_main_once_a_loader_has_ended(threa
     def function(item):
         called.append(item)
         time.sleep(0.03)
-        random.random()  # which would be one of those that another loader continues with
+        random.random()  # the number would be one of those with which another loader continues
         return item
 
     pipe = THREADS[threads](InMain(IterableWrapper(range(200)).sharding_filter()), function)

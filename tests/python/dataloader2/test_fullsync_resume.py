@@ -1,4 +1,4 @@
-"""Ranks that make different numbers of items again when they resume from their states: all of them stay in step."""
+"""Ranks that read different numbers of items again when they resume from their states stay in step."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def main(rank):
     return found
 """
 
-#: The difference between the ranks, and how many items were given at the state: which of them looked at its pipes
-#: before, replays its graph, holds more after `fullsync`, or has workers that send no snapshots.
+#: The difference between the ranks, and how many items were yielded before the state: one rank has snapshots of its
+#: pipes, replays its graph, holds more items after `fullsync`, or has workers that send no snapshots.
 CASES = {"looked at": 5, "replayed on one": 5, "held behind": 6, "workers": 5}
 
 
@@ -123,7 +123,7 @@ def test_a_rank_that_cannot_make_its_items_again_says_so_and_the_other_hears_of_
 
 
 class Agreeing:
-    """Stands for another rank that has an item whenever this one does."""
+    """Represents another rank that has an item whenever this one does."""
 
     rank, world_size = 0, 2
 
@@ -132,7 +132,7 @@ class Agreeing:
 
 
 class Generated(IterDataPipe[Any]):
-    """Says nothing of a state, so it is replayed."""
+    """Declares no state, so it is replayed."""
 
     def __init__(self, source: Any) -> None:
         self.source = source

@@ -39,7 +39,7 @@ Pair = namedtuple("Pair", ["left", "right"])
 
 
 class Reader(IterDataPipe):
-    """Reads from whatever lies in its attribute."""
+    """Reads from the pipe in its attribute."""
 
     def __init__(self, held: Any) -> None:
         self.held = held
@@ -60,7 +60,7 @@ class NotReplicable(Reader):
 
 
 class Counter:
-    """A seed generator whose seeds say where they were drawn."""
+    """A seed generator whose seeds show where they were drawn."""
 
     def __init__(self) -> None:
         self.shared = 0
@@ -140,7 +140,7 @@ def test_replacing_the_last_pipe_returns_the_graph_of_the_new_one():
     end = start.map(str)
     new = start.map(hex)
     assert replace_dp(traverse_dps(end), end, new) == traverse_dps(new)
-    around = end.batch(2)  # reads from the pipe in whose place it is put
+    around = end.batch(2)  # reads from the pipe that it replaces
     assert replace_dp(traverse_dps(end), end, around) == traverse_dps(around)
     assert list(around) == [["0", "1"], ["2", "3"], ["4", "5"]]
 

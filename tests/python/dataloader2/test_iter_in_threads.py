@@ -1,4 +1,4 @@
-"""Threads that begin the next epoch while others read, or end, the one before."""
+"""Threads that begin the next epoch while others read, or end, the previous one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_thread_that_ends_an_epoch_does_not_end_the_next_one(monkeypatch: pyte
             end()
             if not ends.is_set():
                 ends.set()
-                begins.wait(0.5)  # nobody begins meanwhile
+                begins.wait(0.5)  # no other thread begins meanwhile
 
         def begin_and_tell(*arguments: Any) -> None:
             begin(*arguments)
@@ -77,7 +77,7 @@ def test_an_epoch_that_does_not_begin_leaves_the_loader_as_it_was() -> None:
         Moody.fails = True
         with pytest.raises(ValueError, match="not today"):
             iter(loader)
-        assert list(first) == []  # the error was told already
+        assert list(first) == []  # the error was already raised
         Moody.fails = False
         assert list(loader) == [0, 1, 2]
 

@@ -1,4 +1,4 @@
-"""State that lasts beyond an epoch in child processes is in the states of later epochs, from their first moment."""
+"""State that is kept between epochs in child processes is part of the states of later epochs, from their beginning."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def half_of_them(item: int) -> bool:
 
 
 def loader(workers: int, state: State | None = None) -> DataLoader2[Any]:
-    """Items that are chosen at random in the first epoch, and are the same in all later ones."""
+    """Returns a loader over items that are chosen at random in the first epoch, and stay the same in later ones."""
     pipe = IterableWrapper(range(30)).filter(half_of_them).in_memory_cache().sharding_round_robin_dispatch()
     made: DataLoader2[Any] = DataLoader2(pipe, reading_service=MultiProcessingReadingService(workers, "fork"))
     if state is None:
@@ -48,7 +48,7 @@ def test_a_cache_before_the_dispatch_is_in_the_states_of_all_moments_of_later_ep
         for epoch in range(3):
             items = []
             iterator = iter(whole)
-            states[epoch, 0] = whole.state_dict()  # the epoch has begun, and nothing was read of it
+            states[epoch, 0] = whole.state_dict()  # the epoch has begun, but nothing was read
             for item in iterator:
                 items.append(item)
                 states[epoch, len(items)] = whole.state_dict()
@@ -60,7 +60,7 @@ def test_a_cache_before_the_dispatch_is_in_the_states_of_all_moments_of_later_ep
 
 
 class Counting(IterDataPipe[int]):
-    """A pipe of a user that counts its epochs, and thinks about each before it yields the first item."""
+    """A user's pipe that counts its epochs, with a delay before the first item of each."""
 
     def __init__(self, source: Any, seconds: float) -> None:
         self.source, self.seconds, self.epochs = source, seconds, 0
@@ -166,7 +166,7 @@ def test_an_empty_epoch_ends_while_its_snapshot_is_awaited() -> None:
 
 
 class SlowToBegin(IterDataPipe[int]):
-    """A pipe of a user that works before it returns an iterator: in later epochs for this many seconds."""
+    """A user's pipe with a delay before it returns an iterator in later epochs."""
 
     def __init__(self, source: Any, seconds: float) -> None:
         self.source, self.seconds, self.epochs = source, seconds, 0
@@ -178,7 +178,7 @@ class SlowToBegin(IterDataPipe[int]):
 
 
 def slow_loader(seconds: float, dispatched: bool, **options: Any) -> DataLoader2[Any]:
-    """Items that a pipe draws by a seed of its own, other ones in each epoch."""
+    """Returns a loader over items that a pipe draws with its own seed, different ones in each epoch."""
     drawn: Any = SampleMultiplexer({IterableWrapper(range(8)): 1, IterableWrapper(range(8, 16)): 1}, seed=3)
     if dispatched:
         pipe = SlowToBegin(drawn, seconds).sharding_round_robin_dispatch()
@@ -234,7 +234,9 @@ def test_a_loader_that_waits_for_an_epoch_to_begin_is_shut_down_by_another_threa
 
 
 class ReadsTwiceAtOnce(IterDataPipe[int]):
-    """Has read its share of what is dealt in two passes before it yields an item: no snapshot is taken of that."""
+    """Reads its share of the dispatched items in two passes before it yields an item, so no snapshot is taken in
+    between.
+    """
 
     def __init__(self, source: Any) -> None:
         self.source = source
@@ -263,13 +265,13 @@ def test_what_the_dispatching_process_remembers_is_known_though_no_worker_makes_
 
 
 class CountingItsEnds(IterDataPipe[int]):
-    """A user's pipe that counts its complete passes. Its state takes long, so snapshots of it are rare."""
+    """A user's pipe that counts its complete passes. Its state is slow to save, so snapshots of it are rare."""
 
     def __init__(self, source: Any) -> None:
         self.source, self.ends = source, 0
 
     def reset(self) -> None:
-        """Keeps the number. A class with `reset` has a state that outlives a pass."""
+        """Keeps the number. The state of a class with `reset` is kept between passes."""
 
     def __iter__(self) -> Iterator[int]:
         for item in self.source:
@@ -286,7 +288,7 @@ class CountingItsEnds(IterDataPipe[int]):
 
 
 class HeldBack(IterDataPipe[int]):
-    """A pipe without a state, which reads its source to the end and then yields the items."""
+    """A pipe without a state, which reads its source to the end before it yields the items."""
 
     def __init__(self, source: Any) -> None:
         self.source = source

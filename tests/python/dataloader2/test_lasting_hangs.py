@@ -1,4 +1,4 @@
-"""Workers that exit or hang between two epochs, in loaders with a pipe that keeps a state from epoch to epoch."""
+"""Workers that exit or hang between two epochs, in loaders with a pipe that keeps a state between epochs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""State that lasts beyond an epoch in pipes of the main process over workers' items stands in the states of later
-epochs."""
+"""State that is kept between epochs, in pipes of the main process over workers' items, is part of the states of later
+epochs.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ Pipe = Any
 
 
 def in_main() -> Pipe:
-    """Items in another order in each epoch, in the main process."""
+    """Returns items in another order in each epoch, in the main process."""
     pipe = IterableWrapper(range(12)).shuffle(buffer_size=3).sharding_filter()
     return pipe.pin_memory(pin_memory_fn=unpinned)
 
@@ -77,7 +78,7 @@ def drawn(item: int) -> bool:
 
 @pytest.mark.parametrize("dispatched", [False, True])
 def test_workers_end_an_epoch_whose_last_items_main_had_read_ahead(dispatched: bool) -> None:
-    """They complete what they remember, though nobody asks them for another item."""
+    """The workers complete their kept state, although no further item is requested."""
 
     (caches,) = (row for row in ROWS if row.name == "on_disk_caches_in_turn")  # these read ahead
 
@@ -116,7 +117,7 @@ OVER_CHILDREN: dict[str, Callable[[Pipe], Pipe]] = {
 def test_a_loader_whose_items_were_all_read_ahead_ends_and_goes_on_to_the_next_epochs(
     over: Callable[[Pipe], Pipe],
 ) -> None:
-    """The children of a fork hold what was read: nobody reads the workers' items before the next epoch."""
+    """The children of a fork hold the items, so the workers' items are not read before the next epoch."""
 
     def build() -> Pipe:
         pipe = SampleMultiplexer({IterableWrapper(range(4)): 1, IterableWrapper(range(4, 6)): 1}, seed=3)
@@ -149,7 +150,7 @@ def is_small(item: int) -> bool:
 
 @pytest.mark.parametrize("one_by_one", [False, True])
 def test_a_state_at_the_end_behind_items_that_main_drops_is_that_of_the_end(one_by_one: bool) -> None:
-    """The last look at main's part may be from before these items."""
+    """The last snapshot of the main process's part may be from before these items."""
 
     def build() -> Pipe:
         pipe = SampleMultiplexer({IterableWrapper(range(5)): 1, IterableWrapper(range(5, 12)): 1}, seed=3)
@@ -181,7 +182,8 @@ def test_a_replay_in_main_of_what_was_loaded_begins_with_the_workers_where_that_
     for at in range(0, len(expected), 4):
         with loader_of(build()) as loader:
             iterator = iter(loader)
-            time.sleep(0.02)  # in which a thread reads the first item: where the epoch begins is a mark of its own then
+            # a thread reads the first item meanwhile; the beginning of the epoch then has its own snapshot
+            time.sleep(0.02)
             loader.state_dict()
             assert [next(iterator) for _ in range(at)] == expected[:at]
             state = loader.state_dict()
@@ -204,7 +206,7 @@ def test_a_pipe_in_main_that_reads_the_workers_items_several_times_goes_on_betwe
         iterator, states = iter(loader), []
         for item in expected:
             assert next(iterator) == item
-            time.sleep(0.02)  # in which what reads ahead comes to the end of a pass
+            time.sleep(0.02)  # read-ahead reaches the end of a pass meanwhile
             states.append(loader.state_dict())
     for at in (2, 5, 12, 17):  # within a pass, before an end, at one, and before the last
         state = states[at - 1]
@@ -231,7 +233,7 @@ def test_it_is_there_with_other_numbers_of_workers_in_the_next_epoch(build: Call
 
 
 class CountsEpochs(IterDataPipe[int]):
-    """A user's pipe that begins to read its source at once, and not when its first item is asked for."""
+    """A user's pipe that begins to read its source at once, not when its first item is requested."""
 
     def __init__(self, source_datapipe: Pipe) -> None:
         self.source_datapipe, self.epoch = source_datapipe, 0
@@ -279,8 +281,9 @@ def test_it_is_refused_where_main_runs_the_whole_pipeline() -> None:
 
 
 def drawn_by_its_own_seed(dispatched: bool) -> Pipe:
-    """Items in another order in each epoch and each pass, by what a pipe remembers; in the main process from
-    `pin_memory` on."""
+    """Returns items in another order in each epoch and pass, which depends on a pipe's kept state; in the main process
+    from `pin_memory` on.
+    """
     pipe: Pipe = SampleMultiplexer({IterableWrapper(range(6)): 1, IterableWrapper(range(6, 12)): 1}, seed=3)
     pipe = pipe.sharding_round_robin_dispatch() if dispatched else pipe.sharding_filter()
     return pipe.pin_memory(pin_memory_fn=unpinned)
@@ -293,8 +296,9 @@ def whole_tails(build: Callable[[], Pipe], state: dict[str, Any], epochs: int = 
 
 @pytest.mark.parametrize("dispatched", [False, True])
 def test_passes_of_a_first_epoch_are_no_later_epochs(dispatched: bool) -> None:
-    """No state was taken inside the epoch, which the main process reads three times: it is run again, from its
-    beginning."""
+    """No snapshot was taken within the epoch, which the main process reads three times, so it is run again from its
+    beginning.
+    """
 
     def build() -> Pipe:
         parts = drawn_by_its_own_seed(dispatched).random_split({"a": 1, "b": 1, "c": 1}, total_length=12, seed=1)
@@ -317,7 +321,7 @@ def test_passes_of_a_first_epoch_are_no_later_epochs(dispatched: bool) -> None:
 
 @pytest.mark.parametrize("dispatched", [False, True])
 def test_a_place_in_the_first_of_two_passes_is_told_in_the_second_one(dispatched: bool) -> None:
-    """The first pass of a loader's first epoch leaves nothing that lasts; its items need not be told."""
+    """The first pass of a loader's first epoch has no kept state, so its items need not be recorded."""
     pipe = drawn_by_its_own_seed(dispatched).cycle(2).map(plus_one)
     with loader_of(pipe) as loader:
         state, whole = loader.state_dict(), list(loader)
@@ -348,7 +352,7 @@ def test_an_epoch_that_a_full_cache_spares_the_workers_ends_unread(dispatched: b
 
 
 class ReadsAtOnce(IterDataPipe[int]):
-    """A user's pipe that has read its first item before it is asked for one."""
+    """A user's pipe that has read its first item before one is requested."""
 
     def __init__(self, source_datapipe: Pipe) -> None:
         self.source_datapipe = source_datapipe
@@ -378,7 +382,7 @@ def test_the_first_moment_of_a_later_epoch_whose_first_item_main_has_read_alread
 
 @pytest.mark.parametrize("dispatched", [False, True])
 def test_an_end_that_main_has_met_before_the_user_is_the_workers_end_too(dispatched: bool) -> None:
-    """A loader that continues reads nothing of the workers' epoch any more, which is to be run all the same."""
+    """A resumed loader does not read any more items of the workers' epoch, which must nevertheless be run."""
 
     def build() -> Pipe:
         return drawn_by_its_own_seed(dispatched).map(plus_one).map_batches(list, batch_size=11)
@@ -388,10 +392,10 @@ def test_an_end_that_main_has_met_before_the_user_is_the_workers_end_too(dispatc
     with loader_of(build()) as loader:
         iterator = iter(loader)
         assert [next(iterator) for _ in range(11)] == expected[0][:11]
-        time.sleep(0.1)  # in which a thread takes the last item, and has no room for the end
+        time.sleep(0.1)  # a thread takes the last item meanwhile, and has no room for the end
         state = loader.state_dict()
     with loader_of(build(), state=state) as loader:
-        assert next(iter(loader)) == expected[0][11]  # in a batch that the end has cut short
+        assert next(iter(loader)) == expected[0][11]  # in a batch that the end has shortened
         state = loader.state_dict()
     assert whole_tails(build, state) == [[], expected[1]]
 
@@ -406,7 +410,7 @@ def slowly(item: int) -> int:
 
 
 class BeginsSlowly(IterDataPipe[int]):
-    """A user's pipe that works before its first item."""
+    """A user's pipe with a delay before its first item."""
 
     one_to_one = True
 
@@ -484,7 +488,7 @@ def test_a_pass_that_a_thread_has_begun_is_not_the_epoch_s_beginning(dispatched:
         iterator, states = iter(loader), []
         for at, item in enumerate(expected, 1):
             assert next(iterator) == item
-            time.sleep(0.03)  # in which the thread comes to the next pass, which takes 0.1 s to begin
+            time.sleep(0.03)  # the thread reaches the next pass meanwhile, which takes 0.1 s to begin
             states.append((at, loader.state_dict()))
     for at, state in states[::5]:
         assert whole_tails(build, state, 1) == [expected[at:]], at

@@ -95,7 +95,7 @@ if __name__ == "__main__":
 
 
 def printed(*command: str) -> str:
-    if command[0] == "-c":  # the end of the interpreter would go through all of torch
+    if command[0] == "-c":  # interpreter exit would visit all objects of torch
         command = ("-c", command[1] + "\nimport gc; gc.freeze()\n")
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
@@ -111,7 +111,7 @@ def test_runs_are_repeatable_where_a_function_imports_numpy_within_the_epoch(whe
     assert first == again
     assert first != other
     assert first[0] != first[1]
-    assert [late for _, late, _ in first[0]] == [True, False, False, False]  # it was imported by the function
+    assert [late for _, late, _ in first[0]] == [True, False, False, False]  # the function imported it
     assert loaded_in_main.strip() == "False"
 
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.alone
 
 
 class SlowToEnd(IterDataPipe):
-    """Takes some time after its last item, once, and says when it has come there."""
+    """Takes some time after its last item, once, and reports when it has reached that point."""
 
     def __init__(self, source: Any, said: Path) -> None:
         self.source, self.said = source, said
@@ -43,7 +43,7 @@ def unpinned(item: Any, device: Any) -> Any:
 
 def pipeline(service: str, said: Path) -> Any:
     pipe: Any = IterableWrapper(range(6)).shuffle().sharding_filter()
-    if service == "over workers":  # what stands behind it runs in the main process
+    if service == "over workers":  # later pipes run in the main process
         pipe = pipe.pin_memory(pin_memory_fn=unpinned).shuffle()
     return SlowToEnd(pipe, said).cycle(2).prefetch(10)
 

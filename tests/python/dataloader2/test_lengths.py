@@ -1,4 +1,4 @@
-"""`len(loader)` with workers, dispatching and ranks is the number of items that come, or names the pipe at fault."""
+"""`len(loader)` with workers, dispatching and ranks returns the number of items, or names the responsible pipe."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from torchdata.datapipes.map import SequenceWrapper
 
 
 class InMain(IterDataPipe):
-    """A user's pipe that must exist once."""
+    """A user's pipe that must not be replicated."""
 
     def __init__(self, source: Any) -> None:
         self.source = source
@@ -39,7 +39,7 @@ class InMain(IterDataPipe):
 
 
 class Closing(IterDataPipe):
-    """A user's pipe whose end would end what a copy shares with it."""
+    """A user's pipe whose end would end what it shares with its copy."""
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(3))
@@ -59,7 +59,7 @@ def keep(datapipe: Any, *_: Any) -> Any:
     return datapipe
 
 
-#: Steps of random pipelines, each from a pipe and a number of 1 to 5.
+#: Steps of random pipelines, each a function of a pipe and a number from 1 to 5.
 STEPS: dict[str, Callable[[Any, int], Any]] = {
     "map": lambda pipe, n: pipe.map(str),
     "shuffle": lambda pipe, n: pipe.shuffle(),
@@ -76,7 +76,7 @@ STEPS: dict[str, Callable[[Any, int], Any]] = {
     "in main": lambda pipe, n: InMain(pipe),
 }
 
-#: The pipes that bring a branch of their own.
+#: The pipes that add a branch.
 JOINS = {"concat", "zip", "mux_longest"}
 
 SOURCES: dict[str, Callable[[int], Any]] = {
@@ -90,7 +90,7 @@ SOURCES: dict[str, Callable[[int], Any]] = {
 
 
 class Replicated(IterableWrapper):
-    """Divides nothing. The linter does not warn about it, because it is a user's pipe."""
+    """Does not split its items. The linter does not warn about it, because it is a user's pipe."""
 
 
 Replicated.__module__ = __name__
@@ -110,7 +110,7 @@ def test_the_length_is_the_number_of_items(source: str, count: int, steps: list[
             continue  # a second branch, which loaders refuse
         pipe = STEPS[step](pipe, number)
     with warnings.catch_warnings(), loader(pipe, workers) as loading:
-        warnings.simplefilter("ignore")  # of the linter: sources that are not sharded, on purpose
+        warnings.simplefilter("ignore")  # the linter's warning about sources that are deliberately not sharded
         before = len(loading)
         assert loading.reading_service._children is None, "asking starts no process"
         items = sum(1 for _ in loading)
@@ -124,7 +124,7 @@ def test_the_length_is_known_whatever_starts_the_workers(method: str) -> None:
 
 
 class Alone:
-    """A rank among others, which always agree."""
+    """A rank whose other ranks always agree."""
 
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
@@ -149,7 +149,7 @@ def test_ranks_have_the_length_of_the_shortest_before_and_after_the_first_epoch(
         pipe = IterableWrapper(range(17)).sharding_filter().batch(2)
         with DataLoader2(pipe, reading_service=service) as loading:
             told.append(len(loading))
-            counted.append(sum(1 for _ in loading))  # as no rank ends the others here
+            counted.append(sum(1 for _ in loading))  # because no rank ends the others here
             assert len(loading) == told[-1]
     assert told == [min(counted)] * ranks
 

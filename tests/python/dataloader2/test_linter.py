@@ -1,4 +1,4 @@
-"""The linter: what it finds in graphs, what it passes, and of what the multi-process service warns."""
+"""The linter: its findings in graphs, valid graphs, and the warnings of the multi-process service."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def dispatched(pipe: Any) -> Any:
 
 
 class Mine(IterDataPipe):
-    """A user's pipe, which may or may not divide its items."""
+    """A user's pipe that may or may not split its items."""
 
     def __init__(self, *datapipes: Any) -> None:
         self.datapipes = datapipes
@@ -50,14 +50,14 @@ class Mine(IterDataPipe):
 
 
 class MySharding(Mine):
-    """A user's pipe that divides its items."""
+    """A user's pipe that splits its items."""
 
     def apply_sharding(self, num_of_instances: int, instance_id: int) -> None:
         self.share = (num_of_instances, instance_id)
 
 
 class InMain(Mine):
-    """A user's pipe that must exist once."""
+    """A user's pipe that must not be replicated."""
 
     def is_replicable(self) -> bool:
         return False
@@ -69,7 +69,7 @@ class MyIterable:
 
 
 class Foreign:
-    """A class that looks like a pipe of an unknown library."""
+    """A class that resembles a pipe of an unknown library."""
 
     IterDataPipe = type("IterDataPipe", (), {"__iter__": lambda self: iter([1])})
 
@@ -82,7 +82,7 @@ def key(item: Any) -> Any:
     return item
 
 
-#: Graphs and the kinds of their findings. Kinds that cause a warning of the service end with "!".
+#: Graphs and the kinds of their findings. Kinds for which the service warns end with "!".
 GRAPHS: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "shuffled and sharded": (lambda: sharded().map(str).batch(2), []),
     "sharded without shuffle": (lambda: ints().map(str).sharding_filter(), ["no-shuffle-before-sharding"]),
@@ -226,7 +226,7 @@ def test_the_way_to_a_pipe_of_a_long_graph_is_cut_short() -> None:
 
 
 def run(pipe: Any, num_workers: int = 2, **options: Any) -> tuple[list[Any], list[str]]:
-    """The items of a loader with workers in two epochs, and its warnings."""
+    """Returns the items of a loader with workers in two epochs, and its warnings."""
     service = MultiProcessingReadingService(num_workers, multiprocessing_context="fork", **options)
     with warnings.catch_warnings(record=True) as caught, DataLoader2(pipe, reading_service=service) as loader:
         warnings.simplefilter("always")
@@ -301,7 +301,7 @@ def joined(groups):
 
 
 def exact_mix(letters, mixed_in):
-    """An exact mix of three items A and one item B; the function takes the two inputs."""
+    """Returns an exact mix of three items A and one item B. The function takes the two inputs."""
     return mixed_in(IterableWrapper(letters[0] * 24).shuffle(), IterableWrapper(letters[1] * 8).shuffle())
 
 
@@ -385,7 +385,7 @@ def test_paths_of_a_file_system_that_machines_share_are_passed(tmp_path: Path, m
 
 
 class Reordered:
-    """Items in an order of its own."""
+    """Yields items in its own order."""
 
     def __iter__(self) -> Iterator[int]:
         items = list(range(5))

@@ -1,4 +1,4 @@
-"""The states of a loader: what stands in them, what they bring back, and what is refused."""
+"""The states of a loader: their contents, what they restore, and what is refused."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from torchdata.datapipes.iter import IterableWrapper
 
 
 class Stateless(ReadingServiceInterface):
-    """A service of the user."""
+    """A user-defined service."""
 
     def initialize(self, datapipe):
         return datapipe
 
 
 class Checkpointed(Stateless, CheckpointableReadingServiceInterface):
-    """One with a state, which notes what it is restored from."""
+    """A service with a state, which records what it is restored from."""
 
     restored: ClassVar[list[bytes]] = []
 
@@ -240,7 +240,7 @@ else:
 
 
 class Held:
-    """The events by which the thread of a loader's first epoch stays in its first item until it is let go."""
+    """The events that keep the thread of a loader's first epoch in its first item until it is released."""
 
     begins, entered, go_on, has_left = (threading.Event() for _ in range(4))
 
@@ -259,7 +259,7 @@ def held_once(item: int) -> int:
 )
 def test_a_thread_that_still_reads_for_what_is_loaded_over_ends_before(service: Any) -> None:
     def loader() -> DataLoader2[Any]:
-        pipe = IterableWrapper(range(40)).map(held_once).enumerate()  # whose state is how many it has yielded
+        pipe = IterableWrapper(range(40)).map(held_once).enumerate()  # its state is the number of yielded items
         return DataLoader2(pipe if service else pipe.prefetch(3), reading_service=copy.copy(service))
 
     with loader() as first:

@@ -1,4 +1,4 @@
-"""States that go from workers to none and back, inside an epoch: the same items, the same later epochs."""
+"""States that move between loaders with and without workers, within an epoch: same items, same later epochs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Generated(IterDataPipe):
 
 
 class Bad(ValueError):
-    """The error of one item."""
+    """The exception of one item."""
 
 
 def failing(item: int) -> int:
@@ -101,7 +101,7 @@ def test_a_state_goes_from_workers_to_none_and_back_in_the_same_order(kind: str,
     state = None
     services = [in_main(), MultiProcessingReadingService(2), in_main(), MultiProcessingReadingService(3), in_main()]
     for number, (each, ago) in enumerate(zip(services, [0, 2, 1, 0, 0], strict=True)):
-        random.seed(number)  # the generators of the program are not what anything follows from
+        random.seed(number)  # nothing may depend on the program's generators
         with loader(pipe(), each, state, block) as made:
             if not number:
                 assert list(made) == whole[0]
@@ -179,7 +179,7 @@ def test_an_error_that_was_read_ahead_comes_where_it_came(ahead: str, before: in
         with loader(pipe, service(before)) as made:
             reading = iter(made)
             got = [next(reading) for _ in range(place)]
-            time.sleep(0.02)  # threads come to the error, as a rule
+            time.sleep(0.02)  # threads usually reach the error meanwhile
             state = saved(made)
         with loader(pipe, service(after), state) as made:
             assert got + read(made) == whole

@@ -22,7 +22,7 @@ from torchdata.datapipes.map import SequenceWrapper
 
 @dataclass
 class Case:
-    """A sample as programs have them."""
+    """A sample like those of real programs."""
 
     key: str
     pixels: Any
@@ -35,7 +35,7 @@ def as_case(number: int) -> Case:
 
 
 class Shuffled:
-    """Numbers in an order of its own in each process."""
+    """Numbers in a different order in each process."""
 
     def __init__(self, size: int, make: Callable[[int], Any] = int, seed: int | None = None) -> None:
         self.size, self.make, self.seed = size, make, seed
@@ -54,14 +54,14 @@ class SizedSampler(Shuffled):
 
 
 class Augmented:
-    """Numbers in one order, each with a random value of its own."""
+    """Numbers in one order, each with its own random value."""
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         return ((number % 50, random.randrange(4)) for number in range(500))
 
 
 def endless() -> Iterator[int]:
-    """Numbers that pass through a buffer from which each worker takes them at random."""
+    """Yields numbers through a buffer from which each worker takes them at random."""
     dice, number, buffer = random.Random(), 0, list(range(1, 100))
     while True:
         place = dice.randrange(len(buffer))
@@ -167,7 +167,7 @@ def test_a_worker_that_continues_from_a_snapshot_samples_nothing(monkeypatch: py
         assert all(islice(iterator, 41))
         state = loader.state_dict()
     with loading(pipe) as loader:
-        loader.load_state_dict(state, strict=False)  # what is repeated says something else now
+        loader.load_state_dict(state, strict=False)  # strictness would report the repeated items
         assert not any(loader)
         assert all(loader), "the next epoch is compared again"
 
@@ -180,7 +180,7 @@ def test_each_item_comes_once_from_an_iterator_that_starts_over_when_it_is_asked
 
 
 class Counting:
-    """Numbers from an iterator that starts over if it is asked again after its end."""
+    """Numbers from an iterator that starts over if an item is requested after its end."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -202,7 +202,7 @@ class Restarting(Iterator[int]):
 
 
 def told(orders: Sequence[Sequence[int]], length: bool = True) -> Orders:
-    """What main hears of workers that read these items."""
+    """Returns what the main process records about workers that read these items."""
     heard = Orders()
     heard.begin()
     for worker, items in enumerate(orders):

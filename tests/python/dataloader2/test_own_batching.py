@@ -1,4 +1,4 @@
-"""A user's batching pipe behind the sharding resumes with any number of workers, like `batch`."""
+"""A user's batching pipe after the sharding resumes with any number of workers, like `batch`."""
 
 from __future__ import annotations
 

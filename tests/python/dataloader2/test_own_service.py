@@ -1,7 +1,7 @@
-"""A reading service that is written from the documents alone has all that the services of the package have.
+"""A reading service that is written from the documentation alone has all features of the package's services.
 
-It imports public names, and runs the graph in a thread that reads ahead through a bounded queue: out of the main
-thread, and ahead of what the user was given.
+It imports only public names, and runs the graph in a thread that reads ahead through a bounded queue, outside the main
+thread and ahead of the user.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Elsewhere:
 
 
 class FromElsewhere(IterDataPipe[Any]):
-    """The pipe that the loader reads: its state is the number of items that came."""
+    """The pipe that the loader reads. Its state is the number of received items."""
 
     def __init__(self, elsewhere: Elsewhere) -> None:
         self.elsewhere = elsewhere
@@ -100,7 +100,7 @@ class FromElsewhere(IterDataPipe[Any]):
 
 
 class OwnService(ReadingServiceInterface):
-    """The service: all that is in the documents."""
+    """The service, which implements everything in the documentation."""
 
     def initialize(self, datapipe: Any) -> Any:
         self.elsewhere = Elsewhere(datapipe)
@@ -247,14 +247,14 @@ def test_it_is_told_of_the_time_of_pipes_and_of_the_shards_of_the_epoch_that_res
             told.append((full_stats, None if shards is None else len(shards), ranks()))
 
         def __deepcopy__(self, memo: dict[int, Any]) -> Told:
-            return self  # which tells this test
+            return self  # reports the call to this test
 
     for workers in (None, 0, 3):
         with DataLoader2(shuffled(), reading_service=Told(), stats="full") as loader:
             if workers is not None:
                 loader.load_state_dict(_state_after_one(workers))
             # The shards of workers, each of which yields all items, run behind the service. Its pipe has a state that
-            # outlives an epoch, so they stay.
+            # is kept between epochs, so they stay.
             assert len(list(loader)) == 20 * (workers or 1) - (workers is not None)
             assert len(list(loader)) == 20 * (workers or 1)
     assert told == [(True, None, None), (True, None, None), (True, 3, None)]
@@ -263,7 +263,7 @@ def test_it_is_told_of_the_time_of_pipes_and_of_the_shards_of_the_epoch_that_res
 def _state_after_one(workers: int) -> dict[str, Any]:
     service = MultiProcessingReadingService(workers) if workers else OwnService()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # nothing divides the items among the workers
+        warnings.simplefilter("ignore")  # nothing distributes the items among the workers
         with loader_of(shuffled(), service) as loader:
             next(iter(loader))
             return loader.state_dict()
@@ -302,7 +302,7 @@ def test_it_stands_behind_a_distributed_service_with_length_place_and_pausing() 
 
 
 class _Plain:
-    """A service as 0.9 had them, of no class of the package."""
+    """A service as in 0.9, without a base class of the package."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []

@@ -1,4 +1,4 @@
-"""Datasets of other libraries and of users: those that split themselves, that have epochs, and that are sets."""
+"""Datasets of other libraries and of users: self-splitting datasets, datasets with epochs, and sets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from torchdata.datapipes.state import load_state, save_state
 
 
 class Epochs:
-    """Numbers in the order of an epoch that is set, as Hugging Face's datasets are."""
+    """Numbers in an order that depends on `set_epoch`, like Hugging Face's datasets."""
 
     def __init__(self) -> None:
         self._epoch = 0
@@ -45,7 +45,7 @@ class Epochs:
 
 
 class CountingEpochs(Epochs):
-    """The same, which counts its epochs by itself."""
+    """The same, with its own epoch counter."""
 
     def __iter__(self) -> Iterator[int]:
         self._epoch += 1
@@ -98,7 +98,7 @@ def test_a_state_has_the_epoch_in_which_it_was_saved() -> None:
     pipe = IterableWrapper(epochs)
     items = iter(pipe)
     begun = [next(items) for _ in range(4)]
-    epochs.set_epoch(4)  # of the next epoch already
+    epochs.set_epoch(4)  # already for the next epoch
     other = IterableWrapper(Epochs())
     load_state(other, save_state(pipe))
     assert begun + list(other) == order_of(3)
@@ -150,11 +150,11 @@ def test_workers_with_hash_seeds_of_their_own_share_out_a_set_of_strings() -> No
 
 @pytest.fixture
 def libraries(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Stand-ins of the classes of some libraries, by short names."""
+    """Returns imitations of some libraries' classes, by short names."""
     data = pytest.importorskip("torch").utils.data
 
     class Splitting(data.IterableDataset):  # type: ignore[misc, name-defined]
-        """What all of them do, out of sight: `info` is bound in another module."""
+        """Imitates their common, hidden behavior: `info` is bound in another module."""
 
         def __iter__(self) -> Iterator[int]:
             info = getattr(data, "get_worker" + "_info")()
@@ -252,7 +252,7 @@ def twenty(shard: int) -> list[int]:
 
 
 def lengths(pipe: IterDataPipe[Any], workers: int, take: int | None = None) -> tuple[list[Any], list[str]]:
-    """By rank, the lengths of two epochs; and what was warned of."""
+    """Returns for each rank the lengths of two epochs, and the warnings."""
     barriers = [threading.Barrier(2), threading.Barrier(2)]
     found: list[Any] = [None, None]
     tables = [[0, 0], [0, 0]]

@@ -1,4 +1,4 @@
-"""A loader is composed: each of its parts owns what is its own, and none reaches into private names of another."""
+"""A loader is composed of parts, each of which owns its data, and none uses private names of another."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONTRACTS = {"_pause", "_resume", "_limit", "_threads_at_work", "_replace"}
 
 
 def foreign_private_names(path: Path) -> set[str]:
-    """The private names that a module takes of objects other than `self`."""
+    """Returns the private names that a module uses on objects other than `self`."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     found = {
         node.attr

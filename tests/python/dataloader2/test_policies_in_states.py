@@ -1,4 +1,4 @@
-"""States and adapters that change a setting of a pipe: another setting is refused inside an epoch."""
+"""States and adapters that change a setting of a pipe: a different setting is refused within an epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where rank 0 listens, and what connections cost it that are none of a rank's."""
+"""Where rank 0 listens, and the cost of foreign connections."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def test_rank_0_listens_on_the_address_towards_the_store(monkeypatch):
 @pytest.mark.parametrize("towards", ["127.0.1.1", None, "192.0.2.1"])
 def test_rank_0_listens_everywhere_where_nobody_knows_which_address_others_reach(towards, monkeypatch):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    monkeypatch.setattr(opening, "_address_towards", lambda host: towards)  # the last one is no address of this machine
+    # the last one is not an address of this machine
+    monkeypatch.setattr(opening, "_address_towards", lambda host: towards)
     listener, offer = opening._listen("store.example")
     with listener:
         assert listener.getsockname()[0] in ("0.0.0.0", "::")

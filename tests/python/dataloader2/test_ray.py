@@ -1,4 +1,4 @@
-"""Workers on a Ray cluster of this machine: large items, what the user is told, hangs, the end, what is refused."""
+"""Workers on a Ray cluster of this machine: large items, messages, hangs, shutdown, and refused arguments."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_a_worker_that_has_sent_more_than_there_is_room_for_is_not_waited_for(mo
     pipe = IterableWrapper(range(4000)).sharding_filter().map(lambda x: b"0" * 8000)
     with DataLoader2(pipe, reading_service=remote()) as loader:
         iterator = iter(loader)
-        next(iterator), next(iterator)  # both are up
+        next(iterator), next(iterator)  # both are running
     assert ended == [True] * WORKERS
 
 

@@ -1,4 +1,4 @@
-"""Workers over three nodes of a Ray cluster, whose processes, actors and nodes exit; and the end of main."""
+"""Workers on three nodes of a Ray cluster, whose processes, actors and nodes exit; and exit of the main process."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def remote(**options: Any) -> RayReadingService:
 
 
 def about(loader: DataLoader2[Any]) -> list[Any]:
-    """By worker, what is known of it; None while it is not up."""
+    """Returns for each worker what is known about it; None while it is not running."""
     children = loader.reading_service.engine_processes()
     return [process.about for process in children._processes]
 
@@ -86,7 +86,7 @@ def test_a_node_that_dies_is_an_error_that_gives_ray_s_reason(machines: Any, how
     ):
         for number, _ in enumerate(loader):
             if number > 20:
-                time.sleep(0.01)  # a raylet that stops is missed after seconds, in which its workers continue
+                time.sleep(0.01)  # a stopped raylet is noticed after seconds, during which its workers continue
             if number == 20:
                 node = about(loader)[0].node
                 if how != "node":
@@ -99,7 +99,7 @@ def test_a_node_that_dies_is_an_error_that_gives_ray_s_reason(machines: Any, how
         machines.remove_node(doomed, allow_graceful=False)
     import ray
 
-    wait_for(lambda: sum(node["Alive"] for node in ray.nodes()) == 1 + NODES)  # else it may get the next worker
+    wait_for(lambda: sum(node["Alive"] for node in ray.nodes()) == 1 + NODES)  # otherwise, it may get the next worker
 
 
 def test_an_actor_that_is_stopped_is_found_by_the_timeout_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +127,8 @@ def test_an_actor_that_is_stopped_is_found_by_the_timeout_and_replaced(monkeypat
 
 def test_an_actor_that_is_stopped_is_an_error_after_the_timeout_and_ends_with_the_loader() -> None:
     pipe = IterableWrapper(range(100_000)).sharding_filter().map(reading)
-    with DataLoader2(pipe, reading_service=remote(timeout=20.0)) as loader:  # in which actors are up on a busy machine
+    # sufficient for actors to start on a busy machine
+    with DataLoader2(pipe, reading_service=remote(timeout=20.0)) as loader:
         got = []
         with pytest.raises(TimeoutError, match=r"no item came from worker process 1 within 20 s"):
             for item in loader:
@@ -207,8 +208,8 @@ except WorkerExitedError as error:
 """
 
 
-# With Ray's own hooks a program that is interrupted exits with code 1. Ray ends one that has lost the cluster's head.
-# It also ends one in which a thread calls it while the main process leaves the cluster: that says no more.
+# With Ray's own hooks, an interrupted program exits with code 1. Ray kills a process that has lost the cluster's head,
+# and a process in which a thread calls Ray while the main process leaves the cluster.
 @pytest.mark.parametrize(
     ("how", "codes", "says"),
     [
@@ -247,7 +248,7 @@ def test_actors_and_workers_end_with_main(machines: Any, how: str, codes: list[i
     wait_for(lambda: all(map(is_gone, pids)))
 
 
-# A minute of what `ray_deaths` does by hand for hours.
+# One minute of the random driver `ray_deaths`.
 @pytest.mark.parametrize("seed", [300])
 @pytest.mark.filterwarnings("ignore")
 def test_whoever_and_whatever_dies_at_random_nothing_is_lost_or_comes_twice(machines: Any, seed: int) -> None:

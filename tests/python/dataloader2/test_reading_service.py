@@ -1,4 +1,4 @@
-"""Reading services other than the multi-process one, and what processes do to their graph."""
+"""Reading services other than the multi-process one, and what processes do with their graph."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 
 
 class Recorder(ReadingServiceInterface):
-    """Notes the calls it gets in a list that several services may share."""
+    """Records its calls in a list that several services may share."""
 
     def __init__(self, name, calls, fails=()):
         self.name, self.calls, self.fails = name, calls, fails

@@ -1,4 +1,4 @@
-"""Processes that exit and are replaced in the middle of an epoch: all items in their order, and nothing left behind."""
+"""Processes that exit and are replaced in the middle of an epoch: all items in order, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.* has taken its place"),
 ]
 
-#: The words that tell of an exit.
+#: The words that report an exit.
 TOLD = "has taken its place"
 
 
@@ -76,7 +76,7 @@ def by_worker(items):
 
 
 def out_of_order(dispatched):
-    """By worker, what it gives while processes are killed, and what it gives else."""
+    """Returns for each worker its items while processes are killed, and its items without that."""
     options = {"in_order": False, "worker_init_fn": tag}
     with restarting(pipeline(300, dispatched), **options) as loader:
         got = []
@@ -120,7 +120,7 @@ def test_processes_that_are_spawned_take_places_too(method, dispatched):
 
 
 class Poisoned:
-    """Kills its process at an item: always."""
+    """Always kills its process at one item."""
 
     def __init__(self, at, folder):
         self.at = at
@@ -183,7 +183,7 @@ def test_arrays_in_the_memory_of_one_that_died_stay_as_they_are(dispatched):
             if number in (15, 50, 90):
                 os.kill(pids_of(loader)[number % 2], signal.SIGKILL)
         assert all((item == number).all() for number, item in enumerate(kept))
-        kept[3][:] = 1000  # it is writable memory of the old link
+        kept[3][:] = 1000  # it is writable memory of the previous link
         assert (kept[4] == 4).all()
     assert (kept[3] == 1000).all()
 
@@ -281,7 +281,7 @@ def test_a_paused_and_limited_loader_goes_on_and_who_takes_a_place_gets_the_call
             got += list(iterator)
             if number % 3 == 0:
                 os.kill(pids_of(loader)[number // 3 % 2], signal.SIGKILL)
-            if not dispatched:  # where it would be an error
+            if not dispatched:  # this would be an error there
                 loader.reading_service._children.call(_Nothing())
             iterator.resume()
         assert got == [2 * item for item in range(40)]

@@ -1,4 +1,4 @@
-"""Functions of a reading service that meet the graphs in the middle of an epoch in which processes are replaced."""
+"""Functions of a reading service that are applied in the middle of an epoch in which processes are replaced."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Boxed:
 
 
 class Boxing:
-    """Notes with each item how often it was raised."""
+    """Stores with each item how often it was raised."""
 
     def __init__(self):
         self.by = 0
@@ -41,7 +41,7 @@ class Boxing:
 
 
 class Raises:
-    """Raises what boxes, by one with each call. All of these are equal."""
+    """Raises the counter of boxes by one with each call. All instances are equal."""
 
     def __eq__(self, other):
         return isinstance(other, Raises)
@@ -64,14 +64,14 @@ def kill(loader, index):
 
 
 def places(loader, worker):
-    """After how many of its items a worker has met each function of this epoch."""
+    """Returns after how many of its items each function of this epoch was applied in a worker."""
     calls = loader.reading_service._children._restarts._calls
     calls.settle(worker)
     return [place for place, *_ in calls.within(worker)]
 
 
 def check(got, items, calls):
-    """All items have come, and those that a worker has boxed later were not raised less often."""
+    """Checks that all items have arrived, and that items boxed later by a worker were raised at least as often."""
     got = sorted(got)
     assert [item for item, _ in got] == list(range(items))
     for worker in range(2):
@@ -148,7 +148,7 @@ def test_functions_between_epochs_are_applied_as_often_as_main_has_applied_them(
 
 
 def graphs(where):
-    """Functions meet what is dispatched, what workers make of it, or both."""
+    """Functions are applied to dispatched items, to the workers' results, or to both."""
     before, behind = where in ("before", "both"), where in ("behind", "both")
     pipe = IterableWrapper(range(300))
     pipe = pipe.map(Boxing()) if before else pipe
@@ -157,7 +157,7 @@ def graphs(where):
 
 
 def raised(item):
-    """(number, how often it was raised before the dispatch, and after it), as far as it was boxed there."""
+    """Returns (number, how often it was raised before the dispatch, and after it), where it was boxed."""
     value, *by = item.value
     return (*raised(value), *by) if isinstance(value, Boxed) else (value, *by)
 
@@ -200,7 +200,7 @@ def test_with_a_dispatching_process_all_meet_functions_between_the_same_two_item
 
 @pytest.mark.parametrize("victim", [0, 2])
 def test_functions_in_a_later_pass_of_what_is_dispatched_meet_that_pass_again(victim):
-    """The dispatching process counts its items anew in each pass."""
+    """The dispatching process restarts its item count in each pass."""
     with restarting(graphs("before").cycle(3), **FEW) as loader:
         got = []
         for number, item in enumerate(loader):

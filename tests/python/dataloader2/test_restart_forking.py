@@ -46,7 +46,7 @@ def test_where_the_process_that_forks_is_gone_the_error_names_the_worker_and_the
         next(iterator)
         os.kill(forker_of(loader), signal.SIGKILL)
         pid = kill_first(loader)
-        for items in (iterator, loader):  # the next epoch is told the same
+        for items in (iterator, loader):  # the same error in the next epoch
             with pytest.raises(WorkerExitedError, match="forks others .*has ended: somebody has killed it") as caught:
                 list(items)
             assert isinstance(caught.value.__cause__, OSError)
@@ -158,7 +158,7 @@ def test_what_was_forked_ends_where_main_was_never_told_of_it(monkeypatch, tmp_p
 
 
 def full(times):
-    """A way to fork that finds no room this many times."""
+    """Returns a replacement for forking that fails this many times for lack of room."""
     fork = forking_process._ForkingProcess._fork
 
     def tried(self, *arguments):
@@ -173,7 +173,7 @@ def full(times):
 
 @pytest.mark.parametrize("is_watched", [False, True])
 def test_ctrl_c_while_the_process_that_forks_is_started_leaves_no_process_behind(monkeypatch, is_watched):
-    """The signal comes when the process runs, before or after the main process has a descriptor of it."""
+    """The signal arrives when the process is running, before or after the main process has a descriptor for it."""
     fork_all = forker.fork_all
 
     def pressed(children, started, deliver):

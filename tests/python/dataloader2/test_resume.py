@@ -1,4 +1,4 @@
-"""Loaders that resume from a state: any moment, any service, another process, and what is refused."""
+"""Loaders that resume from a state, at any moment, with any service, in another process; and refused states."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ SERVICES = {
 
 @pytest.fixture
 def often(monkeypatch):
-    """A snapshot after each item."""
+    """Takes a snapshot after each item."""
     monkeypatch.setattr(snapshots, "SECONDS", 0.0)
     monkeypatch.setattr(snapshots, "FACTOR", 0.0)
 
@@ -248,7 +248,7 @@ def test_a_signal_handler_saves_while_main_waits_for_an_item(service):
     assert states
     for given, state in states[:: max(1, len(states) // 3)]:
         with DataLoader2.from_state(through_pickle(state), SERVICES[service]()) as other:
-            # The last item may have been on its way to `got` when the signal came.
+            # The last item may not have reached `got` when the signal arrived.
             assert list(other) in (got[given:], got[given + 1 :])
 
 
@@ -290,7 +290,7 @@ def test_full_arenas_and_none_only_make_snapshots_rarer(dispatched, budget, recw
         expected = [item.tolist() for item in iterator]
     with DataLoader2.from_state(state, workers(memory_budget=budget)) as other:
         assert [item.tolist() for item in other] == expected
-    # Only without a budget is what dispatched workers are waited for with beyond it.
+    # Only without a budget, further dispatched workers are awaited.
     assert not recwarn.list or (dispatched and budget == 0), [str(one.message) for one in recwarn.list]
 
 
@@ -327,7 +327,9 @@ print(json.dumps(found))
 
 
 def test_snapshots_of_any_size_reach_main_whole():
-    """Inline in a unit up to 4 KiB, else in a block; also the dispatching process's, on their way through a worker."""
+    """They are sent inline in a unit up to 4 KiB, and otherwise in a block. Those of the dispatching process pass a
+    worker.
+    """
     run = subprocess.run([sys.executable, "-c", OF_ANY_SIZE], capture_output=True, text=True, timeout=250)
     assert run.returncode == 0, run.stderr
     for whose, sizes in json.loads(run.stdout).items():
@@ -360,7 +362,7 @@ def test_a_state_that_a_worker_saves_again_before_it_has_read_what_is_dispatched
 
 
 class Unsteady:
-    """A function that does not repeat itself."""
+    """A function that does not return the same result again."""
 
     def __call__(self, item):
         return item, time.perf_counter_ns()
@@ -371,7 +373,7 @@ def unsteady():
 
 
 def test_a_pipeline_that_does_not_repeat_itself_is_an_error_that_names_worker_and_item(monkeypatch):
-    monkeypatch.setattr(snapshots, "SECONDS", 1000.0)  # the epoch's beginning is all there is
+    monkeypatch.setattr(snapshots, "SECONDS", 1000.0)  # so that only the beginning of the epoch is available
     loader, _, _ = begun(workers(), unsteady, items=9)
     with loader:
         state = through_pickle(loader.state_dict())

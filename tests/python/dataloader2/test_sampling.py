@@ -17,7 +17,7 @@ from torchdata.datapipes.state import load_state, save_state
 
 
 def letters(seed: int | None = None, **weights: float) -> SampleMultiplexer:
-    """An endless pipe of each letter."""
+    """Returns an endless pipe for each letter."""
     return SampleMultiplexer({IterableWrapper(letter).cycle(): w for letter, w in weights.items()}, seed)
 
 
@@ -63,7 +63,7 @@ def test_choices_have_the_frequencies_of_the_weights(weights: dict[str, float]) 
     counts = Counter(letters(7, **weights).header(total))
     expected = {key: weight / sum(weights.values()) * total for key, weight in weights.items()}
     chi_square = sum((counts[key] - expected[key]) ** 2 / expected[key] for key in weights)
-    assert chi_square < 16.3  # 3 degrees of freedom at most, of which 0.1 % are beyond; the seed is fixed
+    assert chi_square < 16.3  # at most 3 degrees of freedom, for which 0.1 % are larger; the seed is fixed
 
 
 def test_after_an_input_has_ended_the_others_keep_their_ratio() -> None:

@@ -1,4 +1,6 @@
-"""Sources that may divide their items among the workers by themselves: each item comes once, or an error says why."""
+"""Sources that may split their items among the workers themselves: each item arrives once, or an error gives the
+reason.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ torch = pytest.importorskip("torch")
 
 
 class Seeded:
-    """A stream that asks for its worker to have a seed alone."""
+    """A stream that uses its worker's number only as a seed."""
 
     def __iter__(self) -> Iterator[int]:
         worker = torch.utils.data.get_worker_info()
@@ -27,7 +29,7 @@ class Seeded:
 
 
 class SeededItems:
-    """A data set that is read by index and asks for its worker, and for how many there are."""
+    """An indexable dataset that uses the number of its worker and of all workers."""
 
     def __len__(self) -> int:
         return 10
@@ -39,7 +41,7 @@ class SeededItems:
 
 
 class Logging:
-    """A stream that asks how many workers there are, and does not divide its items."""
+    """A stream that uses the number of workers without splitting its items."""
 
     def __init__(self, items: int, shuffles: bool = False) -> None:
         self.items, self.shuffles = items, shuffles
@@ -54,7 +56,7 @@ class Logging:
 
 
 class Dividing(Logging):
-    """A stream that divides its items."""
+    """A stream that splits its items."""
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         worker = torch.utils.data.get_worker_info()
@@ -63,7 +65,7 @@ class Dividing(Logging):
 
 
 class Header:
-    """A stream that divides its rows. Each worker's begins with an equal item."""
+    """A stream that splits its rows. Each worker's part begins with an equal item."""
 
     def __iter__(self) -> Iterator[str]:
         worker = torch.utils.data.get_worker_info()

@@ -1,4 +1,4 @@
-"""Sets as sources: read in an order that is the same in each process, or refused by name. The same in all loaders."""
+"""Sets as sources are read in the same order in every process, or refused by name, in all loaders."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Access(enum.Flag):
 
 
 class Nameless:
-    """An object that nothing sorts."""
+    """An object that cannot be sorted."""
 
 
 SETS: dict[str, set[Any]] = {

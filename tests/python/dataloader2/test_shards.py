@@ -1,4 +1,4 @@
-"""States that resume with other numbers of workers: the rest of the epoch is that of the workers that began it."""
+"""States that resume with other numbers of workers: the rest of the epoch is split as among the original workers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COUNTS = (0, 1, 2, 3, 5, 8)
 
 
 class Generated(IterDataPipe):
-    """A user's pipe without a state, which counts what it has read in objects of its own."""
+    """A user's pipe without a state, which counts its reads in its own objects."""
 
     def __init__(self, source: Any) -> None:
         self.source, self.counts = source, {"read": 0}
@@ -67,7 +67,7 @@ class Counting(IterDataPipe):
 
 
 def drawn(item: Any) -> Any:
-    """An item beside a random number of the worker's, if a worker makes it."""
+    """Returns an item with a random number of the worker, if a worker computes it."""
     return item, random.random() if os.environ.get("DRAWS") else 0
 
 
@@ -146,7 +146,7 @@ def test_the_rest_of_an_epoch_is_that_of_the_workers_which_began_it(form: str) -
             new = COUNTS[(COUNTS.index(old) + turn + 1) % len(COUNTS)]
             with loader(form, new, copy.deepcopy(state)) as made:
                 assert list(made) == whole[old][0][place:], (old, new, place)
-                # What lasts from epoch to epoch lasts in its shard.
+                # State that is kept between epochs belongs to its shard.
                 assert list(made) == whole[old if keeps else new][1], (old, new, place)
                 assert list(made) == whole[old if keeps else new][2], (old, new, place)
 
@@ -188,7 +188,7 @@ def test_random_numbers_of_functions_belong_to_the_shard(form: str, monkeypatch:
 
 
 class WhoAmI(IterDataPipe):
-    """Says which worker runs it, by torch's word."""
+    """Yields the number of the worker that runs it, according to torch."""
 
     def __init__(self, source: Any) -> None:
         self.source = source
@@ -250,7 +250,7 @@ def test_a_worker_that_runs_several_shards_is_replaced_with_all_of_them(monkeypa
 
 
 def even() -> Any:
-    """A source of as many items for each rank and worker."""
+    """Returns a source with the same number of items for each rank and worker."""
     return IterableWrapper(range(48)).shuffle().sharding_filter()
 
 
@@ -265,7 +265,7 @@ RANKED: dict[str, Callable[[], Any]] = {
 def of_ranks(
     form: str, ranks: int, workers: int, count: int | None, states: Any = None, adapters: Any = None
 ) -> list[Any]:
-    """By rank, the items that are read, and the state behind them."""
+    """Returns for each rank the items that are read, and the state after them."""
 
     def body(group: ThreadGroup) -> Any:
         inner = service(workers)
@@ -299,7 +299,7 @@ def test_states_of_all_ranks_resume_with_another_number_of_ranks(form: str, old:
     (ranks, workers), count = old, 2
     whole = [got for got, _ in of_ranks(form, ranks, workers, None)]
     states = {rank: state for rank, (_, state) in enumerate(of_ranks(form, ranks, workers, count))}
-    # By turn and rank, what is left of each shard.
+    # By turn and rank, the rest of each shard.
     left = [[*got[worker::workers][len(range(worker, count, workers)) :]] for worker in range(workers) for got in whole]
     turn = count % workers * ranks
     expected = []
@@ -382,7 +382,7 @@ def of_split_ranks(ranks: int, workers: int, count: int | None, states: Any = No
 
 
 def in_steps(by_rank: list[Any]) -> list[Any]:
-    """The items of all ranks, step by step."""
+    """Returns the items of all ranks, step by step."""
     return [item for step in zip(*(got for got, _ in by_rank), strict=True) for item in step]
 
 

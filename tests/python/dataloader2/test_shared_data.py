@@ -1,4 +1,4 @@
-"""A loader copies the pipes of a graph and shares the data in them, unless a start method has to pickle."""
+"""A loader copies the pipes of a graph and shares the data in them, unless a start method requires pickling."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Views:
 
 
 class Forgetful(Views):
-    """Pickle and `copy` lose its contents."""
+    """Loses its contents by pickle and `copy`."""
 
     def __init__(self, value: int = 100) -> None:
         self.value = value
@@ -59,7 +59,7 @@ class Forgetful(Views):
 
 
 class Named(np.ndarray):
-    """An array with an attribute, which pickle loses."""
+    """An array with an attribute that pickle loses."""
 
     value: int | None
 
@@ -77,7 +77,7 @@ class HoldsArray(Views):
 
 
 class HoldsHandles(Views):
-    """Neither pickle nor `copy` takes these."""
+    """Holds handles that neither pickle nor `copy` supports."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -304,7 +304,7 @@ def test_a_process_that_takes_the_place_of_a_dead_one_under_fork_inherits_the_da
 
 
 class Shared(Views):
-    """Arrays and tensors that a worker changes."""
+    """Arrays and tensors that a worker modifies."""
 
     def __init__(self) -> None:
         super().__init__()

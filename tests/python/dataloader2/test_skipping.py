@@ -1,4 +1,4 @@
-"""`DataLoader2.skip`: it makes and drops items, and what follows is the same as after reading."""
+"""`DataLoader2.skip` reads and drops items, and later items are the same as after reading."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_an_item_that_cannot_be_made_raises_its_error_and_ends_the_epoch(workers
         assert next(reading) == 1
         with pytest.raises(ZeroDivisionError):
             made.skip(3)
-        assert made.skip(2) == 2  # of the next epoch
+        assert made.skip(2) == 2  # items of the next epoch
         with pytest.raises(ZeroDivisionError):
             list(made)
 

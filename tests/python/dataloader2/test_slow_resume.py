@@ -22,7 +22,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Unsaveable(IterDataPipe):
-    """A user's pipe that cannot say where it is."""
+    """A user's pipe that cannot report its position."""
 
     def __init__(self, source: Any) -> None:
         self.source = source

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-import numpy.random  # which NumPy itself imports late, and whose generator is saved where it is there
+import numpy.random  # NumPy itself imports it late; its generator is saved once it is imported
 import pytest
 
 from pipes_table import ROWS, seed
@@ -37,17 +37,17 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The length of this HeaderIterDataPipe"),
 ]
 
-#: Of `fuzz_states`.
+#: Targets of `fuzz_states`.
 TARGETS = "loader_value,loader_bytes,graph_value,plain_pickle"
 
 ITEMS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 0, 7]
 
-#: Rows that hold what only pickle can hold: objects of users', and streams that are opened again with settings.
+#: Rows with values that require pickle: user-defined objects, and streams that are reopened with settings.
 ONLY_PICKLED = {"sampler"}
 
 
 class Boom:
-    """Says so where it is unpickled."""
+    """Reports that it is unpickled."""
 
     opened: ClassVar[list[str]] = []
 
@@ -63,7 +63,7 @@ def nothing_opened():
 
 
 def resealed(state, **changes):
-    """The state with other fields, and checksums that fit to them."""
+    """Returns the state with changed fields and matching checksums."""
     state = {**state, **changes}
     return {**state, "checksums": checksums(state)}
 
@@ -135,7 +135,7 @@ def test_torch_reads_what_is_loaded_without_pickle(tmp_path):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_pickle_in_a_pipes_state_is_refused_and_the_pipe_is_named(workers, monkeypatch):
-    monkeypatch.setattr("torchdata._engine.snapshots.SECONDS", 0.0)  # each item is followed by a snapshot
+    monkeypatch.setattr("torchdata._engine.snapshots.SECONDS", 0.0)  # a snapshot after each item
     monkeypatch.setattr("torchdata._engine.snapshots.FACTOR", 0.0)
 
     def pipe():
@@ -191,7 +191,7 @@ def test_every_pipe_over_plain_items_saves_and_loads_without_pickle(row):
         again = row.build(lambda: IterableWrapper(ITEMS), **row.example)
         try:
             state = save_state(pipe)
-        except TypeError:  # pipes of users' that cannot be saved
+        except TypeError:  # user pipes that cannot be saved
             return
         if row.name in ONLY_PICKLED:
             with pytest.raises(ValueError, match="only pickle"):
@@ -207,7 +207,7 @@ def test_a_value_of_another_type_and_no_count_are_refused_when_they_are_loaded_a
     next(iter(pipe), None)
     try:
         state = save_state(pipe)
-    except TypeError:  # pipes of users' that cannot be saved
+    except TypeError:  # user pipes that cannot be saved
         return
     del state["checksums"]
     for member, entry in zip(graph_of(pipe).pipes, state["pipes"], strict=True):
@@ -345,7 +345,7 @@ def test_plain_pickles_hold_numbers_and_containers_and_nothing_else(value):
         pickle.dumps(Boom()),
         b"\x80\x05ctorchdata.dataloader2\ndescribe\n.",
         b"\x80\x05\x8c\x02os\x94\x8c\x06system\x94\x93\x94\x8c\x04true\x94\x85R.",
-        b"\x80\x05Nr\xff\xff\xff\x7f.",  # a place in the memo: 16 GiB
+        b"\x80\x05Nr\xff\xff\xff\x7f.",  # an index in the memo: 16 GiB
         b"\x80\x05\x96" + (1 << 40).to_bytes(8, "little") + b".",
         b"\x80\x05I" + b"9" * 5000 + b"\n.",
         b"\x80\x05e.",

@@ -91,7 +91,7 @@ def state_of(loader: Any) -> Any:
 
 
 class Reader:
-    """Reads epochs of a loader, and stops between any two items, and between two epochs."""
+    """Reads epochs of a loader, and stops between any two items and between two epochs."""
 
     def __init__(self, loader: Any) -> None:
         self.loader, self.iterator = loader, None
@@ -116,13 +116,13 @@ class Reader:
 
 
 def check_chain(make: Callable[[], Any], stops: list[int]) -> None:
-    """Compares a run of three epochs with one that goes through several loaders, each of which makes some steps."""
+    """Compares an uninterrupted run of three epochs with a run that uses several loaders in turn."""
     whole = Reader(make()).finish(3)
     state, given, is_inside = None, [], False
     for steps in [*stops, None]:
         reader = Reader(make())
         if state is not None:
-            if isinstance(reader.loader, Loader):  # a loop behind the last item is that of the next epoch otherwise
+            if isinstance(reader.loader, Loader):  # otherwise, a loop after the last item belongs to the next epoch
                 reader.loader.restart_on_stop_iteration = not (is_inside and given[-1])
             reader.loader.load_state_dict(state)
         if is_inside:
@@ -195,7 +195,7 @@ def test_what_lies_before_the_position_is_not_read_again(stream: Any, name: str)
     reads.since()
     later.step()
     later.step()
-    assert 0 < reads.since() <= 20  # buffers, and threads that read ahead
+    assert 0 < reads.since() <= 20  # includes buffers and threads that read ahead
     end(reader.loader)
     end(later.loader)
 

@@ -1,4 +1,4 @@
-"""Graphs that end in a pipe of torch's resume from any place, before the first item of a later epoch included."""
+"""Graphs that end in a torch pipe resume from any position, including before the first item of a later epoch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def sampled() -> Any:
 
 
 class Mapping(torch.utils.data.IterDataPipe):
-    """A user's pipe on torch's base that returns an iterator, and is not a generator."""
+    """A user's pipe, derived from torch's base class, that returns an iterator and is not a generator."""
 
     def __init__(self, source: Any) -> None:
         self.source = source
@@ -180,7 +180,7 @@ def test_before_the_first_item_of_a_later_epoch_a_state_needs_iterate(source: st
 
 
 def following(epochs: list[list[int]], epoch: int, position: int) -> list[list[int]]:
-    """The items after a position; one beyond the last item is after the epoch's end."""
+    """Returns the items after a position; one more than the last item means after the epoch's end."""
     after = epochs[epoch + 1 : epoch + 2]
     return after if position > len(epochs[epoch]) else [epochs[epoch][position:], *after]
 
@@ -207,7 +207,7 @@ def test_a_loader_goes_on_from_every_position_and_in_the_next_epoch(
         with loader() as made:
             epochs = [list(made) for _ in range(4)]
         for epoch in 0, 2:
-            # With workers, which take long to start, it is every other one, and the first one of the later epoch.
+            # Workers take long to start, so only every other position is tested, and the first one of the later epoch.
             places = range(len(epochs[epoch]) + 2)
             for position in places[epoch == 0 :: 2] if service == "workers" else places:
                 with loader() as made:
@@ -216,7 +216,7 @@ def test_a_loader_goes_on_from_every_position_and_in_the_next_epoch(
                     reading = iter(made)
                     list(islice(reading, position))
                     state = pickle.dumps(made.state_dict())
-                with loader(state) as made:  # and what was loaded and only begun is saved again
+                with loader(state) as made:  # a loaded state that has only begun is also saved again
                     if position <= len(epochs[epoch]):
                         iter(made)
                     state = pickle.dumps(made.state_dict())

@@ -1,4 +1,4 @@
-"""A stream without a state is read again up to a saved position, and sampled items are compared with those before."""
+"""A stream without a state is read again up to a saved position, and samples are compared with earlier items."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POSITIONS = 2, 5, 9, 15
 
 
 class InRandomOrder:
-    """An iterable with an order of its own."""
+    """An iterable with its own order."""
 
     def __init__(self, seed: int | None = None, length: int = 20) -> None:
         self.seed, self.length = seed, length

@@ -1,7 +1,7 @@
-"""The part of an AIStore cluster that its Python library talks to: listing, reading and writing objects.
+"""A minimal AIStore cluster for its Python library: lists, reads and writes objects.
 
-Run as a program it serves buckets from memory, in a process of its own, so that forks and open files are counted
-without it: it prints its port and ends with its input. Objects whose name ends in `.cut` end early.
+As a program, it serves buckets from memory in a separate process, so that forks and open files of tests are counted
+without it. It prints its port, and exits when its input ends. Objects whose name ends in `.cut` are cut off.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from server_process import server_process
 
-#: Names per answer to a listing.
+#: Names per page of a listing.
 NAMES_PER_PAGE = 5
 
 
@@ -23,11 +23,11 @@ class Cluster(BaseHTTPRequestHandler):
     """Answers one connection."""
 
     protocol_version = "HTTP/1.1"
-    wbufsize = -1  # an answer is sent as one piece, which nothing delays
+    wbufsize = -1  # an answer is sent in one piece, without delay
     buckets: dict[str, dict[str, tuple[bytes, int]]] = {}  # noqa: RUF012
 
     def _place(self) -> tuple[str, str, str]:
-        """The kind of the request (`buckets` or `objects`), the URL of the bucket, and the name in it."""
+        """Returns the kind of the request (`buckets` or `objects`), the URL of the bucket, and the name in it."""
         url = urlsplit(self.path)
         _, _, kind, bucket, *name = url.path.split("/", 4)
         provider = parse_qs(url.query).get("provider", ["ais"])[0]
@@ -87,7 +87,7 @@ class Cluster(BaseHTTPRequestHandler):
         self._send(200, b"")
 
     def log_message(self, *args: object) -> None:
-        """Says nothing."""
+        """Suppresses log messages."""
 
 
 def ais_server(buckets: dict[str, dict[str, bytes]]) -> AbstractContextManager[str]:

@@ -1,6 +1,6 @@
-"""What runs the workers of a loader: for tests that hold wherever that is.
+"""Backends that run the workers of a loader, for tests that apply to all of them.
 
-Each backend makes services of its kind, ends one of their processes, and says by which processes items are made.
+Each backend creates services of its kind, kills their processes, and reports which processes create items.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ WORKERS = 2
 
 
 class Spawned:
-    """Processes of this machine that import what they run."""
+    """Processes of this machine that import their program."""
 
-    #: Whether a cluster has them, with processes of its own.
+    #: Whether the backend is a cluster with processes of its own.
     is_slow = False
-    #: Whether all pipelines are run by them: each starts processes, and those next to carriers are spawned, too.
+    #: Whether it runs all pipelines. Each loader starts processes, including spawned ones next to carriers.
     has_all = False
-    #: Who may be killed.
+    #: The kinds of processes that may be killed.
     victims = ("worker", "dispatching")
 
     def service(self, workers: int = WORKERS, **options: Any) -> MultiProcessingReadingService:
         return MultiProcessingReadingService(workers, "spawn", **options)
 
     def kill(self, loader: DataLoader2[Any], victim: str, dice: random.Random) -> None:
-        """Kills a process of this kind, if one is there and up."""
+        """Kills a process of this kind, if one is running."""
         processes = loader.reading_service.engine_processes().pids
         self._end(processes[-1] if victim == "dispatching" else processes[dice.randrange(WORKERS)])
 
@@ -43,7 +43,7 @@ class Spawned:
 
 
 class Carried(Spawned):
-    """Processes after carriers whose calls are late and overtake each other, without Ray."""
+    """Processes behind carriers, whose calls are delayed and overtake each other, without Ray."""
 
     has_all = True
     victims = ("worker", "host", "dispatching")
@@ -65,7 +65,7 @@ class OnRay(Spawned):
     """Processes next to Ray's actors.
 
     Args:
-        options: of the service, which say where these are.
+        options: arguments of the service, which determine where the actors run.
     """
 
     is_slow = True
@@ -87,15 +87,15 @@ class OnRay(Spawned):
             self._end(about.host if victim == "host" else about.pid)
 
 
-#: By name; Ray's last, as a cluster stays for all tests of a file.
+#: All backends. Those of Ray are last, because a cluster remains for all tests of a file.
 BACKENDS = ("spawned processes", "carriers", "Ray on one node", "Ray over three nodes")
-#: Backends without the one that others cover: processes behind carriers, and Ray on any nodes.
+#: Backends without the one that others cover: processes behind carriers, and Ray on several nodes.
 MOST_BACKENDS = [name for name in BACKENDS if name != "Ray on one node"]
 
 
 @contextmanager
 def machines() -> Iterator[dict[str, OnRay]]:
-    """Those on Ray, by name, on one cluster: the node of the main process itself, and three others."""
+    """Yields the Ray backends by name, on one cluster: on the main process's node, and on three other nodes."""
     with nodes(3) as made:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

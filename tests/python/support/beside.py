@@ -1,7 +1,7 @@
-"""Runs random programs under one or two Python interpreters, and counts by category how many were right.
+"""Runs random programs under one or two Python interpreters, and counts the correct ones by category.
 
-A judge runs the program of a seed in fresh processes and says what became of it, as a `Verdict`. A driver has judges
-side by side, one of each interpreter, and prints the table.
+A judge runs the program of a seed in fresh processes and returns a `Verdict`. A driver runs a judge for each
+interpreter side by side, and prints a table.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ class Verdict:
 
     seed: int
     category: str
-    #: The program, for a person to read.
+    #: A description of the program.
     words: str
-    #: The fault, or nothing.
+    #: The failure, or an empty text.
     wrong: str = ""
-    #: The reason why no result can be right, or nothing.
+    #: The reason why no result can be correct, or an empty text.
     unknowable: str = ""
-    #: Facts about its state.
+    #: Facts about the state of the program.
     known: dict[str, Any] = field(default_factory=dict)
-    #: The fault that a further comparison of the judge's found, if it was made.
+    #: The failure that a further comparison found, if it was made.
     unlike: str | None = None
 
     @property
     def told(self) -> str:
-        """The message of a failed test, or nothing."""
+        """Returns the message of a failed test, or an empty text."""
         return "" if self.unknowable else self.wrong or self.unlike or ""
 
 
 class Wrong(Exception):
-    """A program that was wrong; the text says how."""
+    """A program failed; the text describes how."""
 
 
 class Judge(Protocol):
@@ -63,7 +63,7 @@ class Judge(Protocol):
 
 
 def without(epoch: list[Any], given: list[Any], in_order: bool) -> list[Any]:
-    """An epoch without what was given before a stop."""
+    """Returns an epoch without the items that were received before a stop."""
     if in_order:
         return epoch[len(given) :]
     left = Counter(map(json.dumps, epoch))
@@ -72,13 +72,13 @@ def without(epoch: list[Any], given: list[Any], in_order: bool) -> list[Any]:
 
 
 def difference(found: list[Any], expected: list[Any], in_order: bool, cut: bool = False) -> str:
-    """The first difference between the found and the expected epochs, in words, or nothing.
+    """Describes the first difference between the found and the expected epochs; empty if there is none.
 
     Args:
         found: epochs as lists of items or batches.
-        expected: the same.
-        in_order: whether they come in order.
-        cut: whether the last epoch that was found may lack its end.
+        expected: the expected epochs, in the same form.
+        in_order: whether items are in order.
+        cut: whether the end of the last found epoch may be missing.
     """
     if len(found) != len(expected):
         return f"{len(found)} epochs for {len(expected)}"
@@ -95,7 +95,7 @@ def difference(found: list[Any], expected: list[Any], in_order: bool, cut: bool 
 
 
 def shown(epoch: list[Any]) -> str:
-    """An epoch in few words."""
+    """Describes an epoch briefly."""
     text = json.dumps(epoch).replace(".0,", ",").replace(".0]", "]")
     return text if len(text) < 200 else f"{text[:200]}… ({len(epoch)})"
 
@@ -104,7 +104,7 @@ def shown(epoch: list[Any]) -> str:
 
 
 def table(columns: dict[str, list[Verdict]], categories: tuple[str, ...]) -> list[str]:
-    """How many programs of each category were exact, a column for each interpreter."""
+    """Returns a table of exact programs by category, with a column for each interpreter."""
     lines = []
     for category in [*categories, "all"]:
         cells = []
@@ -116,7 +116,7 @@ def table(columns: dict[str, list[Verdict]], categories: tuple[str, ...]) -> lis
 
 
 def unknown(verdicts: list[Verdict]) -> list[str]:
-    """Why programs are not counted, and how many."""
+    """Returns the reasons why programs are not counted, with their numbers."""
     reasons = Counter(one.unknowable for one in verdicts if one.unknowable)
     lines = [f"  programs that are not counted: {sum(reasons.values())}"]
     for reason, count in reasons.most_common():
@@ -130,12 +130,12 @@ def driver_of(
     categories: tuple[str, ...],
     more: Callable[[list[Verdict]], list[str]] = lambda verdicts: [],
 ) -> Driver:
-    """The driver of a module of random programs.
+    """Returns the driver for a module of random programs.
 
     Args:
-        judge: makes a judge of an interpreter's path and of the seconds after which a run counts as hung.
-        categories: of programs.
-        more: lines about the programs of one interpreter.
+        judge: creates a judge from an interpreter's path and the seconds after which a run counts as hung.
+        categories: the categories of programs.
+        more: returns further lines about the programs of one interpreter.
     """
     judges: dict[str, Judge] = {}
     columns: dict[str, list[Verdict]] = {}
@@ -167,5 +167,5 @@ def driver_of(
         parser.add_argument("--beside", help="an interpreter with another torchdata, which is counted beside")
         parser.add_argument("--phase-limit", type=float, default=30, help="seconds after which a run counts as hung")
 
-    # Programs run in fresh processes anyway.
+    # Programs run in fresh processes in any case.
     return Driver(lambda seed, _: seed, check, "programs", limit=1000.0, around=around, forks=False, more=options_of)

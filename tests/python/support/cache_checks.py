@@ -1,5 +1,4 @@
-"""The common parts of the tests of the on-disk cache: pipelines over files of a folder, and a check that no lock is
-left."""
+"""Shared code of the tests of the on-disk cache: pipelines over files in a folder, and a check that no lock is left."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ import pytest
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.iter.disk_cache import locks
 
-#: Two workers that want the same files are what these tests are about.
+#: These tests are about two workers that need the same files.
 unsharded = pytest.mark.filterwarnings("ignore:.*nothing between it and the end divides its items")
 
 
@@ -21,7 +20,7 @@ def no_lock_is_left():
 
 
 class Maker:
-    """Makes the content of files, and remembers for which names."""
+    """Creates the contents of files, and records their names."""
 
     def __init__(self):
         self.made = []
@@ -32,7 +31,7 @@ class Maker:
 
 
 def cached(folder, names, maker=None, between=lambda pipe: pipe, mode="wb", timeout=300, **options):
-    """A cached pipeline over files of a folder, named by themselves."""
+    """Returns a cached pipeline over files in a folder, whose names are the items."""
     section = IterableWrapper([str(folder / name) for name in names]).on_disk_cache(**options)
     return between(section).map(maker or Maker()).end_caching(mode=mode, timeout=timeout)
 
@@ -42,12 +41,12 @@ def names(paths):
 
 
 def content(folder):
-    """The content of a folder, name by name."""
+    """Returns the contents of the files in a folder, by name."""
     return {p.relative_to(folder).as_posix(): p.read_text() for p in folder.rglob("*") if p.is_file()}
 
 
 def content_after_a_kill(folder):
-    """The content of a folder without the hidden files that a killed process may have left."""
+    """Returns the contents of a folder without hidden files that a killed process may have left."""
     return {
         name: text for name, text in content(folder).items() if not os.path.basename(name).startswith(".torchdata-")
     }
@@ -67,7 +66,7 @@ def archives(folder, keys, unpack=members, **options):
 
 
 def is_free(path):
-    """Whether the lock of a path is free."""
+    """Returns whether the lock of a path is free."""
     lock = locks.acquire(str(path))
     if lock is not None:
         lock.release()

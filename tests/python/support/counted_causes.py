@@ -1,7 +1,7 @@
-"""Loaders that are slow for one known cause, as their processes would count them: by work, and not by time.
+"""Loaders that are slow for one known cause, with the counters that their processes would have: by work, not by time.
 
-A cause says what each item takes of each stage, in milliseconds. From that follows, by arithmetic, what every process
-works and waits, and so the counters of a board. No process runs, so no other program of the machine changes a verdict.
+A cause defines the milliseconds per item in each stage. From these, the work and waiting time of each process, and
+therefore the counters of a board, are computed. No process runs, so other programs cannot affect a diagnosis.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ COLLATES = {"StatefulDataLoader": "pad", "DataLoader2": "Mapper(pad)"}
 
 @dataclass
 class Cause:
-    """What limits a loader, and what is to be said of it.
+    """What limits a loader, and the expected diagnosis.
 
     Args:
-        kind: the kind of the verdict.
-        culprit: the stage at fault: "reads" or "collates"; None for none.
-        workers: how many workers there are; 0 for none.
-        batches: how many batches there are.
-        reads, collates, sends: milliseconds of a worker for each batch, in its dataset, in collating, and in sending.
-        computes: the share of that in which a processor runs; the rest is waiting.
-        stands: seconds for which a worker stands in line for a processor, for each that it runs.
-        arrives: the least milliseconds between two batches that arrive, however fast they are made.
-        in_main: milliseconds of main for each batch, behind the workers: pinning memory, decoding a message.
-        step: milliseconds of the training step.
-        first: milliseconds of the first batch.
-        factors: by worker, how much longer it takes than the others.
+        kind: the kind of the diagnosis.
+        culprit: the responsible stage: "reads" or "collates"; None for none.
+        workers: the number of workers; 0 for none.
+        batches: the number of batches.
+        reads, collates, sends: a worker's milliseconds per batch in its dataset, in collating, and in sending.
+        computes: the fraction of that time in which a processor runs; the rest is waiting.
+        stands: the seconds that a worker waits for a processor, for each second that it runs.
+        arrives: the minimum number of milliseconds between two arriving batches, however fast they are created.
+        in_main: the main process's milliseconds per batch after the workers: pinning memory, decoding a message.
+        step: the milliseconds of a training step.
+        first: the milliseconds of the first batch.
+        factors: by worker, how much slower it is than the others.
         shares: by worker, how many times as many batches it has.
-        size: bytes of a batch, and how many of these were copied for want of room.
-        stalled: seconds for which main has waited for worker 0 by now.
-        words: what the verdict says, by loader or for both.
+        size: the bytes of a batch, and how many of them were copied because shared memory was full.
+        stalled: the seconds for which the main process has waited for worker 0.
+        words: the expected text of the diagnosis, by loader or for both.
         cores: processors of the machine.
     """
 
@@ -72,7 +72,7 @@ def slow(**changes: Any) -> Cause:
     return Cause("loading", "reads", **{"reads": 80.0, **changes})
 
 
-#: Advice by loader, in arguments that it has.
+#: The advice by loader, in terms of its arguments.
 WORKERS = {"StatefulDataLoader": "num_workers=", "DataLoader2": "MultiProcessingReadingService("}
 CAUSES: dict[str, Cause] = {
     "decoding computes": slow(computes=0.95),
@@ -143,7 +143,7 @@ CAUSES: dict[str, Cause] = {
 
 
 def stats_of(cause: Cause, door: Door) -> LoaderStats:
-    """The statistics that a loader would give."""
+    """Returns the statistics that a loader would return."""
     from dataclasses import replace
 
     epoch = _Epoch(cause)
@@ -154,7 +154,7 @@ def stats_of(cause: Cause, door: Door) -> LoaderStats:
 
 
 class _Epoch:
-    """The times of an epoch, in nanoseconds: workers are ahead by little, so the slowest process sets the pace."""
+    """The times of an epoch in nanoseconds. Workers are ahead by little, so the slowest process determines the pace."""
 
     def __init__(self, cause: Cause) -> None:
         count = max(1, cause.workers)
@@ -162,7 +162,7 @@ class _Epoch:
         shares = cause.shares or (1.0,) * count
         own = cause.reads + cause.collates + (cause.sends if cause.workers else 0.0)
         self.batches = [round(cause.batches * share / sum(shares)) for share in shares]
-        #: By worker, what it works, standing in line included.
+        #: The work of each worker, including its waiting time for a processor.
         waiting = 1.0 + min(1.0, cause.computes) * cause.stands
         self.busy = [own * waiting * factor * MS * n for factor, n in zip(factors, self.batches, strict=True)]
         self.factors, self.waiting = factors, waiting
@@ -198,7 +198,7 @@ def _flow(peer: int, sends: bool, items: int, size: int = 0, wait: Any = None, *
 
 
 def _stages(cause: Cause, door: Door, batches: int, factor: float, last: Page | None) -> list[Page]:
-    """The functions that a process runs, as each loader counts them."""
+    """Returns the functions that a process runs, as each loader counts them."""
     reads = _pipe(*READS, 4 * batches, cause.reads * factor * batches * MS, reader=1)
     pads = _pipe(COLLATES[door], "train.py:30", batches, cause.collates * factor * batches * MS)
     if door == "DataLoader2":
@@ -213,7 +213,7 @@ def _stages(cause: Cause, door: Door, batches: int, factor: float, last: Page | 
     return stages
 
 
-#: What `DataLoader2.from_dataset` puts behind a data set.
+#: Pipes that `DataLoader2.from_dataset` appends to a dataset.
 _OURS = ("Shuffler", "ShardingFilter", "Batcher")
 
 

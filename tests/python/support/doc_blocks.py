@@ -1,7 +1,7 @@
-"""The code blocks of a Markdown page, and running them as a reader does who follows the page from its top.
+"""Extracts the code blocks of a Markdown page, and runs them like a reader who follows the page from its top.
 
-All Python blocks of a page are one program, in their order. The `text` block below a block holds its output; if there
-is none, it prints nothing. A comment above a block tells what is different:
+All Python blocks of a page form one program, in their order. The `text` block below a block contains its output;
+without one, the block prints nothing. A comment above a block marks exceptions:
 
     <!-- alone -->              the block is a program of its own
     <!-- not run: REASON -->    the block is not run, here
@@ -20,16 +20,16 @@ from pathlib import Path
 
 from fresh_processes import python_path, run_program
 
-#: Where the demo lies, of which the tutorial takes parts.
+#: The folder of the demo, parts of which the tutorial includes.
 EXAMPLES = str(Path(__file__).resolve().parents[3] / "examples")
-#: Printed after each block; no block prints it.
+#: Printed after each block. No block prints it.
 _END = "\x1e"
 _GUARD = 'if __name__ == "__main__":'
-#: What stands in a program that imports torch; webdataset does it by itself.
+#: Patterns of programs that import torch; webdataset imports it itself.
 NEEDS_TORCH = re.compile(
     r"^ *(import (torch|webdataset)\b|from (torch|torchdata\.(nodes|stateful_dataloader))(\.\w+)* import )", re.M
 )
-#: Runs a file as a notebook does its cells: workers find no program that they could import.
+#: Runs a file like the cells of a notebook, so that workers cannot import the program.
 _NOTEBOOK = "import pathlib, sys; exec(compile(pathlib.Path(sys.argv[1]).read_bytes(), sys.argv[1], 'exec'))"
 
 
@@ -38,7 +38,7 @@ class Block:
     """A fenced block.
 
     Args:
-        line: where it begins, from 1.
+        line: the line where it begins, from 1.
         language: the word after the fence.
         code: its lines.
         comment: the HTML comment directly above it.
@@ -51,20 +51,20 @@ class Block:
 
     @property
     def reason(self) -> str | None:
-        """Why it is not run, if it is not."""
+        """Returns the reason why it is not run, if any."""
         return self.comment.removeprefix("not run:").strip() if self.comment.startswith("not run:") else None
 
 
 @dataclass(frozen=True)
 class Example:
-    """A Python block and what the page says that it prints."""
+    """A Python block and the output that the page shows for it."""
 
     block: Block
     shown: str
 
 
 def blocks(page: Path) -> list[Block]:
-    """All fenced blocks of a page that hold code or what it prints."""
+    """Returns all fenced blocks of a page that contain code or output."""
     found: list[Block] = []
     comment, opened, lines = "", None, []
     for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
@@ -85,7 +85,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def examples(page: Path) -> list[Example]:
-    """The Python blocks of a page that are to be run."""
+    """Returns the Python blocks of a page that must be run."""
     found = blocks(page)
     return [
         Example(block, after.code if after and after.language == "text" and not after.comment else "")
@@ -95,13 +95,15 @@ def examples(page: Path) -> list[Example]:
 
 
 def _run(program: list[Example], script: Path) -> subprocess.CompletedProcess[str]:
-    """Runs the examples' program; one that takes torch in a process that has it, as its import takes so long."""
+    """Runs the examples' program. A program with torch runs in a process that has imported it, because the import is
+    slow.
+    """
     codes = [example.block.code for example in program]
-    # One library leaves closing its files to the interpreter.
+    # A library in use leaves its files open until interpreter exit.
     ignored = "ResourceWarning" if any("import webdataset" in code for code in codes) else None
     how = _how(program)
     first = next((number for number, code in enumerate(codes) if NEEDS_TORCH.search(code)), None)
-    # What is collated before torch is imported are arrays, and tensors where it is there already.
+    # Data collated before torch is imported becomes arrays; afterwards, it becomes tensors.
     if not how and first is not None and not any("collate(" in code for code in codes[:first]):
         return run_program(script, ignored=ignored)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((python_path(), EXAMPLES))}
@@ -110,13 +112,15 @@ def _run(program: list[Example], script: Path) -> subprocess.CompletedProcess[st
 
 
 def _how(program: list[Example]) -> list[str]:
-    """The option of Python for a program without a guard: where workers import the program, it is for a notebook."""
+    """Returns Python's arguments for a program without a guard. If workers import the program, it is meant for a
+    notebook.
+    """
     guarded = all(_GUARD in example.block.code for example in program)
     return [] if guarded or multiprocessing.get_all_start_methods()[0] == "fork" else ["-c", _NOTEBOOK]
 
 
 def printed(page: Path, folder: Path) -> list[str]:
-    """The output of each of the page's examples, run in the folder; fails if one fails."""
+    """Runs the examples of a page in the folder, and returns their output; fails if one of them fails."""
     texts = {}
     together = [example for example in examples(page) if example.block.comment != "alone"]
     programs = [[example] for example in examples(page) if example.block.comment == "alone"]

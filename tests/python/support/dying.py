@@ -1,4 +1,4 @@
-"""A function whose process exits at some items. It has its own module, so processes import nothing else."""
+"""A function whose process exits at some items. It has a separate module, so that processes import nothing else."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class Dying:
-    """Squares numbers; at some of them its process exits, this many times, as files count."""
+    """Squares numbers. At some of them, its process exits, this many times in total, counted by files."""
 
     def __init__(self, folder: Path, at: dict[int, int]) -> None:
         self.folder, self.at = folder, at

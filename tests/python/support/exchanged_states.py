@@ -3,8 +3,8 @@
     python -m exchanged_states save FILE
     python -m exchanged_states load FILE
 
-`tools/other_pythons.py` runs this with each pair of versions. `load` fails if a loader does not yield the rest of the
-epoch that `save` has read to its end. Loaders of PyTorch's are part of it if both versions have PyTorch.
+`tools/other_pythons.py` runs this program with each pair of versions. `load` fails if a loader does not yield the rest
+of the epoch that `save` has read to its end. Loaders of PyTorch are included if both versions have PyTorch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
 
-#: Items that are read before a state is saved.
+#: How many items are read before a state is saved.
 READ = 7
 
 
@@ -29,7 +29,7 @@ def squared(number: int) -> int:
 
 
 def pipeline(workers: int) -> Any:
-    """A loader of pipes that draw random numbers and keep buffers."""
+    """Returns a loader over pipes that draw random numbers and have buffers."""
     pipe = IterableWrapper(range(60)).shuffle(buffer_size=20).sharding_filter().map(squared).batch(2)
     service = MultiProcessingReadingService(workers, multiprocessing_context="spawn") if workers else None
     return DataLoader2(pipe, reading_service=service)
@@ -63,7 +63,7 @@ LOADERS: dict[str, Callable[[], Any]] = {
 
 
 def loaders(names: list[str]) -> Iterator[tuple[str, Any]]:
-    """Yields the loaders that can be made here."""
+    """Yields the loaders that are possible here."""
     for name in names:
         try:
             yield name, LOADERS[name]()

@@ -1,7 +1,7 @@
-"""The three families that start worker processes, opened alike: what holds of processes and signals holds of each.
+"""The three families that start worker processes, with a common interface for tests of processes and signals.
 
-Two of them need PyTorch, and are left out where that is not installed. Spawned workers import this module, or one that
-does. So it imports torch only where a family needs it.
+Two of them need PyTorch, and are left out if it is not installed. Spawned workers import this module or a module that
+imports it, so torch is imported only when a family needs it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torchdata.datapipes.iter import IterableWrapper
 
 TORCH = importlib.util.find_spec("torch") is not None
 
-#: How many workers each of them starts.
+#: How many workers each family starts.
 WORKERS = 2
 
 
@@ -22,7 +22,7 @@ def identity(x):
 
 
 class Mapped:
-    """A dataset of numbers, to which a function is applied in the workers."""
+    """A dataset of numbers with a function that is applied in the workers."""
 
     def __init__(self, function, count):
         self.function, self.count = function, count
@@ -35,7 +35,7 @@ class Mapped:
 
 
 class Opened:
-    """The items of a loader, and its end."""
+    """The items of a loader, and a function that ends it."""
 
     def __init__(self, loader, close):
         self._iterator = iter(loader)

@@ -1,7 +1,8 @@
-"""A local HTTP server with faults at random, and a driver that reads through them: no epoch ends, all bytes are equal.
+"""A local HTTP server with random faults, and a driver that reads through them: no epoch ends early, and all bytes are
+equal.
 
-Role: the server is a process of its own, as in `http_server`. Of the requests for one file, at most `IN_A_ROW` in a row
-meet a fault before one is answered in full, so a client that retries more often always gets the file. By hand:
+Role: the server runs in a separate process, as in `http_server`. Of the requests for one file, at most `IN_A_ROW` in a
+row fail before one is answered completely, so a client with more retries always gets the file. Usage:
 
     python tests/python/support/faulty_http.py --faults 3000 --seed 1
 """
@@ -26,18 +27,18 @@ from urllib.parse import urlsplit
 
 FAULTS = ["503", "500", "429", "429 date", "reset", "hang-up", "cut", "body reset", "wrong length", "slow", "slow body"]
 IN_A_ROW = 3
-#: Seconds of silence that the driver's reader allows.
+#: How many seconds of silence the driver's reader allows.
 TIMEOUT = 1.0
 
 
 def content_of(seed: int, number: int) -> bytes:
-    """The content of a file: up to some hundred thousand bytes."""
+    """Returns the contents of a file: up to some hundred thousand bytes."""
     chance = random.Random(f"{seed} {number}")
     return chance.randbytes(chance.choice([0, 1, 100, 5_000, 70_000, 300_000]))
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers one request, or spoils it."""
+    """Answers one request, possibly with a fault."""
 
     protocol_version = "HTTP/1.1"
     server: Any
@@ -116,7 +117,7 @@ class Listener(ThreadingHTTPServer):
 
 
 class Faulty:
-    """The server as a client sees it."""
+    """The server from the client's point of view."""
 
     def __init__(self, port: int, seed: int) -> None:
         self.root, self.seed = f"http://127.0.0.1:{port}", seed
@@ -128,7 +129,7 @@ class Faulty:
         return [content_of(self.seed, number) for number in range(count)]
 
     def faults(self) -> Counter[str]:
-        """How many requests met which fault."""
+        """Returns how many requests had each fault."""
         with urllib.request.urlopen(f"{self.root}/faults") as answer:
             return Counter(json.load(answer))
 
@@ -138,9 +139,9 @@ def running(seed: int, faults: list[str] = FAULTS, spared: float = 0.2) -> Itera
     """Runs a server until the block ends.
 
     Args:
-        seed: what contents and faults follow from.
-        faults: those to choose from.
-        spared: the share of requests that are answered without having met `IN_A_ROW` faults before.
+        seed: the seed of contents and faults.
+        faults: the faults to choose from.
+        spared: the fraction of requests that are answered without `IN_A_ROW` earlier faults.
     """
     command = [sys.executable, __file__, "--serve", ",".join(faults), "--seed", str(seed), "--spared", str(spared)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -161,7 +162,7 @@ def serve(seed: int, faults: list[str], spared: float) -> None:
 
 
 def drive(seed: int, wanted: int) -> None:
-    """Reads epochs until that many requests have met faults."""
+    """Reads epochs until `wanted` requests have had faults."""
     from torchdata.datapipes.iter import HttpReader
     from torchdata.datapipes.iter.web import client
 

@@ -1,11 +1,11 @@
-"""Functions that run in fresh processes of some Python interpreter: what has happened in one is unknown to the next.
+"""Runs functions in fresh processes of a Python interpreter, so that calls do not affect each other.
 
 `FreshProcesses` starts a server under the interpreter. The server imports some modules once, and forks a child for each
-call. So a call costs milliseconds, and not the import of torch. Global generators of the child are seeded from the
-operating system, so that nothing is inherited there either.
+call. A call therefore takes milliseconds, without importing torch again. The child's global generators are seeded from
+the operating system, so that their states are not inherited either.
 
-`run_program` runs a file that needs torch, as an interpreter of its own would. A test of importing, of options
-of the interpreter or of its very end needs one of its own.
+`run_program` runs a file that needs torch as if in a separate interpreter. A test of importing, of interpreter options
+or of interpreter exit needs an actual separate interpreter.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from types import TracebackType
 from typing import Any
 
 SUPPORT = Path(__file__).resolve().parent
-#: What is in this folder runs in each process of tests that has it in its path.
+#: The contents of this folder run in each test process that has it in its path.
 LEAN = str(SUPPORT / "lean")
 
 
 def python_path() -> str:
-    """The `PYTHONPATH` of a program of the user: the package under test, wherever the run found it, and `LEAN`."""
+    """Returns the `PYTHONPATH` of a user's program: the package under test, wherever it was found, and `LEAN`."""
     package = importlib.util.find_spec("torchdata")
     assert package is not None
     assert package.origin is not None
@@ -47,17 +47,17 @@ def python_path() -> str:
 
 
 class FreshProcesses:
-    """Calls functions, each in a process of its own.
+    """Calls functions, each in a separate process.
 
     Args:
-        modules: what the server imports before it forks.
+        modules: the modules that the server imports before it forks.
         python: the interpreter.
-        limit: seconds after which a call counts as hung, and is killed with all of its processes.
+        limit: the seconds after which a call counts as hung, and is killed with all its processes.
     """
 
     def __init__(self, *modules: str, python: str = sys.executable, limit: float = 60.0) -> None:
         self.python, self.limit = python, limit
-        #: The number of the last call: the answer to one that was cut off, as by a time-out, is passed over.
+        #: The number of the last call. The answer to an interrupted call, for example by a timeout, is skipped.
         self._number = 0
         self._server = subprocess.Popen(
             [python, "-m", "fresh_processes", *modules],
@@ -79,7 +79,7 @@ class FreshProcesses:
         self._server.wait()
 
     def imports(self, *modules: str) -> FreshProcesses:
-        """Has the server import more modules, for all calls to come; returns this server.
+        """Makes the server import more modules for all future calls; returns this server.
 
         Raises:
             RuntimeError: an import failed.
@@ -96,7 +96,7 @@ class FreshProcesses:
         return self._ask(function=function, limit=self.limit, arguments=arguments)
 
     def _ask(self, **order: Any) -> Any:
-        """The result of an order, by the server or by a child of it."""
+        """Returns the result of an order, from the server or from a child of it."""
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         self._number += 1
@@ -119,19 +119,19 @@ class FreshProcesses:
 
 @functools.cache
 def with_torch() -> FreshProcesses:
-    """The server of this process that has imported torch, NumPy and the package: its tests share it."""
+    """Returns the server of this process that has imported torch, NumPy and the package, which tests share."""
     server = FreshProcesses("torch", "numpy", "torchdata.dataloader2", "torchdata.nodes", limit=250.0)
     atexit.register(server.__exit__, None, None, None)
     return server
 
 
 def run_program(path: Path, *arguments: str, ignored: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Runs a program that imports torch, in its folder; warnings are errors.
+    """Runs a program that imports torch in its folder, with warnings as errors.
 
     Args:
-        path: its file.
-        arguments: of the program.
-        ignored: the name of a category of warnings that are none.
+        path: the file of the program.
+        arguments: the arguments of the program.
+        ignored: the name of a category of warnings to ignore.
     """
     done = with_torch().call("fresh_processes:program", path=str(path), arguments=arguments, ignored=ignored)
     return subprocess.CompletedProcess([str(path), *arguments], **done)
@@ -145,7 +145,7 @@ def program(path: str, arguments: list[str], ignored: str | None) -> dict[str, A
     sys.modules["__main__"], sys.argv = main, [path, *arguments]
     sys.path.insert(0, os.path.dirname(path))
     filters = ["error", *([f"ignore::{ignored}"] if ignored else [])]
-    sys.warnoptions[:] = filters  # which processes that it starts inherit
+    sys.warnoptions[:] = filters  # inherited by processes that it starts
     warnings.resetwarnings()
     warnings.simplefilter("error")
     if ignored:
@@ -171,7 +171,7 @@ def program(path: str, arguments: list[str], ignored: str | None) -> dict[str, A
 
 
 def answer_to(order: dict[str, Any]) -> dict[str, Any]:
-    """The result of a call, or of imports, or its error."""
+    """Returns the result of a call or of imports, or the error."""
     try:
         if "modules" in order:
             for name in order["modules"]:
@@ -195,7 +195,9 @@ def seed_from_the_system() -> None:
 
 
 def in_child(order: dict[str, Any]) -> dict[str, Any]:
-    """The answer to an order, from a child that is killed with all of its processes when it has answered or is late."""
+    """Returns the answer of a child to an order. The child and its processes are killed after the answer or the
+    timeout.
+    """
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -226,12 +228,13 @@ def in_child(order: dict[str, Any]) -> dict[str, Any]:
 def serve(modules: list[str]) -> None:
     """Answers orders from the standard input until it ends."""
     warnings.filterwarnings("ignore")
-    answers, sys.stdout = sys.stdout, sys.stderr  # what modules print is no answer
+    answers, sys.stdout = sys.stdout, sys.stderr  # output of modules is not an answer
     for module in modules:
         importlib.import_module(module)
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
-    gc.freeze()  # what was imported is shared with the children as long as no garbage collection there goes through it
+    # imported objects stay shared with the children as long as garbage collection there does not visit them
+    gc.freeze()
     for line in sys.stdin:
         order = json.loads(line)
         answer = answer_to(order) if "modules" in order else in_child(order)

@@ -1,7 +1,7 @@
 """Targets of `fuzz_files`: archives and compressed files, TFRecords, lists of the on-disk cache, decoders.
 
-Some inputs are valid ones with something changed. Others are built on purpose: headers with right checksums and fields
-that lie, which chance would not find.
+Some inputs are modified valid ones. Others are constructed: headers with correct checksums and wrong fields, which
+random changes would not produce.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ from torchdata.datapipes.iter import (
 from torchdata.datapipes.iter.disk_cache.lists import dumped
 from torchdata.datapipes.utils.decoder import basichandlers, imagehandler
 
-#: The errors that the readers of archives promise to raise for damage. (RuntimeError: `zipfile`, for encrypted
-#: members.)
+#: The errors that archive readers may raise for damage. (RuntimeError: `zipfile`, for encrypted members.)
 PROMISED = (
     tarfile.TarError,
     zipfile.BadZipFile,
@@ -50,7 +49,7 @@ PROMISED = (
     RuntimeError,
 )
 
-#: Bytes that are read of one input at most, as a reader of data would continue for ever on a bomb in pieces.
+#: Maximum number of bytes to read from one input, because a reader could continue forever with a bomb in pieces.
 _MOST_READ = 8 << 20
 
 
@@ -109,7 +108,7 @@ def _pax_records(rng: random.Random) -> bytes:
 
 
 def tar_bytes(rng: random.Random) -> bytes:
-    """A tar archive of headers with right checksums that lie in other fields."""
+    """Returns a tar archive whose headers have correct checksums but wrong fields."""
     out = io.BytesIO()
     for _ in range(rng.randint(1, 6)):
         info = tarfile.TarInfo(rng.choice(_NAMES)[:99])
@@ -156,7 +155,7 @@ def tar(rng: random.Random) -> None:
 
 
 def zip_bytes(rng: random.Random) -> bytes:
-    """A zip archive, of which fields of the directory may lie."""
+    """Returns a zip archive whose directory may have wrong fields."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         for _ in range(rng.randint(1, 5)):
@@ -187,14 +186,14 @@ _RAR_SAMPLES = Path(__file__).parents[1] / "data" / "rar"
 
 
 def rar(rng: random.Random) -> None:
-    """RAR archives of both versions; members that a program would decompress are not read."""
+    """RAR archives of both versions. Members that require an external program are not read."""
     import rarfile
 
     data = mutated(rng, rng.choice(sorted(_RAR_SAMPLES.glob("*.rar"))).read_bytes())
     try:
         for path, stream in RarArchiveLoader([("d/a.rar", io.BytesIO(data))]):
             assert path.startswith("d/a.rar/"), path
-            if stream.file_obj.raw.seeks_cheaply:  # it was stored
+            if stream.file_obj.raw.seeks_cheaply:  # the member is not compressed
                 stream.read(1 << 16)
             stream.close()
     except RecursionError as error:
@@ -261,7 +260,7 @@ def _example(rng: random.Random) -> bytes:
 
 
 def tfrecords(rng: random.Random) -> None:
-    """TFRecord files, with checksums that are wrong or not compared, and records that are no examples."""
+    """TFRecord files with wrong or unchecked checksums, and records that are not examples."""
     file = b""
     for _ in range(rng.randint(1, 4)):
         record = _example(rng)
@@ -309,7 +308,7 @@ def decoders(rng: random.Random) -> None:
     except Exception as error:
         from PIL import Image
 
-        # An image that says it is huge is Pillow's to refuse, as documented: programs ask for its error by the type.
+        # Pillow itself refuses an image that claims a huge size, and programs expect its error type, as documented.
         if not isinstance(error, (ValueError, OSError, Image.DecompressionBombError)):
             raise
         _check_says("".join(error.__notes__), f"RoutedDecoder was decoding 'a.{extension}'")
@@ -322,8 +321,8 @@ _CONTENTS: dict[str, bytes] = {}
 
 
 def cache_list(rng: random.Random) -> None:
-    """Lists of the on-disk cache that somebody planted or damaged, and names of members on their way into one."""
-    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # where syncing costs nothing
+    """Damaged or malicious lists of the on-disk cache, and names of members to be listed."""
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # where syncing is free
     with tempfile.TemporaryDirectory(dir=memory) as above:
         folder = os.path.join(above, "cache")
         os.makedirs(os.path.join(folder, "sub"))
@@ -363,7 +362,7 @@ def cache_list(rng: random.Random) -> None:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
                 paths = [*pipe, *pipe]
-        except (RuntimeWarning, OSError, ValueError):  # outside of the folder; it is a folder; a reserved name
+        except (RuntimeWarning, OSError, ValueError):  # outside the folder, a folder, or a reserved name
             return
         root = os.path.realpath(folder)
         for path in paths:

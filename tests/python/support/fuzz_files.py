@@ -1,11 +1,11 @@
-"""Hostile input from a seed, for whatever reads what others wrote: `python -m drivers files` (`make fuzz-files`).
+"""Hostile input from a seed for readers of foreign data: `python -m drivers files` (`make fuzz-files`).
 
-A *target* is a function of a `random.Random`: it makes one input, has it read, and checks what came of that. An error
-that the reader promises is fine, so the target catches it; any other exception is a finding. So are an input that takes
-longer than `LONGEST`, and one with which the process grows by more than `MOST_MEMORY`. An input's number and its
-target's name are all that it is made of: a finding is had again by the command that is printed.
+A *target* is a function of a `random.Random`. It creates an input, reads it, and checks the result. The target catches
+the errors that the reader documents; any other exception is a finding. An input that takes longer than `LONGEST`, or
+with which the process grows by more than `MOST_MEMORY`, is also a finding. An input depends only on its number and its
+target's name, so the printed command reproduces a finding.
 
-Targets stand in the modules `MODULES`, each with a dict `TARGETS` from name to function.
+The modules in `MODULES` define the targets, each in a dict `TARGETS` from name to function.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from dataclasses import dataclass
 
 from drivers.frame import Driver
 
-#: Where targets stand; one that is not there is passed over.
+#: The modules of targets. Missing modules are skipped.
 MODULES = ("fuzz_archives", "fuzz_states")
 
-#: Seconds that one input may take.
+#: Maximum number of seconds for one input.
 LONGEST = 20
 
-#: KiB by which one input may raise the process's peak of memory.
+#: Maximum growth in KiB of the process's peak memory by one input.
 MOST_MEMORY = 256 << 10
 
 Target = Callable[[random.Random], None]
 
-#: Numbers at which readers go wrong, by the power of two next to them.
+#: Numbers at which readers often fail, near powers of two.
 _EDGES = [
     sign * (1 << bits) + more for bits in (0, 7, 8, 15, 16, 31, 32, 63) for sign in (1, -1) for more in (-1, 0, 1)
 ]
 
 
 def mutated(rng: random.Random, data: bytes, most: int = 4) -> bytes:
-    """`data` with one to `most` things done to it: bits and numbers changed, parts dropped, doubled and moved."""
+    """Returns `data` with one to `most` changes: bits and numbers changed, parts removed, duplicated and moved."""
     changed = bytearray(data)
     for _ in range(rng.randint(1, most)):
         if not changed:
@@ -80,11 +80,11 @@ def targets() -> dict[str, Target]:
 
 
 def check(name: str, target: Target, number: int) -> None:
-    """Has the target try its input `number`.
+    """Makes the target try its input `number`.
 
     Raises:
         AssertionError: it took too long, or too much memory.
-        Exception: whatever the target did not expect.
+        Exception: an exception that the target did not expect.
     """
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with _limited(LONGEST):
@@ -100,7 +100,7 @@ def _limited(seconds: int) -> Iterator[None]:
 
     previous = signal.signal(signal.SIGALRM, ring)
     signal.alarm(seconds)
-    faulthandler.dump_traceback_later(3 * seconds, exit=True)  # where the alarm is not heard: in a loop of C or Rust
+    faulthandler.dump_traceback_later(3 * seconds, exit=True)  # in case the alarm has no effect, in a loop of C or Rust
     try:
         yield
     finally:
@@ -111,24 +111,24 @@ def _limited(seconds: int) -> Iterator[None]:
 
 @dataclass
 class Inputs:
-    """The inputs of some numbers, one of each for each target."""
+    """A range of inputs, for each target."""
 
     numbers: range
     targets: dict[str, Target]
 
 
 def plan_of(number: int, options: argparse.Namespace) -> Inputs:
-    """The targets whose names have one of the parts that the command line names."""
+    """Returns the targets whose names contain one of the parts in the command line."""
     parts = options.targets.split(",")
     chosen = {name: one for name, one in targets().items() if any(part in name for part in parts)}
     return Inputs(range(10 * number, 10 * number + 10), chosen)
 
 
 def check_inputs(plan: Inputs) -> int:
-    """Has all targets try their inputs; returns how many there were.
+    """Makes all targets try their inputs; returns the number of inputs.
 
     Raises:
-        Exception: the first that a target did not expect.
+        Exception: the first exception that a target did not expect.
     """
     for number, (name, target) in itertools.product(plan.numbers, plan.targets.items()):
         try:

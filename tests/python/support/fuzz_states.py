@@ -1,7 +1,7 @@
-"""States, boards of counters and messages of ranks that nobody has written, for `fuzz_files`.
+"""Manipulated states, counter boards and rank messages, for `fuzz_files`.
 
-States are changed in two ways: in their bytes, as a disk does it, and in a value at any depth, with seals and checksums
-that fit to it, as somebody does who means harm. A state that loads is resumed.
+States are changed in two ways: in their bytes, as by a disk error, and in a value at any depth with matching seals and
+checksums, as by an attacker. A state that can be loaded is resumed.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from torchdata.datapipes.state import load_state, save_state
 
 __all__ = ["TARGETS"]
 
-#: Items that are asked for of what was loaded; no pipeline here has this many.
+#: How many items are requested after loading; no pipeline here has this many.
 _MOST = 200
 
-#: Values that stand where others should.
+#: Values that replace others.
 _ODD: list[Any] = [
     *(None, True, False, 0, 1, -1, 2, 1 << 20, 1 << 31, 1 << 32, 10**9, 10**12, 1 << 46, 1 << 63, 1 << 64, 10**30),
     *(-(1 << 63), 0.5, float("nan"), float("inf"), "", "x", "\x1b]0;x\x07", "restore", "begin", b"", b"\0" * 40),
@@ -62,7 +62,9 @@ def _same(item: Any) -> Any:
 
 @functools.cache
 def _states() -> list[dict[str, Any]]:
-    """States of a loader: in the main process, of workers, shared anew, and between two epochs."""
+    """Returns states of loaders: in the main process, of workers, with another number of shards, and between two
+    epochs.
+    """
     found = []
     for service in (InProcessReadingService(), MultiProcessingReadingService(2)):
         with DataLoader2(_pipeline(), reading_service=service) as loader:
@@ -93,8 +95,9 @@ def _graph_states() -> list[dict[str, Any]]:
 
 
 def _inside(value: Any) -> Any:
-    """The object that a value of bytes holds sealed or pickled, if it does, and the function that makes such bytes of
-    it."""
+    """Returns the object that a bytes value contains sealed or pickled, if any, and the function that creates such
+    bytes.
+    """
     if is_sealed(value):
         return unseal(value, "it"), seal
     if isinstance(value, bytes) and value[:2] == b"\x80\x05":
@@ -106,7 +109,7 @@ def _inside(value: Any) -> Any:
 
 
 def _changed(rng: random.Random, value: Any) -> Any:
-    """A value with another one in one place of it."""
+    """Returns a value with another value in one position."""
     opened = _inside(value)
     if opened is not None and rng.random() < 0.9:
         inside, close = opened
@@ -137,13 +140,13 @@ def _with_checksums(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _go_on(make: Callable[[], Iterator[Any]]) -> None:
-    """Continues with what was loaded, as far as that is possible."""
+    """Resumes from the loaded state, as far as possible."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for _ in itertools.islice(make(), _MOST):
                 pass
-    except (ValueError, TypeError, RuntimeError):  # TypeError: of the pipes, which get other items
+    except (ValueError, TypeError, RuntimeError):  # TypeError: raised by pipes that receive other items
         pass
 
 
@@ -173,7 +176,7 @@ def _loader_bytes(rng: random.Random) -> None:
 
 
 def _shaken(rng: random.Random, value: Any) -> Any:
-    """A value with some of its bytes changed, where it has bytes."""
+    """Returns a value in which some of the bytes are changed."""
     if isinstance(value, bytes):
         return mutated(rng, value)
     if isinstance(value, (list, tuple)) and value:
@@ -223,7 +226,7 @@ def _of_board(rng: random.Random) -> None:
 
 
 def _of_hub(rng: random.Random) -> None:
-    """A stranger at the door of rank 0, or a member that says anything."""
+    """A foreign connection to rank 0, or a member that sends arbitrary data."""
     hello, welcome = b"h" * 16, b"w" * 16
     listener = socket.create_server(("127.0.0.1", 0))
     address = listener.getsockname()

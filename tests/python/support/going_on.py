@@ -1,4 +1,4 @@
-"""Holds what comes after states of a `StatefulDataLoader` against the run that was not stopped."""
+"""Compares what follows a state of a `StatefulDataLoader` with an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy
 import torch
 from torch.utils.data import IterableDataset, Sampler, get_worker_info
 
-#: After how many batches of which epoch a state is taken: before the first loop, inside epochs, at and after ends.
+#: The epoch and batch after which a state is saved: before the first loop, within epochs, at their end and after it.
 MOMENTS = [(0, 0), (0, 1), (1, 0), (1, 2), (1, 4), (1, None), (2, 1)]
 WORKERS: list[dict[str, Any]] = [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}]
 
@@ -32,7 +32,7 @@ def epochs_of(loader: Any, count: int = 4) -> list[list[Any]]:
 
 
 def saved_at(loader: Any, epoch: int, batches: int | None) -> Any:
-    """The state of a loader in its so manieth epoch, as JSON has kept it."""
+    """Returns the state of a loader in an epoch, after a conversion to JSON and back."""
     for _ in range(epoch):
         list(loader)
     if batches is None:
@@ -49,13 +49,13 @@ def wanted_at(whole: list[list[Any]], epoch: int, batches: int | None) -> list[l
 
 
 def check_goes_on(make: Any, moments: Any = MOMENTS, draws_before: bool = True, count: int = 4) -> None:
-    """Holds what comes after states, each loaded by a program that begins anew, against the run without a stop.
+    """Compares what follows states, each loaded in a restarted program, with an uninterrupted run.
 
     Args:
-        make: makes the loader.
-        moments: when a state is taken.
-        draws_before: whether the program draws before it continues.
-        count: epochs of the run without a stop.
+        make: creates the loader.
+        moments: when to save a state.
+        draws_before: whether the program draws random numbers before it resumes.
+        count: the number of epochs of the uninterrupted run.
     """
     seed_all()
     whole = epochs_of(make(), count)
@@ -72,7 +72,7 @@ def check_goes_on(make: Any, moments: Any = MOMENTS, draws_before: bool = True, 
 
 
 class TakesOnce(IterableDataset[int]):
-    """Its generator takes the place that was loaded, and counts on."""
+    """Its generator applies the loaded position, and continues to count."""
 
     length, pause = 9, 0.0
 
@@ -98,7 +98,7 @@ class TakesOnce(IterableDataset[int]):
 
 
 class Walk:
-    """An iterator that knows its place."""
+    """An iterator with a state."""
 
     def __init__(self, numbers: list[int]) -> None:
         self.numbers, self.done = numbers, 0

@@ -1,4 +1,4 @@
-"""The ways in which a process hangs at an item, by itself: for tests and random drivers."""
+"""The ways in which a process can hang at an item, for tests and random drivers."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pathlib import Path
 
 
 def stop(_folder: Path) -> None:
-    """Is stopped, as by a debugger or a job control."""
+    """Is stopped, as by a debugger or job control."""
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def sleep(_folder: Path) -> None:
-    """Sleeps for years."""
+    """Sleeps practically forever."""
     time.sleep(1e8)
 
 
 def lock(_folder: Path) -> None:
-    """Waits for a lock that another thread has."""
+    """Waits for a lock that another thread holds."""
     held, is_held = threading.Lock(), threading.Event()
 
     def hold() -> None:
@@ -35,12 +35,12 @@ def lock(_folder: Path) -> None:
 
 
 def loop(_folder: Path) -> None:
-    """Runs in C without end, and keeps the interpreter's lock."""
+    """Runs in C forever, and holds the interpreter's lock."""
     re.match(r"(a+)+$", "a" * 60 + "b")
 
 
 def fifo(folder: Path) -> None:
-    """Reads what nobody writes."""
+    """Reads from a pipe to which nothing is written."""
     path = folder / f"fifo{os.getpid()}_{time.monotonic_ns()}"
     os.mkfifo(path)
     with path.open() as file:
@@ -51,13 +51,13 @@ WAYS = {way.__name__: way for way in (stop, sleep, lock, loop, fifo)}
 
 
 class Hanging:
-    """Hangs in this many processes, and in no further one.
+    """Hangs in the first `times` processes, and not in later ones.
 
     Args:
-        way: the name of a way.
-        folder: where the processes tell each other that they have hung.
-        times: how many do.
-        name: of the place, if there are several.
+        way: the name of a way to hang.
+        folder: the folder in which the processes record that they have hung.
+        times: how many processes hang.
+        name: the name of the position, if there are several.
     """
 
     def __init__(self, way: str, folder: Path | str, times: int = 1, name: str = "") -> None:

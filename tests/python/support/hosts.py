@@ -1,4 +1,4 @@
-"""Hosts of remote workers in this process, without Ray: their calls take their time, and overtake each other."""
+"""Hosts of remote workers in this process, without Ray. Their calls are delayed, and overtake each other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
 
 class LocalActor:
-    """A host whose calls wait for up to `delay` seconds, before they are carried out and before they are answered."""
+    """A host whose calls are delayed by up to `delay` seconds, both before they are executed and before they are
+    answered.
+    """
 
     identity = "here"
 
@@ -64,7 +66,7 @@ class LocalActor:
         return self._call("look", self.host.end)
 
     def cut(self) -> None:
-        """Takes the host away: what is under way is lost, and so is the worker."""
+        """Removes the host: running calls and the worker are lost."""
         self._is_cut = True
         self.host._child.kill()
 
@@ -75,11 +77,11 @@ class LocalActor:
 
 
 class LocalHosts:
-    """Makes such hosts."""
+    """Creates such hosts."""
 
     def __init__(self, seed: int, chunk_bytes: int, delay: float) -> None:
         self.chunk_bytes, self._seed, self._delay = chunk_bytes, seed, delay
-        #: All that were made.
+        #: All created hosts.
         self.actors: list[LocalActor] = []
 
     def get_start_method(self) -> str:
@@ -123,8 +125,8 @@ class LocallyRemote(MultiProcessingReadingService):
 
 @pytest.fixture(autouse=True)
 def hosts_have_ended(nothing_is_left: None) -> Iterator[None]:
-    """Waits for the threads of hosts, which lie in this process and hold their links."""
-    before = shared_mappings()  # of an earlier test, which has failed
+    """Waits for the threads of hosts, which are in this process and hold their links."""
+    before = shared_mappings()  # from an earlier test that has failed
     yield
 
     def are_gone() -> bool:
@@ -137,8 +139,7 @@ def hosts_have_ended(nothing_is_left: None) -> Iterator[None]:
 def read_here_and_there(
     make: Callable[[], Any], count: int, services: list[Callable[[], Any]], dice: random.Random, least: int, most: int
 ) -> list[Any]:
-    """An epoch of this many items, read by loaders with services of several kinds that resume from each other's
-    states."""
+    """Reads an epoch with loaders of several kinds of services that resume from each other's states."""
     got: list[Any] = []
     state: bytes | None = None
     while len(got) < count:

@@ -1,21 +1,21 @@
-"""A local HTTP server with the habits of servers in the wild: run as a process of its own by the fixture `web`.
+"""A local HTTP server with the peculiarities of real servers: a separate process, started by the fixture `web`.
 
-Role: serves the files of a folder on 127.0.0.1. How a file is served is said in the query of its URL, so that the
-server needs no state, and a test changes a file by writing it. Being another process, it adds no file descriptor to
-those that tests count. It ends with its standard input, so also with a test run that was killed.
+Role: serves the files of a folder on 127.0.0.1. The query of a URL determines how its file is served, so the server
+needs no state, and a test changes a file by writing it. Because it is a separate process, its descriptors do not affect
+those that tests count. It exits when its standard input ends, even if the test run is killed.
 
 Parameters of a query, all optional:
 
-- `ranges=no`: the header Range is ignored. `ranges=wrong`: another range than the one asked for is sent.
-- `validator=none|weak|date`: no ETag, a weak one, or Last-Modified alone.
-- `chunked=1`: chunked transfer without a length. `endless=1`: neither, the body ends with the connection.
-- `gzip=1`: the body is compressed, whatever the client accepts.
+- `ranges=no`: the header Range is ignored. `ranges=wrong`: another range than the requested one is sent.
+- `validator=none|weak|date`: no ETag, a weak one, or only Last-Modified.
+- `chunked=1`: chunked transfer without a length. `endless=1`: no length; the body ends with the connection.
+- `gzip=1`: the body is compressed, regardless of the request.
 - `drop=N`: the connection is dropped after N bytes of the body.
-- `wait=NAME`: the answer waits until a file of that name is there; with `after=N`, after N bytes of the body.
-- `hangup=1`: the connection is closed when it is used again, without an answer.
-- `status=N`: an error of that number. `redirect=PATH`: a redirect.
+- `wait=NAME`: the answer waits until a file of this name exists; with `after=N`, after N bytes of the body.
+- `hangup=1`: the connection is closed without an answer when it is reused.
+- `status=N`: an error with this status. `redirect=PATH`: a redirect.
 
-Below `/uc` and `/download` the server behaves like Google Drive, and what a file is like is said by its id.
+Under `/uc` and `/download`, the server behaves like Google Drive, and the id determines the kind of the file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, urlsplit
 
 LOG = "requests.log"
-#: Holds a byte for each `PIECE` that was begun to be sent.
+#: Contains a byte for each `PIECE` whose sending has begun.
 SENT = "sent.log"
 PIECE = 1 << 14
 PAGE = "<html><head><title>Google Drive - {title}</title></head><body>{body}</body></html>"
@@ -47,7 +47,7 @@ FORM = (
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers one request as its query says."""
+    """Answers one request according to its query."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -191,7 +191,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Listener(ThreadingHTTPServer):
-    """Listens, and says nothing of clients that close their connections."""
+    """Listens, and ignores clients that close their connections."""
 
     folder: Path
 
@@ -201,13 +201,13 @@ class Listener(ThreadingHTTPServer):
 
 
 class Server:
-    """The server as a test sees it: its address, its folder, and the requests that came."""
+    """The server from a test's point of view: its address, its folder, and the received requests."""
 
     def __init__(self, folder: Path, port: int) -> None:
         self.folder, self.root = folder, f"http://127.0.0.1:{port}"
 
     def url(self, name: str, content: bytes | None = None, **query: object) -> str:
-        """The URL of a file, which is written first where `content` is given."""
+        """Returns the URL of a file, which is written first if `content` is given."""
         if content is not None:
             (self.folder / name).write_bytes(content)
         options = "&".join(f"{key}={value}" for key, value in query.items())
@@ -219,12 +219,12 @@ class Server:
         return f"{self.root}/uc?export=download&id={id_}"
 
     def requests(self) -> list[dict[str, Any]]:
-        """Path, headers and client's port of every request so far."""
+        """Returns path, headers and the client's port of every request so far."""
         log = self.folder / LOG
         return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
     def sent(self) -> int:
-        """Bytes that were begun to be sent since the log began, in whole pieces; of chunked answers too few."""
+        """Returns the bytes sent since the log began, in whole pieces; too few for chunked answers."""
         log = self.folder / SENT
         return PIECE * log.stat().st_size if log.exists() else 0
 

@@ -1,4 +1,4 @@
-"""A local Hugging Face Hub with one dataset, as far as `datasets` asks for it to stream rows.
+"""A local Hugging Face Hub with one dataset, limited to the requests of `datasets` for streaming rows.
 
 Role: runs in a thread of the test until the block of `hub` ends.
 """
@@ -67,7 +67,7 @@ def _told(body: bytes) -> dict[str, Any]:
 
 @contextmanager
 def hub(files: dict[str, bytes]) -> Iterator[tuple[str, list[str]]]:
-    """Serves a dataset of these files; the block gets the hub's address and the paths that are asked for."""
+    """Serves a dataset of these files. Yields the hub's address and the list of requested paths."""
     server: Any = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     server.files, server.asked = files, []
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))

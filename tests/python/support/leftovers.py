@@ -1,4 +1,4 @@
-"""Leftovers of a process, seen in /proc: processes, descriptors, shared memory. Imports no test tool."""
+"""Leftovers of a process in /proc: processes, descriptors, shared memory. Imports no test tools."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-#: Where POSIX shared memory is. Neither the library nor its tests put anything there that stays.
+#: The folder of POSIX shared memory. Neither the package nor its tests leave files there.
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -21,7 +21,7 @@ def cmdline(pid):
 
 
 def all_children(pid="self"):
-    """Process numbers of a process's children."""
+    """Returns the ids of a process's children."""
     found = []
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -31,9 +31,10 @@ def all_children(pid="self"):
 
 
 def children():
-    """Process numbers of this process's children without helpers: trackers, fork servers, ours and the tests' own.
+    """Returns the ids of this process's children, except for helpers: trackers, fork servers, and processes of the
+    tests.
 
-    The kernel lists one that nobody has to wait for, as SIGCHLD is ignored, a moment longer than it is there.
+    If SIGCHLD is ignored, the kernel lists a child for a moment after it has exited.
     """
     there = [pid for pid in all_children() if state(pid) != "X"]
     names = b"tracker", b"forkserver", b"fresh_processes"
@@ -42,13 +43,13 @@ def children():
 
 
 def fork_server():
-    """The number of the process that forks this program's workers under "forkserver"; None where there is none."""
+    """Returns the id of the process that forks workers with "forkserver"; None if there is none."""
     forker = getattr(sys.modules.get("torchdata._engine.processes.forker"), "_of_program", None)
     return None if forker is None or forker.is_over else forker.pid
 
 
 def descendants(pid):
-    """Process numbers of all direct and indirect children of a process, while the processes in between run."""
+    """Returns the ids of all direct and indirect children of a process, while the processes in between are running."""
     found, unseen = [], all_children(pid)
     while unseen:
         found.append(unseen.pop())
@@ -57,14 +58,14 @@ def descendants(pid):
 
 
 def descriptors(pid="self"):
-    """How many file descriptors a process has open."""
+    """Returns how many file descriptors a process has open."""
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
-#: Shared memory of this package in /proc: a memfd or, on the portable fallback, a file without a name or with one of
+#: Shared memory of this package in /proc: a memfd, or on the portable fallback, a file without a name or with a name of
 #: this package.
 OURS = r"(?:memfd:torchdata |/#\d+ \(deleted\)|/\.torchdata-)"
-#: Names that torch and this library give files in shared memory, with the number of the process.
+#: Names of shared memory files of torch and this package, which contain the process id.
 NAMED = re.compile(r"(?:torch_|\.torchdata-)(\d+)[-_]")
 
 
@@ -74,7 +75,7 @@ def shared_mappings(pid="self"):
 
 
 def held_files(pid="self"):
-    """Paths of the files that a process has open or mapped, as far as /proc shows them; deleted ones left out."""
+    """Returns the paths of open or mapped files of a process that /proc shows, without deleted files."""
     held = set()
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
@@ -87,14 +88,13 @@ def held_files(pid="self"):
 
 
 def shared_files(ended=()):
-    """Names of the files in shared memory of this process and its descendants; other programs have theirs there.
+    """Returns the names of shared memory files of this process and its descendants, not of other programs.
 
-    A file belongs to the process that has it open or mapped, or whose number is in its name. Names that torch and this
-    library choose begin with this number. So what processes leave that have ended is found, too. MPI has numbers of
-    another kind.
+    A file belongs to the process that has it open or mapped, or whose id is in its name. Names of torch and this
+    package begin with the id, so leftovers of processes that have exited are found, too. MPI uses other numbers.
 
     Args:
-        ended: numbers of descendants that may have ended.
+        ended: ids of descendants that may have exited.
     """
     own = [os.getpid(), *descendants("self")]
     held = set().union(*map(held_files, own))
@@ -108,7 +108,7 @@ def shared_files(ended=()):
 
 @contextlib.contextmanager
 def started_children():
-    """Notes the numbers of all processes that multiprocessing starts meanwhile, for when they have ended."""
+    """Records the ids of all processes that multiprocessing starts in the context, even if they have exited."""
     numbers, start = [], BaseProcess.start
 
     def noting(process):
@@ -123,7 +123,7 @@ def started_children():
 
 
 def state(pid):
-    """The state of a process, in one of ps's letters; X if there is none."""
+    """Returns the state of a process as a letter of ps; X if it does not exist."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -131,7 +131,7 @@ def state(pid):
 
 
 def told(pid):
-    """The description of a leftover process: its number, state, parent, threads and command."""
+    """Describes a leftover process: its id, state, parent, threads and command."""
     status = Path(f"/proc/{pid}/status")
     lines = status.read_text().splitlines() if status.exists() else []
     kept = [line for line in lines if line.startswith(("State", "PPid", "Threads", "SigBlk", "SigPnd", "ShdPnd"))]
@@ -139,5 +139,5 @@ def told(pid):
 
 
 def is_gone(pid):
-    """Whether a process has ended; a zombie that nobody has waited for yet counts as ended."""
+    """Returns whether a process has exited, which includes zombies."""
     return state(pid) in "ZX"

@@ -1,7 +1,7 @@
-"""Trainings by the libraries themselves around a StatefulDataLoader, each run in a process of its own.
+"""Training with real libraries around a StatefulDataLoader, each in a separate process.
 
 `train` runs from the start to the end, up to a stop where the library saves its checkpoint, or from that checkpoint on.
-It returns what the model was given: each batch, by the samples' indices and what was drawn for them.
+It returns the model's inputs: each batch, as the samples' indices and their random numbers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EPOCHS, STEPS = 5, 4
 
 
 class Samples(Dataset[Any]):
-    """Inputs that name their index and a number from each global generator, and labels."""
+    """Inputs that contain their index and a number from each global generator, and labels."""
 
     def __len__(self) -> int:
         return 14
@@ -33,11 +33,11 @@ class Samples(Dataset[Any]):
 
 
 class Stopped(Exception):
-    """The program ends here."""
+    """The program stops here."""
 
 
 class Model(torch.nn.Module):
-    """A model that notes which samples it is given."""
+    """A model that records its samples."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,20 +56,20 @@ def loader_of(workers: int, cls: Any = StatefulDataLoader) -> Any:
 
 
 def state_of(loader: Any, steps: int) -> dict[str, Any]:
-    """The loader's state; a trainer that knows its length does not ask for more after the last batch of an epoch."""
+    """Returns the loader's state. A trainer that knows the length requests no item after the last batch of an epoch."""
     state: dict[str, Any] = loader.state_dict()
     return state | {"_iterator_finished": steps % STEPS == 0}
 
 
 def train(library: str, workers: int, folder: str, stop: int | None = None, resumes: bool = False) -> dict[str, Any]:
-    """The batches that the model was given in a run, and its weights at the end.
+    """Returns the batches that the model received in a run, and its final weights.
 
     Args:
-        library: which one.
-        workers: of the loader.
-        folder: where the checkpoint is, and the distribution's name that accelerate asks for.
-        stop: the step after which a checkpoint is saved, and the run ends.
-        resumes: whether it begins with the checkpoint.
+        library: the name of the library.
+        workers: the number of workers of the loader.
+        folder: the folder of the checkpoint, and of the distribution metadata that accelerate requests.
+        stop: the step after which a checkpoint is saved and the run ends.
+        resumes: whether the run begins with the checkpoint.
     """
     sys.path.insert(0, folder)
     random.seed(42)
@@ -82,7 +82,7 @@ def train(library: str, workers: int, folder: str, stop: int | None = None, resu
 
 
 def accelerate(model: Model, workers: int, checkpoint: Path, stop: int | None, resumes: bool) -> None:
-    """A loop with `save_state` after a step; it says where it is by the number of steps."""
+    """A loop with `save_state` after a step; the number of steps determines its position."""
     from accelerate import Accelerator
     from accelerate.utils import DataLoaderConfiguration
 
@@ -107,7 +107,7 @@ def accelerate(model: Model, workers: int, checkpoint: Path, stop: int | None, r
 
 
 def transformers(model: Model, workers: int, checkpoint: Path, stop: int | None, resumes: bool) -> None:
-    """Its Trainer, which saves with each so manieth step; the loader's state lies in the checkpoint's folder."""
+    """Its Trainer, which saves after every n-th step, with the loader's state in the checkpoint's folder."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     class WithLoader(Trainer):  # type: ignore[misc]
@@ -135,7 +135,7 @@ def transformers(model: Model, workers: int, checkpoint: Path, stop: int | None,
         report_to=[],
         use_cpu=True,
         disable_tqdm=True,
-        ignore_data_skip=True,  # the loader continues by itself
+        ignore_data_skip=True,  # the loader itself resumes
     )
     trainer = WithLoader(model=model, args=arguments, train_dataset=Samples(), callbacks=[Stop()] if stop else [])
     if resumes:
@@ -147,7 +147,7 @@ def transformers(model: Model, workers: int, checkpoint: Path, stop: int | None,
 
 
 def lightning(model: Model, workers: int, checkpoint: Path, stop: int | None, resumes: bool) -> None:
-    """Its Trainer, which keeps the states of loaders by itself, and loads them in the middle of an epoch alone."""
+    """Its Trainer, which itself saves the states of loaders, and loads them only in the middle of an epoch."""
     from lightning import LightningModule, Trainer
 
     loader = loader_of(workers)

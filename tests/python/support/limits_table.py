@@ -2,7 +2,7 @@
 
     python -m limits_table               # in tests/python/support: prints the tables of docs/limits.md
 
-What depends on the machine is measured; `of_the_code` is what the package says of itself, on every machine.
+Machine-dependent limits are measured. `of_the_code` returns the package's own limits, which are the same everywhere.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MIB = 1 << 20
 
 
 def of_the_code() -> list[tuple[str, str]]:
-    """Limits that are numbers in the code: what is limited, and how far."""
+    """Returns limits that are constants in the code, with their names."""
     service = MultiProcessingReadingService(2)
     return [
         (
@@ -72,7 +72,7 @@ def descriptors() -> int:
 
 
 def held_for(workers: int) -> int:
-    """Descriptors that the main process holds for this many workers, and for the loader."""
+    """Returns how many descriptors the main process holds for the loader and its workers."""
     before = descriptors()
     with loading(IterableWrapper(range(4 * workers)).sharding_filter(), workers) as loader:
         next(iter(loader))
@@ -80,14 +80,14 @@ def held_for(workers: int) -> int:
 
 
 def descriptors_of_workers() -> str:
-    """How many descriptors the main process holds per worker and per loader."""
+    """Describes how many descriptors the main process holds per worker and per loader."""
     few, many = held_for(2), held_for(12)
     each = (many - few) // 10
     return f"{each} per worker, plus {few - 2 * each}"
 
 
 def state_of(workers: int, shuffle: bool = False) -> int:
-    """Bytes of the largest state of some in an epoch, pickled."""
+    """Returns the size in bytes of the largest of several pickled states in an epoch."""
     pipe = IterableWrapper(range(100_000))
     pipe = (pipe.shuffle() if shuffle else pipe).sharding_filter()
     with loading(pipe, workers) as loader:
@@ -105,7 +105,7 @@ def sizes_of_states(shuffle: bool) -> str:
 
 
 def large_item(size: int) -> str:
-    """An item that is larger than the memory budget, or why it does not come."""
+    """Describes whether an item larger than the memory budget arrives."""
     pipe = IterableWrapper(range(1)).sharding_filter().map(partial(array, size=size))
     with loading(pipe, 1, memory_budget=64 * MIB) as loader:
         (item,) = loader
@@ -127,7 +127,7 @@ def budget() -> str:
 
 
 def measured(size: int, workers: int) -> Iterator[tuple[str, Callable[[], str]]]:
-    """What is measured, and how."""
+    """Yields the names of measured limits, with functions that measure them."""
     yield "open file descriptors in the main process (Linux)", descriptors_of_workers
     yield "shared memory by default", budget
     yield "an item larger than `memory_budget=64 MiB`", partial(large_item, size)

@@ -1,4 +1,4 @@
-"""Both ends of a link in one process, for tests of what crosses it."""
+"""Both ends of a link in one process, for tests of what is sent over it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Loopback:
         self.epoch = 0
 
     def send(self, items):
-        """Iterates over the items as they arrive."""
+        """Sends items, and yields them as they arrive."""
         self.epoch += 1
         self.collector.start_epoch(self.epoch, 4)
         self.sender.start_epoch(self.epoch)

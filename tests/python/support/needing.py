@@ -1,4 +1,4 @@
-"""Skips tests where a package is not installed that processes of theirs import: here its import would cost seconds."""
+"""Skips tests whose processes need a package that is not installed, without the slow import of it here."""
 
 from __future__ import annotations
 

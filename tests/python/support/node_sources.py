@@ -1,4 +1,4 @@
-"""Sources and functions that tests of nodes read from."""
+"""Sources and functions for tests of nodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def at_odds(number: int) -> int:
 
 
 def outcomes(node: BaseNode[Any]) -> list[Any]:
-    """The items of a node, with the texts of errors at their places, at most 50."""
+    """Returns the items of a node, with the texts of errors in their positions, at most 50."""
     found: list[Any] = []
     while len(found) < 50:
         try:
@@ -33,7 +33,7 @@ def outcomes(node: BaseNode[Any]) -> list[Any]:
 
 
 class Epochs:
-    """A sampler that notes the epochs it is told, and yields them."""
+    """A sampler that records and yields its epochs."""
 
     def __init__(self, size: int) -> None:
         self.size, self.epoch = size, -1
@@ -46,7 +46,7 @@ class Epochs:
 
 
 class Places:
-    """A Stateful iterable that cannot be read anew where its state was loaded."""
+    """A Stateful iterable that can only be read in the process where its state was loaded."""
 
     def __init__(self, size: int) -> None:
         self.size, self.place, self.begun, self.loaded = size, 0, 0, False

@@ -1,4 +1,4 @@
-"""Streams with states, one of each kind that is in use, and running a plan of whole and broken epochs over a loader."""
+"""Streams with states, one of each common kind, and a function that runs a plan of whole and abandoned epochs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchdata.nodes import BaseNode, Loader
 
 
 class TakesOnce:
-    """Takes a loaded place in the first line of its generator, once; the next iteration begins at the beginning."""
+    """Applies a loaded position once, in the first line of its generator. The next iteration starts over."""
 
     def __init__(self, size: int) -> None:
         self.size, self.place, self.start = size, 0, 0
@@ -30,7 +30,7 @@ class TakesOnce:
 
 
 class CountsEpochs:
-    """Counts its epochs in the first line of its generator, and shuffles by that number."""
+    """Counts its epochs in the first line of its generator, and shuffles by their number."""
 
     def __init__(self, size: int) -> None:
         self.size, self.place, self.epoch, self.loaded = size, 0, 0, False
@@ -59,7 +59,7 @@ class CountsEpochs:
 
 
 class CountsAtOnce(CountsEpochs):
-    """The same, but where `iter()` is called."""
+    """The same, but counts when `iter()` is called."""
 
     def __iter__(self) -> Iterator[Any]:
         self.begin()
@@ -67,7 +67,9 @@ class CountsAtOnce(CountsEpochs):
 
 
 class TakesAgain(TakesOnce):
-    """Takes a loaded place in each later iteration, as streams of Hugging Face do; has no state before the first."""
+    """Applies a loaded position in each later iteration, like streams of Hugging Face. Has no state before the first
+    one.
+    """
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -125,7 +127,7 @@ class Stateless:
 
 
 class GoesOn:
-    """Goes on in the next iteration where the last one was left, and counts those that have ended."""
+    """Continues in the next iteration where the last one was left, and counts finished iterations."""
 
     def __init__(self, size: int) -> None:
         self.size, self.place, self.epoch = size, 0, 0
@@ -158,12 +160,12 @@ class Itself(GoesOn):
 
 
 STREAMS: list[Callable[[int], Any]] = [TakesOnce, CountsEpochs, CountsAtOnce, TakesAgain, Draws, Stateless]
-#: Those whose next iteration begins where the last one was left.
+#: Streams whose next iteration begins where the last one was left.
 GOING_ON: list[Callable[[int], Any]] = [GoesOn, Itself]
 
 
 class Uncheckpointed(BaseNode[int]):
-    """A node that has no states."""
+    """A node without states."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -185,14 +187,14 @@ class Uncheckpointed(BaseNode[int]):
         raise NotImplementedError("no states here")
 
 
-#: How many items of each epoch are read; None for all.
+#: The number of items to read in each epoch; None for all.
 Plan = Sequence[int | None]
 
 
 def run(loader: Loader[Any], plan: Plan, save_at: tuple[int, int] | None = None) -> tuple[list[list[Any]], bytes]:
-    """Reads epochs by a plan. Returns their items, and the state at an epoch and a number of items, pickled.
+    """Reads epochs according to a plan. Returns their items, and the pickled state at an epoch and a number of items.
 
-    The number after the last item of a whole epoch is that of its end.
+    One more than the number of items of an epoch means its end.
     """
     epochs: list[list[Any]] = []
     state = b""

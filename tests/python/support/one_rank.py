@@ -1,4 +1,4 @@
-"""A group of ranks that has one."""
+"""A group with a single rank."""
 
 from __future__ import annotations
 

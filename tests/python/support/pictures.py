@@ -1,4 +1,4 @@
-"""Images for tests: parts of the photographs that scikit-learn ships, noise and smooth ones, as files of many kinds."""
+"""Images for tests: parts of scikit-learn's photographs, noise and smooth images, encoded in many formats."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-#: Of simplejpeg's encoder: Pillow's writes no 4:4:0 and no 4:1:1.
+#: Subsamplings of simplejpeg's encoder. Pillow's encoder does not support 4:4:0 and 4:1:1.
 SUBSAMPLINGS = ("444", "422", "420", "440", "411")
 
 
 @cache
 def photographs() -> list[Any]:
-    """The two, of 427 x 640 pixels. scikit-learn itself is not imported: that would take longer than the tests."""
+    """Returns the two photographs of 427 x 640 pixels, without importing scikit-learn, which would take longer than the
+    tests.
+    """
     spec = importlib.util.find_spec("sklearn")
     assert spec is not None
     folder = Path(str(spec.origin)).with_name("datasets") / "images"
@@ -25,7 +27,7 @@ def photographs() -> list[Any]:
 
 
 def pixels(number: int) -> Any:
-    """An array (height, width, 3): by its number a part of a photograph, noise, or a smooth image."""
+    """Returns an array (height, width, 3): part of a photograph, noise, or a smooth image, depending on the number."""
     rng = np.random.default_rng(number)
     kind = number % 3
     if kind == 0:
@@ -41,14 +43,14 @@ def pixels(number: int) -> Any:
 
 
 def encoded(image: Any, format: str = "JPEG", **options: Any) -> bytes:
-    """The bytes of a file that shows an image of Pillow's, or an array."""
+    """Encodes a Pillow image or an array, and returns the bytes of the file."""
     stream = io.BytesIO()
     (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(stream, format, **options)
     return stream.getvalue()
 
 
 def jpeg(number: int) -> bytes:
-    """A JPEG file by its number: of all subsamplings, baseline and progressive, in colours and in grey."""
+    """Returns a JPEG file by its number: all subsamplings, baseline and progressive, in color and in gray."""
     import simplejpeg
 
     array = np.ascontiguousarray(pixels(number))
@@ -64,7 +66,7 @@ def jpeg(number: int) -> bytes:
 
 
 def by_pillow(content: bytes, mode: str = "RGB", box: Any = None, size: Any = None, filter: str = "BILINEAR") -> Any:
-    """The array (height, width, channels) that Pillow makes: decoded, cropped, resized to (height, width)."""
+    """Returns the array (height, width, channels) of Pillow: decoded, cropped, and resized to (height, width)."""
     with Image.open(io.BytesIO(content)) as image:
         made = image.convert(mode)
     if box is not None:

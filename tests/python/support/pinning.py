@@ -1,4 +1,4 @@
-"""Pinned memory without a GPU: torch is told of an accelerator, and the copy into pinned memory is another function."""
+"""Pinned memory without a GPU: simulates an accelerator for torch, and replaces the copy to pinned memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchdata.stateful_dataloader import _pinning
 
 
 def pin_without_device(monkeypatch: pytest.MonkeyPatch, copy: Callable[[Any], Any] = lambda batch: batch) -> None:
-    """Has loaders with `pin_memory` start their thread, which calls `copy` with each batch."""
+    """Makes loaders with `pin_memory` start their thread, which calls `copy` with each batch."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_: torch.device("cpu"))
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)

@@ -1,4 +1,4 @@
-"""Pipes and functions of users in a module without torch: a worker that is spawned for them need not import it."""
+"""User pipes and functions in a module without torch, so that a worker spawned for them need not import it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def plus_one(item: int) -> int:
 
 
 class TupleState(IterDataPipe):
-    """A pipe that pickles as a tuple and asks the hook, as many pipes written for torchdata do."""
+    """A pipe that pickles as a tuple and uses the hook, like many pipes written for torchdata."""
 
     def __init__(self, source_datapipe: Any, factor: int) -> None:
         self.source_datapipe, self.factor = source_datapipe, factor
@@ -38,7 +38,7 @@ class TupleState(IterDataPipe):
 
 
 class Cutting(IterDataPipe):
-    """Puts another source below itself while it runs, as samplers of graphs do."""
+    """Replaces its own source while it runs, like samplers of graphs."""
 
     def __init__(self, source_datapipe: Any) -> None:
         self.source_datapipe = source_datapipe
@@ -52,7 +52,7 @@ class Cutting(IterDataPipe):
 
 
 def threads(item: int) -> int:
-    """Of torch, which is imported here."""
+    """Returns the number of torch's threads. Imports torch."""
     import torch
 
     return torch.get_num_threads()

@@ -15,7 +15,7 @@ import pytest
 
 from waiting import wait_for
 
-#: Presses Ctrl-C at a random moment, after each line that it is sent.
+#: Sends Ctrl-C at a random moment after each line that it receives.
 PRESSER = """
 import os, random, signal, sys, time
 moments = random.Random(int(sys.argv[2]))
@@ -27,7 +27,7 @@ while sys.stdin.buffer.raw.read(1) == b"\\n":
 
 
 class Presser:
-    """Another process, which presses Ctrl-C here, once after each `again`."""
+    """Another process, which sends Ctrl-C to this one after each `again`."""
 
     def __init__(self, seed: int) -> None:
         command = [sys.executable, "-c", PRESSER, str(os.getpid()), str(seed)]
@@ -36,19 +36,19 @@ class Presser:
         self._process.stdout.close()  # type: ignore[union-attr]
 
     def again(self) -> None:
-        """Has it press once more."""
+        """Makes it send Ctrl-C once more."""
         self._process.stdin.write(b"\n")  # type: ignore[union-attr]
 
     def end(self) -> None:
-        """Ends it; what it has pressed by then has come. Ctrl-C is to be ignored here."""
-        with contextlib.suppress(BrokenPipeError):  # it has ended
+        """Stops it. All its signals have arrived then. Ctrl-C should be ignored here."""
+        with contextlib.suppress(BrokenPipeError):  # it has exited
             self._process.stdin.write(b"q")  # type: ignore[union-attr]  # closing is no use: workers hold it, too
         self._process.wait(120)
         self._process.stdin.close()  # type: ignore[union-attr]
 
 
 class _Armed:
-    """A handler of Ctrl-C that raises what Python's own does, but only while it is armed."""
+    """A handler of Ctrl-C that raises KeyboardInterrupt, but only while it is armed."""
 
     armed = False
 
@@ -65,12 +65,12 @@ def interrupts_raise() -> Iterator[None]:
 
 
 def await_held_back() -> None:
-    """Waits until Ctrl-C that a finaliser has held back has come."""
+    """Waits until a Ctrl-C that a finalizer has delayed arrives."""
     wait_for(lambda: all(thread.name != "torchdata-interrupt" for thread in threading.enumerate()))
 
 
 def pressed(iterator: Iterator[Any], seed: int, look: Callable[[list[Any]], object] = len) -> tuple[list[Any], int]:
-    """All items of an iterator while Ctrl-C is pressed all the time, and how often; `look` sees what came by then."""
+    """Returns all items of an iterator and the number of interruptions, while Ctrl-C is sent repeatedly."""
     got: list[Any] = []
     presses = 0
     handler = _Armed()
@@ -81,8 +81,8 @@ def pressed(iterator: Iterator[Any], seed: int, look: Callable[[list[Any]], obje
             try:
                 presser.again()
                 handler.armed = True
-                got.extend(iterator)  # C code: what left the loader is in the list
-                handler.armed = False  # a press before this has the loop begin once more, and end at once
+                got.extend(iterator)  # C code, so that items that left the loader are in the list
+                handler.armed = False  # an earlier signal makes the loop begin again, and end at once
                 break
             except KeyboardInterrupt:
                 handler.armed = False
@@ -97,7 +97,7 @@ def pressed(iterator: Iterator[Any], seed: int, look: Callable[[list[Any]], obje
 
 @contextlib.contextmanager
 def alarm(seconds: float | None, handle: Callable[..., Any] | None = None) -> Iterator[None]:
-    """Has a function called by SIGALRM after this many seconds, if at all. Handlers and timer of before come back."""
+    """Makes SIGALRM call a function after `seconds`, if given. Restores handlers and timer afterwards."""
     before = [(number, signal.getsignal(number)) for number in (signal.SIGALRM, signal.SIGINT)]
     left, interval = signal.setitimer(signal.ITIMER_REAL, 0)
     try:
@@ -117,5 +117,5 @@ def alarm(seconds: float | None, handle: Callable[..., Any] | None = None) -> It
 
 
 def press(*_: Any) -> None:
-    """Ctrl-C, which is not at any moment a KeyboardInterrupt."""
+    """Handles a simulated Ctrl-C, which must not raise KeyboardInterrupt at arbitrary points."""
     signal.raise_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""The common parts of the tests of worker processes: making loaders, and looking for their leftovers."""
+"""Shared code of the tests of worker processes: creates loaders, and checks for leftovers."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ MULTIPROCESSING = SHARDING_PRIORITIES.MULTIPROCESSING
 
 
 def with_methods(first, *others):
-    """Pairs of a start method and a case: `fork` with all cases, the other methods with the first one."""
+    """Returns pairs of a start method and a case: `fork` with all cases, and other methods with the first case."""
     return [*((method, first) for method in METHODS), *(("fork", case) for case in others)]
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left():
-    """No process, file, descriptor or mapping is left by a test; import it where that is to be checked."""
+    """Checks that a test leaves no process, file, descriptor or mapping behind. Import it to apply it to a file."""
     gc.collect()
     before = descriptors(), set(children()), shared_files(), shared_mappings()
     with started_children() as started:
@@ -46,7 +46,7 @@ def nothing_is_left():
     assert not left, f"processes were left behind: {[(state(pid), cmdline(pid)) for pid in left]}"
     files = shared_files(started) - before[2]
     assert not files, f"files were left in /dev/shm: {files}"
-    # multiprocessing keeps a few descriptors of its own (resource tracker, fork server).
+    # multiprocessing keeps some descriptors open (resource tracker, fork server).
     assert descriptors() <= before[0] + 6, "descriptors were left open"
     assert shared_mappings() <= before[3], "shared memory was left mapped"
 
@@ -61,7 +61,7 @@ def identity(x):
 
 
 def kill_fork_server():
-    """Kills the process that forks the program's workers; the next one to be started has another."""
+    """Kills the process that forks the program's workers. The next worker uses another one."""
     pid = fork_server()
     if pid is not None:
         os.kill(pid, signal.SIGKILL)
@@ -69,7 +69,7 @@ def kill_fork_server():
 
 
 class ExitsAt:
-    """A function of workers that ends its process, with code 7, at an item; `after` this many seconds."""
+    """A function for workers that exits with code 7 at an item, `after` a number of seconds."""
 
     def __init__(self, at, after=0.0):
         self.at, self.after = at, after
@@ -82,7 +82,7 @@ class ExitsAt:
 
 
 class Sleeps:
-    """Takes its time at the item, or for ever."""
+    """Sleeps at the item, for some time or forever."""
 
     def __init__(self, at, seconds=1000.0):
         self.at = at
@@ -95,7 +95,7 @@ class Sleeps:
 
 
 def patch_start(monkeypatch, start):
-    """Has another function start workers; returns what starts them else."""
+    """Replaces the function that starts workers; returns the original."""
     real_start = ChildProcess.start
     choose = lambda child: (start if child.name.startswith("worker") else real_start)(child)  # noqa: E731
     monkeypatch.setattr(ChildProcess, "start", choose)

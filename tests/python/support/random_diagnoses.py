@@ -1,10 +1,10 @@
-"""Pipelines made at random, each slow for one known reason: how often does `diagnose` name it?
+"""Random pipelines, each slow for one known reason, to measure how often `diagnose` names it.
 
     python -m drivers diagnoses --runs 30 --load 2     # in tests/python/support; next to two processes that only
     compute
 
-A verdict is right if it is of the kind, and names the pipe and the process, that the pipeline was built to have. The
-slow part of each is several times as slow as all the rest, so that a busy machine does not change what is to blame.
+A diagnosis is correct if it has the expected kind, and names the expected pipe and process. The slow part of each
+pipeline takes several times as long as everything else, so that a busy machine does not change the expected diagnosis.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.adapter import ShardingPolicy
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 
-#: Tiny items: this many that they take longer than the turns that others have on a busy machine. Only some items are
-#: timed. If the process has no core at this time, one of them would represent a whole short epoch.
+#: Tiny items: enough to take longer than the time slices of other programs on a busy machine. Only some items are
+#: timed. If the process has no core at such a moment, one of them would represent a whole short epoch.
 TINY = 400_000
 
 
 @dataclass
 class Case:
-    """A pipeline, how it is run, and what is to be said of it.
+    """A pipeline, how to run it, and the expected diagnosis.
 
     Args:
-        kind: the kind of the verdict.
+        kind: the kind of the diagnosis.
         pipe: the pipeline.
-        workers: how many there are; 0 for none.
-        culprit: the pipe at fault; None where none is, or it is not known.
-        process: the process at fault; None where any may be named.
-        step: seconds that the program takes for each item.
+        workers: the number of workers; 0 for none.
+        culprit: the responsible pipe; None if there is none, or if it is unknown.
+        process: the responsible process; None if any may be named.
+        step: the seconds that the program needs for each item.
         keeps: whether the program keeps all items.
-        block: items of a block that the filter deals out.
-        cores: how many cores the processes may use; None for all.
-        level: what is counted.
-        epochs: how many epochs there are.
-        goes_on: whether the last one still runs when the loader is asked.
-        options: further ones of the reading service.
+        block: the number of items per block that the filter distributes.
+        cores: the number of cores for the processes; None for all.
+        level: the level of statistics.
+        epochs: the number of epochs.
+        goes_on: whether the last epoch is still running at the diagnosis.
+        options: further options of the reading service.
         stateful: the arguments of a `StatefulDataLoader` that reads `pipe` as a dataset; None for a `DataLoader2`.
     """
 
@@ -71,7 +71,7 @@ class Case:
     stateful: dict[str, Any] | None = None
 
 
-# -- what pipelines are made of ----------------------------------------------------------------------------
+# -- parts of pipelines ------------------------------------------------------------------------------------
 
 
 def cheap(item: Any) -> Any:
@@ -93,7 +93,7 @@ def also(item: Any, seconds: float) -> Any:
 
 
 def computing(item: Any, blocks: int) -> Any:
-    """Computes as long as its processor needs for that."""
+    """Computes for some processor time."""
     for _ in range(blocks):
         hashlib.sha256(bytes(1 << 20)).digest()
     return item
@@ -133,7 +133,7 @@ _pool: list[ThreadPoolExecutor] = []
 
 
 def in_threads(item: Any, threads: int) -> Any:
-    """Computes in threads, which need no lock of the interpreter's for that."""
+    """Computes in threads that do not hold the interpreter's lock."""
     if not _pool:
         _pool.append(ThreadPoolExecutor(threads))
     for _ in _pool[0].map(lambda block: hashlib.sha256(block).digest(), [bytes(1_000_000)] * threads):
@@ -142,7 +142,7 @@ def in_threads(item: Any, threads: int) -> Any:
 
 
 class SlowReader(IterDataPipe[int]):
-    """A source whose every item takes long to come."""
+    """A source that takes long for every item."""
 
     def __init__(self, count: int, seconds: float) -> None:
         self.count, self.seconds = count, seconds
@@ -155,20 +155,20 @@ class SlowReader(IterDataPipe[int]):
 
 
 class Maker:
-    """Makes pipelines of a seed."""
+    """Creates pipelines from a seed."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
 
     def seconds(self) -> float:
-        """Of what is slow, in an item."""
+        """Returns the seconds per item of a slow part."""
         return self.random.choice([0.008, 0.012, 0.02])
 
     def workers(self, least: int = 2) -> int:
         return self.random.randint(least, 4)
 
     def some(self, pipe: Any, *changes: Callable[[Any], Any]) -> Any:
-        """Appends some pipes that take no time."""
+        """Appends some pipes that take practically no time."""
         for change in changes:
             if self.random.random() < 0.5:
                 pipe = change(pipe)
@@ -185,7 +185,7 @@ class Maker:
         return 40 * max(1, workers)
 
     def times(self, case: Case, *, ends: bool = False) -> Case:
-        """Chooses when it is asked, and what it has counted: without times of pipes it cannot name one."""
+        """Chooses when to diagnose, and the level of statistics. Without times of pipes, no pipe can be named."""
         if self.random.random() < 0.3:
             case.level, case.culprit = "counts", None
         if self.random.random() < 0.3:
@@ -200,7 +200,7 @@ class Maker:
         pipe = self.some(self.source(self.count(workers)).sharding_filter(), lambda pipe: pipe.map(cheap))
         seconds = self.seconds()
         work: Any = partial(slow, seconds=seconds)
-        if workers < 2:  # more would fight over the cores of a small machine
+        if workers < 2:  # more would compete for the cores of a small machine
             work = self.random.choice([work, partial(computing, blocks=self.random.randint(8, 16))])
         step = self.random.choice([0.0, seconds / 10 / max(1, workers)])
         case = Case("loading", self.behind(pipe.map(work)), workers, f"Mapper({work.func.__name__})", step=step)
@@ -209,13 +209,13 @@ class Maker:
         return self.times(case)
 
     def slow_on_both_sides(self) -> Case:
-        """Each worker does the first work for all items, and the second one only for its own."""
+        """Each worker does the first work for all items, and the second work only for its own."""
         workers, seconds = self.workers(), self.seconds()
         if self.random.random() < 0.5:
             pipe = self.source(40).map(partial(slow, seconds=seconds)).sharding_filter()
             pipe = self.behind(pipe.map(partial(also, seconds=seconds / 4)))
             return Case("work before sharding", pipe, workers, "Mapper(slow)")
-        # A short wait would be no short one on a busy machine: it ends when there is a core again.
+        # A short wait could become long on a busy machine, because it ends only when a core is free.
         pipe = self.source(40).map(brief).sharding_filter().map(partial(slow, seconds=seconds))
         return Case("loading", self.behind(pipe), workers, "Mapper(slow)")
 
@@ -303,7 +303,7 @@ class Maker:
 
     def tiny_items(self) -> Case:
         pipe = self.some(IterableWrapper(range(TINY)), lambda pipe: pipe.shuffle()).sharding_filter()
-        workers = self.random.randint(1, 2)  # more would fight over the cores of a small machine
+        workers = self.random.randint(1, 2)  # more would compete for the cores of a small machine
         return self.times(Case("sending", self.some(pipe, cheaply), workers, process="main"), ends=True)
 
     def no_items(self) -> Case:
@@ -319,7 +319,7 @@ class Maker:
         return self.times(Case("idle workers", pipe, self.workers(), block=8), ends=True)
 
     def stateful(self) -> Case:
-        """Through a `StatefulDataLoader`, which times a dataset and its collate function."""
+        """Uses a `StatefulDataLoader`, which times a dataset and its collate function."""
         workers, seconds = self.workers(0), self.seconds()
         reads = Samples(160, 0.0), "Samples.__getitem__"
         match self.random.randrange(3):
@@ -337,7 +337,7 @@ class Maker:
 
 
 class Samples:
-    """A map-style dataset whose samples take a while."""
+    """A map-style dataset with slow samples."""
 
     def __init__(self, count: int, seconds: float) -> None:
         self.count, self.seconds = count, seconds
@@ -373,7 +373,7 @@ KINDS: tuple[Callable[[Maker], Case], ...] = (
 
 
 def case_of(seed: int) -> Case:
-    """The pipeline of a seed: of each kind in turn."""
+    """Returns the pipeline for a seed, of each kind in turn."""
     return KINDS[(seed + 9) % len(KINDS)](Maker(seed))
 
 
@@ -381,7 +381,7 @@ def case_of(seed: int) -> Case:
 
 
 def verdict_on(case: Case) -> Any:
-    """What the loader says once an epoch is over."""
+    """Returns the diagnosis after an epoch."""
     if case.stateful is not None:
         return verdict_on_batches(case, case.stateful)
     service = None
@@ -392,7 +392,7 @@ def verdict_on(case: Case) -> Any:
         on_cores(case.cores),
         DataLoader2(case.pipe, ShardingPolicy(case.block), service, stats=case.level) as loader,
     ):
-        warnings.simplefilter("ignore")  # of idle workers
+        warnings.simplefilter("ignore")  # about idle workers
         kept = []
         for epoch in range(case.epochs):
             for number, item in enumerate(loader):
@@ -406,13 +406,13 @@ def verdict_on(case: Case) -> Any:
 
 
 def verdict_on_batches(case: Case, options: dict[str, Any]) -> Any:
-    """What a `StatefulDataLoader` says once an epoch is over."""
+    """Returns the diagnosis of a `StatefulDataLoader` after an epoch."""
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     context = {"multiprocessing_context": "fork"} if case.workers else {}
     level: Any = case.level
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's, of more workers than cores
+        warnings.simplefilter("ignore")  # torch's warning about more workers than cores
         loader = StatefulDataLoader(case.pipe, num_workers=case.workers, stats=level, **context, **options)
         for _ in loader:
             time.sleep(case.step)
@@ -420,14 +420,14 @@ def verdict_on_batches(case: Case, options: dict[str, Any]) -> Any:
 
 
 def wrong_in(case: Case, verdict: Any) -> list[str]:
-    """What a verdict says that is not so, in words."""
+    """Returns descriptions of the errors in a diagnosis."""
     wanted = {"kind": case.kind, "pipe": case.culprit, "process": case.process}
     found = {name: getattr(verdict, name) for name in wanted}
     return [f"{name} {found[name]!r}, not {what!r}" for name, what in wanted.items() if what not in (None, found[name])]
 
 
 def judged(case: Case) -> int:
-    """Runs a pipeline, and judges the verdict."""
+    """Runs a pipeline, and checks the diagnosis."""
     verdict = verdict_on(case)
     wrong = wrong_in(case, verdict)
     assert not wrong, f"{'; '.join(wrong)}\n{case.pipe}\n{verdict}"
@@ -436,7 +436,7 @@ def judged(case: Case) -> int:
 
 @contextlib.contextmanager
 def on_cores(count: int | None) -> Iterator[None]:
-    """Lets this process, and those that it starts, use this many cores."""
+    """Restricts this process, and its children, to `count` cores."""
     before = os.sched_getaffinity(0)
     if count is not None:
         os.sched_setaffinity(0, sorted(before)[:count])
@@ -453,7 +453,7 @@ def compute_for_ever() -> None:
 
 @contextlib.contextmanager
 def load_of(processes: int) -> Iterator[None]:
-    """This many processes that compute next to this one."""
+    """Runs this many computing processes concurrently."""
     fork = multiprocessing.get_context("fork")
     started = [fork.Process(target=compute_for_ever, daemon=True) for _ in range(processes)]
     for process in started:

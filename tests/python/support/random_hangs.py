@@ -1,9 +1,9 @@
-"""Processes that hang at random items, in random ways, and are replaced: it must not show in what a loader gives.
+"""Processes that hang at random items, in random ways, and are replaced. The loader's items must not be affected.
 
     python -m drivers hangs --seconds 600 --seed 1 --start-methods fork,spawn,forkserver     # in tests/python/support
 
-A program is a graph, a `StatefulDataLoader` or a node, read up to some item, and by another loader from the state
-there. In each of the two, processes hang at some items.
+A program is a graph, a `StatefulDataLoader` or a node. One loader reads up to some item, and another one resumes from
+this position. In both loaders, processes hang at some items.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from torchdata.nodes import IterableWrapper as Node
 from torchdata.nodes import Loader, ParallelMapper
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-#: Seconds after which a process hangs.
+#: Seconds after which a process counts as hung.
 SOON = 0.3
-#: Seconds that one has which works: so none is taken for hung that gets no processor on a busy machine. An endless loop
-#: works, too, and is found after the shorter ones.
+#: Seconds for a busy process, so that a process without a processor on a busy machine does not count as hung. An
+#: endless loop is also busy, and is detected after the second value.
 PATIENCE, OF_LOOPS = 1e6, 5.0
-#: Seconds within which all processes of a loader are gone that was shut down, on a busy machine.
+#: Maximum number of seconds until all processes of a loader are gone after its shutdown, on a busy machine.
 GONE = 60.0
-#: Hangs at one item; one more would be an error.
+#: Maximum number of hangs at one item; one more would be an error.
 MOST_AT_ONE = 2
 
 
 class Work:
-    """Squares numbers, and hangs at some: a function and a dataset.
+    """Squares numbers, and hangs at some of them; both a function and a dataset.
 
     Args:
-        hangs: by number, how.
-        length: of the dataset.
+        hangs: the way to hang, by number.
+        length: the length of the dataset.
     """
 
     def __init__(self, hangs: dict[int, Hanging], length: int) -> None:
@@ -58,7 +58,7 @@ class Work:
 
 
 class Plan:
-    """All that a seed stands for."""
+    """The random choices of a seed."""
 
     def __init__(self, seed: int, methods: tuple[str, ...]) -> None:
         dice = random.Random(f"hangs {seed}")
@@ -70,7 +70,8 @@ class Plan:
         self.batch, self.ahead = dice.choice([1, 1, 3]), dice.choice([1, 2, 10])
         self.also_deaths = dice.random() < 0.5
         batches = dice.sample(range(self.items // self.batch), min(self.items // self.batch, dice.randint(1, 10)))
-        #: By item, how and in how many processes: at one item of a batch, as the third time there is an error.
+        #: By item, the way to hang and the number of processes. At most one item per batch, because the third hang is
+        #: an error.
         self.places = {
             place * self.batch: (
                 dice.choice([way for way in WAYS if way != "loop"]),
@@ -79,10 +80,10 @@ class Plan:
             for place in sorted(batches)
         }
         self.patience = PATIENCE
-        if dice.random() < 0.3:  # one, as it takes its time
+        if dice.random() < 0.3:  # only one, because it takes long
             self.patience, self.places[dice.choice(list(self.places))] = OF_LOOPS, ("loop", 1)
         if any(way == "stop" for way, _ in self.places.values()):
-            # It is woken to report its stack, and may have reached the next position when it is killed.
+            # It continues to report its stack, and may reach the next position before it is killed.
             self.places = {place: (way, 1) for place, (way, _) in self.places.items()}
         self.cadence: tuple[float, float] | None = None
 
@@ -90,12 +91,12 @@ class Plan:
         return ", ".join(f"{name}={value}" for name, value in vars(self).items())
 
     def loader(self, folder: Path, first: int = 0) -> Any:
-        """A loader in which processes hang.
+        """Returns a loader in which processes hang.
 
         Args:
-            folder: where they tell each other.
-            first: the item with which it continues. It makes those before it again, and has come no further if
-                processes hang there: then the third hang is an error.
+            folder: the folder in which the processes record their hangs.
+            first: the item from which it resumes. It recreates earlier items, and makes no progress if processes hang
+                there, so the third hang would be an error.
         """
         places = [at for at in self.places if at >= first]
         if first and not self.in_order:
@@ -133,7 +134,7 @@ def check(plan: Plan) -> int:
     """Runs a program; returns how many processes hung.
 
     Raises:
-        AssertionError: the hangs show.
+        AssertionError: the items are affected.
     """
     before = set(children())
     with tempfile.TemporaryDirectory(prefix="random_hangs") as name:

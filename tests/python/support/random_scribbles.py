@@ -1,11 +1,11 @@
-"""Random bytes in the memory that processes share: each run ends in right items or an error, and all is released.
+"""Random bytes in shared memory: each run must end with correct items or an error, and release all resources.
 
     python -m drivers scribbles --seconds 1800 --runs 5000     # in tests/python/support
 
 A worker, the dispatching process or the main process writes random bytes into the rings, the bells, the counters or the
-memory for stacks, once or with each item. The blocks of arrays are left alone: their bytes are the user's and carry no
-check. Whatever was hit, the items are a beginning of the right ones, and `stats`, `diagnose`, `shutdown` and the end of
-the objects raise nothing.
+memory for stacks, once or with each item. The blocks of arrays are not changed, because they contain user data without
+a checksum. In any case, the received items must be the first ones of the correct items, and `stats`, `diagnose`,
+`shutdown` and object deletion must not raise.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from torchdata.datapipes.iter import IterableWrapper
 COUNT, WORKERS = 30, 2
 #: Seconds without an item after which a damaged link is an error.
 TIMEOUT = 0.5
-#: Bytes of a link before its arena: the header, the ring and the ring of returned blocks, with the default sizes.
+#: Bytes of a link before its arena: the header, the ring and the ring of returned blocks, with default sizes.
 _BEFORE_BLOCKS = 4096 + (256 << 10) + 8 * 4096
 _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw-s \S+ \S+ \S+\s+/memfd:torchdata(\S*)")
 _TARGETS = ("links", "bells", "counters", "stacks", "any")
 
 
 def _mappings():
-    """Address, length and kind of each shared mapping of this process."""
+    """Returns address, length and kind of each shared mapping of this process."""
     with open("/proc/self/maps") as maps:
         found = [_MAPPING.match(line) for line in maps]
     for one in filter(None, found):
@@ -49,7 +49,7 @@ def _mappings():
 
 
 def _stacks():
-    """The descriptors into which processes write their stacks."""
+    """Returns the descriptors to which processes write their stacks."""
     for name in os.listdir("/proc/self/fd"):
         try:
             if os.readlink(f"/proc/self/fd/{name}").startswith("/memfd:torchdata-stacks"):
@@ -65,7 +65,7 @@ class Scribbler:
         self.seed, self.target, self.most = seed, target, most
 
     def scribble(self, salt):
-        """Writes in a process, once."""
+        """Writes once in the current process."""
         rng = random.Random(f"{self.seed} {salt}")
         if self.target == "stacks" or (self.target == "any" and rng.random() < 0.1):
             for descriptor in _stacks():
@@ -76,7 +76,7 @@ class Scribbler:
             return
         first, length, _ = rng.choice(found)
         for _ in range(rng.randrange(1, self.most + 1)):
-            # What most depends on lies at the beginnings of pages of memory: headers, and what a ring holds now.
+            # The beginnings of memory pages are most important: headers, and the current contents of a ring.
             page = rng.choice([0, 0, 1, rng.randrange(1 + length // 4096)])
             place = (4096 * page + rng.randrange(rng.choice([768, 1600, 4096]))) % length
             size = min(rng.choice([1, 4, 8, 64, 512]), length - place)
@@ -85,7 +85,7 @@ class Scribbler:
 
 
 class Scribbles:
-    """A function of children that returns its argument, and scribbles at some."""
+    """A function for child processes that returns its argument, and writes random bytes at some items."""
 
     def __init__(self, scribbler, at):
         self.scribbler, self.at = scribbler, at
@@ -160,7 +160,7 @@ if TORCH:
 
 
 class Plan:
-    """Which loader runs, who writes where, and how often."""
+    """The loader, the process that writes, and how often it writes."""
 
     def __init__(self, seed):
         rng = random.Random(f"scribbles {seed}")
@@ -181,7 +181,7 @@ class Plan:
 
 
 def check(plan):
-    """Runs a loader; whether it came to its end."""
+    """Runs a loader; returns whether it came to its end."""
     shutdown.ASKED, stalls.STALL = 0.3, 0.2
     faulthandler.dump_traceback_later(60, exit=True)
     raised = []
@@ -215,7 +215,7 @@ def _run(plan):
             if rng.random() < plan.looks / 4:
                 _look(opened)
         whole = True
-    except Exception as error:  # which is right, whatever it is, unless it comes of looking
+    except Exception as error:  # any error is correct, unless it was raised by an observer
         if isinstance(error, _LookingError):
             raise
     assert got == list(range(COUNT))[: len(got)], got
@@ -231,11 +231,11 @@ def _run(plan):
 
 
 class _LookingError(Exception):
-    """Looking at a loader has raised."""
+    """Observing a loader has raised an error."""
 
 
 def _look(opened):
-    """Looks at a loader, as its own program and as others do."""
+    """Observes a loader from its own program and from another process."""
     try:
         opened.look()
         for attached in attaching.find(os.getpid()):

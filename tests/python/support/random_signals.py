@@ -1,7 +1,7 @@
-"""Random moments at which a signal's handler raises while worker processes are started: none is lost, nothing is left.
+"""Signal handlers that raise at random moments while worker processes start: no exception is lost, and nothing is left.
 
-A timer goes off at a random moment between the start of a loader and a little after its first item. Its handler raises.
-The exception must arrive in the program that starts the loader, whichever step of the start it falls into.
+A timer expires at a random moment between the start of a loader and shortly after its first item. Its handler raises.
+The exception must reach the program that starts the loader, in whichever step of the start it occurs.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from leftovers import children, cmdline, state
 
 
 class Rang(Exception):
-    """The exception of the handler."""
+    """The exception of the signal handler."""
 
 
 class Timer:
-    """Rings once, after a while: with SIGALRM, SIGUSR1 or SIGTERM."""
+    """Sends SIGALRM, SIGUSR1 or SIGTERM once, after a delay."""
 
     NUMBERS = (signal.SIGALRM, signal.SIGUSR1, signal.SIGTERM)
 
@@ -45,7 +45,7 @@ class Timer:
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
     def _ring(self, number, frame):
-        if number == signal.SIGALRM and random.random() < 0.5:  # another signal does as well
+        if number == signal.SIGALRM and random.random() < 0.5:  # another signal may be used as well
             os.kill(os.getpid(), random.choice(self.NUMBERS[1:]))
             return
         self.rung += 1
@@ -60,14 +60,16 @@ class Timer:
 
 
 def is_told(error):
-    """Whether the exception is the handler's, or was caused by that: it may come while a graph is unpickled."""
+    """Returns whether the exception is, or was caused by, the handler's exception, which may occur while a graph is
+    unpickled.
+    """
     while error is not None and not isinstance(error, Rang):
         error = error.__cause__ or error.__context__
     return error is not None
 
 
 class Plan:
-    """Which loader is started, and when it rings."""
+    """The loader to start, and when the signal is sent."""
 
     def __init__(self, seed, methods):
         rng = random.Random(f"signals {seed}")
@@ -83,7 +85,7 @@ _took = {}
 
 
 def check(plan):
-    """Starts loaders, and has the timer ring once in each start; how many there were."""
+    """Starts loaders, with one signal during each start; returns how many."""
     opened = FAMILIES[plan.family]
     key = plan.family, plan.method
     if key not in _took:

@@ -1,11 +1,10 @@
-"""Random pipelines of functions that raise at random items, after `on_error`: held against plain Python.
+"""Random pipelines of functions that raise at random items, followed by `on_error`, compared with plain Python.
 
     python -m drivers skips --seconds 600 --seed 1          # in tests/python/support; runs seeds 1, 2, 3, …
 
 A seed represents a pipeline in one process or in workers. Some workers exit and are replaced, and parts of the pipeline
-may run in the dispatching process or in the main process. It is read as a whole, and up to a random item and from the
-state there on; the items,
-their order and the counts must be those of the model.
+may run in the dispatching process or in the main process. The pipeline is read completely, and up to a random item and
+from the state there on. The items, their order and the counts must equal those of the model.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from torchdata.datapipes.state import load_state, save_state
 
 MULTIPROCESSING = SHARDING_PRIORITIES.MULTIPROCESSING
 
-#: What functions raise.
+#: The exceptions that functions raise.
 KINDS = (ValueError, KeyError, OSError)
 
 
 class Broken:
-    """Says of each item whether a step raises at it, and what."""
+    """Determines whether and what a step raises at an item."""
 
     def __init__(self, salt: int, each: int) -> None:
         self.salt, self.each = salt, each
@@ -45,7 +44,7 @@ class Broken:
 
 
 class Mapping(Broken):
-    """A function of items."""
+    """A function of items that may raise."""
 
     def __call__(self, item: int) -> int:
         self.check(item)
@@ -53,7 +52,7 @@ class Mapping(Broken):
 
 
 class Choosing(Broken):
-    """A predicate."""
+    """A predicate that may raise."""
 
     def __call__(self, item: int) -> bool:
         self.check(item)
@@ -61,7 +60,7 @@ class Choosing(Broken):
 
 
 class Unfolding(Broken):
-    """A function that makes several items of one, all at once."""
+    """A function that returns several items for one, all at once."""
 
     def __call__(self, item: int) -> list[int]:
         self.check(item)
@@ -69,7 +68,7 @@ class Unfolding(Broken):
 
 
 class Making(Broken):
-    """One that makes them as they are asked for, and may raise in their midst."""
+    """A generator function that may raise in the middle of its items."""
 
     def __call__(self, item: int) -> Iterator[int]:
         for k in range(1 + item % 3):
@@ -83,7 +82,7 @@ NAMES = {"map": "Mapper", "filter": "Filter", "flatmap": "FlatMapper"}
 
 
 class Stay(IterDataPipe[Any]):
-    """Passes everything on, in the main process, where those stay that read from it."""
+    """A pipe that passes items on in the main process, where its readers also stay."""
 
     one_to_one = True
 
@@ -110,16 +109,16 @@ class Plan:
             for kind in [dice.choice([*STEPS])]
         ]
         self.workers = dice.choice([0, 0, 1, 2, 3])
-        #: Before which step the items are shared out.
+        #: The step before which the items are distributed.
         self.shard = dice.randint(0, len(self.steps))
         self.shuffles = dice.random() < 0.3
         self.batch = dice.choice([0, 0, 3])
         self.inner = dice.choice([None, None, dice.randint(0, len(self.steps))])
         self.deaths = dice.random() < 0.5
         cuts = random.Random(f"cuts {seed}")
-        #: Whether what is before the sharing out runs in the dispatching process.
+        #: Whether the pipes before the distribution run in the dispatching process.
         self.dispatches = self.workers > 0 and cuts.random() < 0.4
-        #: From which step on they run in main.
+        #: The step from which on the pipes run in the main process.
         self.main = len(self.steps) + 1
         if self.workers and cuts.random() < 0.3:
             self.main = cuts.randint(self.shard, len(self.steps))
@@ -128,7 +127,7 @@ class Plan:
         return f"Plan({self.seed}): {[(kind, b.salt, b.each) for kind, b in self.steps]} {vars(self)}"
 
     def pipe(self) -> IterDataPipe[Any]:
-        """The pipeline, each time anew."""
+        """Builds the pipeline, each time from scratch."""
         pipe: Any = IterableWrapper(range(self.items))
         for number, (kind, function) in enumerate([*self.steps, ("", None)]):
             if number == self.shard and self.workers:
@@ -148,11 +147,11 @@ class Plan:
         return pipe.on_error("skip")  # type: ignore[no-any-return]
 
     def model(self) -> tuple[list[Any], Counter[tuple[str, str]]]:
-        """What all processes together yield, and what they skip."""
+        """Returns what all processes together yield and skip."""
         skipped: Counter[tuple[str, str]] = Counter()
         items = self._after(self.steps[: self.shard], range(self.items), skipped)
         if self.workers:
-            for key in skipped if not self.dispatches else ():  # each worker makes them
+            for key in skipped if not self.dispatches else ():  # each worker computes them
                 skipped[key] *= self.workers
         in_main = self.main <= len(self.steps)
         shares = []
@@ -164,7 +163,7 @@ class Plan:
 
     @staticmethod
     def _after(steps: list[Any], items: Iterable[int], skipped: Counter[tuple[str, str]]) -> list[int]:
-        """The items after some steps."""
+        """Returns the items after some steps."""
         for kind, function in steps:
             made: list[int] = []
             for item in items:
@@ -188,20 +187,20 @@ class Plan:
 
 
 def members(items: list[Any]) -> list[int]:
-    """The items, or those of batches."""
+    """Returns the items, or the members of batches."""
     return [member for item in items for member in (item if isinstance(item, list) else [item])]
 
 
 def counts_of(told: list[Any]) -> list[int]:
-    """How many items were skipped by each report."""
+    """Returns how many items each report counts as skipped."""
     words = [str(warning.message) for warning in told]
     return [int(one.split()[3]) for one in words if one.startswith("on_error has skipped")]
 
 
 def check_alone(plan: Plan) -> None:
-    """Without a loader: items, counts, and both from a state on."""
+    """Checks items and counts without a loader, completely and from a state on."""
     expected, skipped = plan.model()
-    if plan.shuffles:  # of a whole run the order
+    if plan.shuffles:  # only for the order of a complete run
         whole = list(plan.pipe())
         assert sorted(members(whole)) == sorted(members(expected))
         expected = whole
@@ -223,13 +222,13 @@ def check_alone(plan: Plan) -> None:
         words = "\n".join(str(warning.message) for warning in told)
         if plan.inner is None:
             assert (table_of(skipped) in words) if skipped else not told, words
-        else:  # each of the two tells its part, the inner one perhaps before the state was saved
+        else:  # each reports its part, the inner one possibly before the state was saved
             told = told if one is None else [*told_before, *told]
             assert sum(counts_of(told)) == sum(skipped.values())
 
 
 def check_in_workers(plan: Plan) -> None:
-    """With workers, of which some may exit; from a state on; and with another number of workers."""
+    """Checks with workers, some of which may exit; from a state on; and with another number of workers."""
     expected, skipped = plan.model()
     how = "restart" if plan.deaths else "error"
 
@@ -252,7 +251,8 @@ def check_in_workers(plan: Plan) -> None:
                         with contextlib.suppress(ProcessLookupError):
                             os.kill(plan.dice.choice(whole.reading_service._children.pids), signal.SIGKILL)  # type: ignore
             assert got == expected
-            if not plan.deaths:  # the loader tells of all workers once, and each pipe in the main process of its part
+            # the loader reports once for all workers, and each pipe in the main process for its part
+            if not plan.deaths:
                 assert sum(counts_of(told)) == sum(skipped.values())
         if not plan.deaths:
             assert sum(pipe.skipped for pipe in whole.stats().pipes) == 2 * sum(skipped.values())
@@ -267,7 +267,7 @@ def check_in_workers(plan: Plan) -> None:
 
 
 def check(plan: Plan) -> int:
-    """Runs the pipeline of a seed; returns how many items there were."""
+    """Runs the pipeline of a seed; returns the number of items."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if plan.workers:

@@ -1,9 +1,10 @@
-"""Random items of tensors, sent through a link and compared with what pickle makes of them.
+"""Random items of tensors, sent over a link and compared with the result of pickling.
 
-A case is a few storages of random types, random views of them (slices, other orders and shapes, repeated elements), in
-random containers. What arrives must have the elements, shapes and types that pickle gives back, and share memory as
-there: a write into one tensor is seen in the same others. Then parts of what arrived are dropped in a random order
-while more items are sent: all that is kept stays as it was, and the last reference gives the memory back.
+A case consists of some storages of random types, random views of them (slices, other orders and shapes, repeated
+elements), and random containers. Received tensors must have the same elements, shapes and types as after unpickling,
+and share memory in the same way: a write to one tensor is visible in the same others. Then, parts of the received items
+are dropped in random order while more items are sent. Everything that is kept must stay unchanged, and dropping the
+last reference must release the memory.
 
 By hand: `python -m drivers tensors --seconds 600 --seed 1`.
 """
@@ -30,7 +31,7 @@ DTYPES = [getattr(torch, name) for name in NAMES.split() if hasattr(torch, name)
 
 
 def storage(draw):
-    """A tensor of one dimension that has a storage of its own, from a few bytes to some blocks of an arena."""
+    """Returns a one-dimensional tensor with its own storage, from a few bytes to several blocks of an arena."""
     dtype = draw.choice(DTYPES)
     size = draw.choice([1, 7, 60, 960, 12_000, 40_000])
     content = torch.tensor(draw.choices(range(2 if dtype is torch.bool else 256), k=97), dtype=torch.uint8)
@@ -39,7 +40,7 @@ def storage(draw):
 
 
 def view(draw, tensor):
-    """A view of it, by a few random steps."""
+    """Returns a view of the tensor, created by a few random steps."""
     for _ in range(draw.randrange(5)):
         tensor = draw.choice([part, shaped, turned, longer, repeated])(draw, tensor)
     return tensor
@@ -79,7 +80,7 @@ def repeated(draw, tensor):
 
 
 def item(draw):
-    """A tensor, or a container of some."""
+    """Returns a tensor, or a container of tensors."""
     storages = [storage(draw) for _ in range(draw.choice([1, 1, 2, 4]))]
     count = draw.choice([1, 1, 2, 3, 6])
     tensors = [view(draw, draw.choice(storages)) for _ in range(count)]
@@ -102,7 +103,7 @@ def in_dict(tensor):
 
 
 def pickled(sent):
-    """What pickle makes of an item; by torch's file, since its plain pickles cannot load each type."""
+    """Returns the result of pickling an item, in torch's file format, because plain pickles cannot load each type."""
     file = io.BytesIO()
     torch.save(sent, file)
     file.seek(0)
@@ -110,7 +111,7 @@ def pickled(sent):
 
 
 def tensors_in(found):
-    """The tensors of an item, in order."""
+    """Returns the tensors of an item, in order."""
     if isinstance(found, torch.Tensor):
         return [found]
     if isinstance(found, dict):
@@ -119,7 +120,7 @@ def tensors_in(found):
 
 
 def content(tensor):
-    """Its elements, as bytes."""
+    """Returns the elements as bytes."""
     if tensor.numel() == 0:
         return b""
     return bytes(tensor.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy())
@@ -130,7 +131,7 @@ def described(tensor):
 
 
 def strides_on_arrival(tensor):
-    """Those of a tensor that shares no memory: its own, unless there is something between its elements."""
+    """Returns the strides of a received tensor that shares no memory: its own if there are no gaps between elements."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     if tensor.numel() == 0 or last < tensor.numel():
         return tensor.stride()
@@ -139,12 +140,12 @@ def strides_on_arrival(tensor):
 
 
 def significant(tensor, strides):
-    """The strides along dimensions with more than one element: those of others say nothing."""
+    """Returns the strides along dimensions with more than one element, because the others are irrelevant."""
     return [stride for size, stride in zip(tensor.shape, strides, strict=True) if size > 1] if tensor.numel() else []
 
 
 def write_everywhere(draw, tensors):
-    """Writes one element of each tensor, and gives the contents of all after each write."""
+    """Writes one element of each tensor, and yields the contents of all after each write."""
     seen = []
     for tensor in tensors:
         if tensor.numel():
@@ -157,17 +158,17 @@ def write_everywhere(draw, tensors):
 
 
 def flattened(tensor):
-    """A view of the same elements in another shape, if there can be one."""
+    """Returns a view of the same elements in another shape, if possible."""
     return tensor.view(-1) if tensor.is_contiguous() else tensor
 
 
 def holders(draw, tensor):
-    """One of the ways in which a program may hold on to a tensor's memory."""
+    """Returns one of the ways in which a program may refer to a tensor's memory."""
     return draw.choice([same, lambda t: t[...], lambda t: t.detach(), lambda t: t.untyped_storage(), Loaned])(tensor)
 
 
 class Loaned:
-    """Holds the memory by the interface for arrays of other libraries."""
+    """Refers to the memory through the array interface of other libraries."""
 
     def __init__(self, tensor):
         self.capsule = torch.utils.dlpack.to_dlpack(tensor)
@@ -191,14 +192,14 @@ def check(draw, link, digest):
 
 
 def in_use(link):
-    """Bytes of the arena that somebody holds."""
+    """Returns the number of bytes of the arena that are in use."""
     link.sender.tidy()
     ((used, _, _),) = link.sender.arena_usage()
     return used
 
 
 def run(seed, cases):
-    """Runs cases from a seed; returns a digest of all that arrived."""
+    """Runs cases from a seed; returns a digest of everything received."""
     draw, digest = random.Random(seed), hashlib.sha256()
     link = Loopback(budget=8 << 20)
     kept = []
@@ -215,7 +216,7 @@ def run(seed, cases):
 
 
 def hold_to_the_end(seed):
-    """One large tensor is dropped reference by reference, in a random order; only the last gives its block back."""
+    """Drops a large tensor reference by reference, in random order. Only the last one must release its block."""
     draw = random.Random(seed)
     link = Loopback()
     held = [link.one(torch.arange(50_000))]
@@ -229,7 +230,7 @@ def hold_to_the_end(seed):
 
 
 def check_many(seed):
-    """Some cases of a seed; how many there were."""
+    """Runs some cases of a seed; returns how many."""
     run(seed, 50)
     hold_to_the_end(seed)
     return 50

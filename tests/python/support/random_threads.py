@@ -1,10 +1,10 @@
-"""Random threads on one loader: what they do to it at random moments, and whether any of them is misled by that.
+"""Random threads on one loader, which use it at random moments and must not be misled by each other.
 
 `python -m drivers threads --seconds 60 --seed 1`.
 
-The oracle knows two rules. Of one iterator each item is given once at most, whoever reads it. If a loop ends without an
-error, all items of the epoch were delivered, unless the loader was paused.
-Next to these nothing hangs, no process is left, and errors are RuntimeErrors.
+There are two rules. An iterator returns each item at most once, in whichever thread. If a loop ends without an error,
+all items of the epoch were delivered, unless the loader was paused. In addition, nothing hangs, no process is left, and
+errors are RuntimeErrors.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torchdata.nodes import Loader, Mapper, ParallelMapper, Prefetcher
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 COUNT = 60
-#: Seconds for a whole run.
+#: Maximum number of seconds for a whole run.
 DEADLINE = 60
 
 
@@ -41,7 +41,7 @@ def slowly(item: int) -> int:
 
 
 class Numbers:
-    """A dataset whose items take a moment."""
+    """A dataset with a short delay for each item."""
 
     def __len__(self) -> int:
         return COUNT
@@ -74,7 +74,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
 
 
 class Handle:
-    """An iterator, and what was given of it."""
+    """An iterator and its received items."""
 
     def __init__(self, iterator: Any) -> None:
         self.iterator = iterator
@@ -82,7 +82,7 @@ class Handle:
         self.is_paused = self.is_over = False
 
     def read(self, most: int) -> None:
-        """Reads this many items, or to the end."""
+        """Reads `most` items, or to the end."""
         for _ in range(most):
             try:
                 self.given.append(int(next(self.iterator)))
@@ -92,7 +92,7 @@ class Handle:
 
 
 class Run:
-    """One loader, and what threads do to it."""
+    """One loader, and the actions of threads on it."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -218,7 +218,7 @@ def _end(loader: Any) -> None:
 
 
 def check(seed: int) -> int:
-    """Has threads do things to the loader of a seed; returns how many things."""
+    """Runs threads on the loader of a seed; returns the number of actions."""
     run = Run(seed)
     run.run()
     assert not run.faults, f"{run.kind}, {run.plans}: {run.faults}"

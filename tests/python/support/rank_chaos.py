@@ -2,9 +2,9 @@
 
     python -m drivers ranks --seconds 600 --jobs 2
 
-A job is 2 to 4 ranks that run a few short epochs. Its seed decides all but the timing: how they run, who fails, how,
-and at which moment. Rank 0 may hold the store of the job, as it does without torchrun. Ranks are forked from a process
-that has imported torch, and end as programs do, by the interpreter's own exit. `judge` has the rules.
+A job has 2 to 4 ranks that run a few short epochs. Its seed determines everything except the timing: how the ranks run,
+which one fails, how, and at which moment. Rank 0 may hold the store of the job, as without torchrun. Ranks are forked
+from a process that has imported torch, and end through the interpreter's own exit. `judge` contains the rules.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from typing import Any, NoReturn
 from drivers.frame import Driver, Leaves
 from watchdog import session
 
-#: Seconds beyond the time-out in which all survivors must have raised: the rule is 1.5, the rest is for machines
-#: that do other things at the same time.
+#: Seconds after the timeout in which all survivors must have raised. The rule is 1.5 seconds; the rest allows for busy
+#: machines.
 GRACE = 3.0
 
-#: Seconds that a rank which has raised may take to be gone with all of its processes.
+#: Seconds until a rank that has raised, and all its processes, must be gone.
 EXIT_GRACE = 30.0
 
-#: Where a fault may strike its rank.
+#: The moments at which a fault may hit its rank.
 MOMENTS = ["before the loader", "opening", "first item", "epoch", "between epochs", "last epoch", "shutdown"]
 
 ACTIONS = ["kill", "stop", "stop and go on soon", "stop and go on late", "raise", "hang"]
@@ -57,11 +57,11 @@ class Plan:
     victim: int
     action: str
     moment: str
-    delay: float  # seconds from the moment to the fault
-    pace: float  # seconds that each item takes
+    delay: float  # seconds between the moment and the fault
+    pace: float  # seconds for each item
     pause: float  # seconds between epochs
     leaves: bool = False  # whether all ranks leave their loop in the middle of the second epoch
-    results: str | None = None  # a file for a line on the job
+    results: str | None = None  # a file for a line about the job
 
     @classmethod
     def draw(cls, seed: int) -> Plan:
@@ -88,11 +88,11 @@ class Plan:
 
 
 class Chaos(Exception):
-    """The error that a rank raises in the user's code."""
+    """The error that user code raises on a rank."""
 
 
 class Diary:
-    """Events of one rank, each a line that is written at once."""
+    """The events of one rank, each written immediately as a line."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self.file = os.open(folder / f"{rank}.log", os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
@@ -103,7 +103,7 @@ class Diary:
 
 
 def hold_store(folder: Path) -> Any:
-    """Begins the store of the job in this process."""
+    """Starts the store of the job in this process."""
     import torch.distributed as dist
 
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -113,7 +113,7 @@ def hold_store(folder: Path) -> Any:
 
 
 def run_agent(folder: Path) -> None:
-    """The program of a process that holds the store and is not a rank, as torchrun's agent."""
+    """The program of a process that holds the store without being a rank, like torchrun's agent."""
     store = hold_store(folder)
     while store is not None:
         signal.pause()
@@ -138,7 +138,7 @@ def run_rank(plan: Plan, rank: int, folder: Path) -> None:
     home = os.getpid()
 
     def reached(moment: str) -> None:
-        """Has the fault strike where this is its place."""
+        """Causes the fault if this is its moment."""
         if os.getpid() == home:
             diary.note("moment", moment=moment)
         if mine and moment == plan.moment:
@@ -160,7 +160,8 @@ def run_rank(plan: Plan, rank: int, folder: Path) -> None:
     counts: list[int] = []
     loader: Any = None
     diary.note("joined")
-    while sum(path.suffix == ".joined" for path in folder.iterdir()) < plan.ranks:  # what torch does is not ours
+    # errors of torch itself are not tested
+    while sum(path.suffix == ".joined" for path in folder.iterdir()) < plan.ranks:
         (folder / f"{rank}.joined").touch()
         time.sleep(0.01)
     try:
@@ -206,7 +207,7 @@ def run_rank(plan: Plan, rank: int, folder: Path) -> None:
 
 
 class Rank:
-    """A rank of a running job as the driver sees it."""
+    """A rank of a running job from the driver's point of view."""
 
     def __init__(self, pid: int, folder: Path, rank: int) -> None:
         self.pid, self.rank = pid, rank
@@ -240,13 +241,13 @@ class Rank:
 
 
 def begin(program: Callable[[], None]) -> NoReturn:
-    """Continues as another program in this forked process, which ends by the interpreter's own exit."""
+    """Continues as another program in this forked process, which ends through the interpreter's own exit."""
     _ranks.add(os.getpid())
     raise Leaves(program)
 
 
 def run_job(plan: Plan, folder: Path) -> dict[str, Any]:
-    """Runs a job and strikes; what came of it."""
+    """Runs a job with its fault; returns the results."""
     agent = os.fork() if plan.store == "outside" else None
     if agent == 0:
         begin(lambda: run_agent(folder))
@@ -266,7 +267,7 @@ def run_job(plan: Plan, folder: Path) -> dict[str, Any]:
         for rank in ranks:
             rank_left = [pid for pid in session(rank.pid) if pid != rank.pid]
             if rank_left and rank.exit is not None:
-                time.sleep(2)  # workers see the exit of their main, and go
+                time.sleep(2)  # workers notice the exit of their main process, and exit
                 rank_left = session(rank.pid)
                 left += rank_left
     finally:
@@ -285,7 +286,9 @@ def run_job(plan: Plan, folder: Path) -> dict[str, Any]:
 
 
 def watch(plan: Plan, ranks: list[Rank]) -> tuple[float | None, float | None]:
-    """Strikes at the moment, and waits until all others are gone; when it struck, and when the victim continued."""
+    """Causes the fault at its moment, and waits until all other ranks are gone; returns the time of the fault, and when
+    the victim continued.
+    """
     victim = ranks[plan.victim]
     due: float | None = None
     struck: float | None = None
@@ -336,10 +339,10 @@ def judge(
     left: list[int],
     outputs: dict[int, str],
 ) -> dict[str, Any]:
-    """Which rules the job broke.
+    """Returns the rules that the job violated.
 
-    Every rank but the victim ends, in time, with whole epochs or with an error that names the victim; its process is
-    gone soon after, by itself and with nothing left; and nothing is printed that says that C++ gave up.
+    Every rank except the victim must end in time, with whole epochs or with an error that names the victim. Its process
+    must exit soon afterwards, by itself and with nothing left. No message about a C++ termination may be printed.
     """
     broken: list[str] = []
     told: list[dict[str, Any]] = []
@@ -396,7 +399,7 @@ def judge(
 
 
 def blamed(text: str) -> set[int]:
-    """The ranks that a message blames, which may be more than one."""
+    """Returns the ranks that a message blames, which may be several."""
     found = {0} if "the process that holds it has died or was stopped" in text and ": rank 0" in text else set()
     for ranks in re.findall(
         r"ranks? ([0-9, ]+) of \d+(?:, to which all others connect,)? (?:gave no|did not|had|left)", text
@@ -406,10 +409,10 @@ def blamed(text: str) -> set[int]:
 
 
 def check(plan: Plan) -> int:
-    """Runs a job; returns how many ranks told of an error.
+    """Runs a job; returns how many ranks reported an error.
 
     Raises:
-        AssertionError: the job broke a rule.
+        AssertionError: the job violated a rule.
     """
     folder = Path(tempfile.mkdtemp(prefix="rank-chaos-"))
     try:
@@ -426,7 +429,7 @@ def check(plan: Plan) -> int:
     return len(lines)
 
 
-#: The numbers of the processes, this one if so, that were forked from that of a plan.
+#: The ids of the processes that were forked from a plan's process, possibly including this one.
 _ranks: set[int] = set()
 
 
@@ -453,7 +456,7 @@ def with_torch(_options: argparse.Namespace) -> Iterator[None]:
     import torchdata.dataloader2
     import torchdata.datapipes.iter  # noqa: F401
 
-    gc.freeze()  # else each rank copies all that was imported as it ends, since the collector goes through it then
+    gc.freeze()  # otherwise, garbage collection at exit makes each rank copy all imported objects
     yield
 
 

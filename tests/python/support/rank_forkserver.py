@@ -1,8 +1,9 @@
-"""Starts the programs of ranks as forks of a process that has imported torch, which takes longer than what most do.
+"""Starts the programs of ranks as forks of a process that has imported torch, because the import takes longer than most
+runs.
 
-When run as a program, it is that process: it executes orders from the socket on its standard input until the other end
-is closed. The programs have the command line, the environment and the standard output that they are given, and end
-by the interpreter's own exit. They are this process's children; it reaps them when it is asked to.
+As a program, it is that process: it executes orders from the socket on its standard input until the other end is
+closed. The programs get the given command line, environment and standard output, and end through the interpreter's own
+exit. They are children of this process, which reaps them on request.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ import time
 from types import ModuleType
 from typing import Any
 
-#: Longer than any order.
+#: Larger than any order.
 ORDER = 1 << 20
 
 _server: socket.socket | None = None
 
 
 class ForkedProgram:
-    """A running program, with what these tests ask of a `subprocess.Popen`."""
+    """A running program, with the methods of `subprocess.Popen` that these tests need."""
 
     def __init__(self, arguments: list[str], environment: dict[str, str]) -> None:
         reading, writing = os.pipe()
@@ -44,7 +45,7 @@ class ForkedProgram:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """The exit code of the program; None as long as it runs."""
+        """Returns the exit code of the program; None while it runs."""
         if self.returncode is None and select.select([self._process], [], [], 0)[0]:
             self.returncode = os.waitstatus_to_exitcode(_ask({"reap": self.pid}))
         return self.returncode
@@ -61,7 +62,7 @@ class ForkedProgram:
             os.kill(self.pid, number)
 
     def communicate(self, timeout: float = 60.0) -> tuple[str, None]:
-        """The text of its standard output and error, once it has ended."""
+        """Returns the text of its standard output and error after it has ended."""
         until, written = time.monotonic() + timeout, b""
         while self._output >= 0:
             if not select.select([self._output], [], [], max(0.0, until - time.monotonic()))[0]:
@@ -75,7 +76,7 @@ class ForkedProgram:
         return written.decode(), None
 
     def end(self) -> None:
-        """Kills it and all of its group."""
+        """Kills the program and its process group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self.wait()
@@ -86,7 +87,7 @@ class ForkedProgram:
 
 
 def imports(*modules: str) -> None:
-    """Has the process that starts programs import more, for all programs to come."""
+    """Makes the process that starts programs import more modules, for all future programs."""
     _ask({"modules": modules})
 
 
@@ -109,7 +110,7 @@ def _ask(order: dict[str, Any], *descriptors: int) -> int:
 
 
 def serve(asked: socket.socket) -> None:
-    """Does what is ordered. Returns in programs that are started, with `__main__` as it is to run."""
+    """Executes orders. In started programs, it returns with `__main__` prepared."""
     import numpy as np
     import torch.distributed  # noqa: F401
 
@@ -150,7 +151,7 @@ def serve(asked: socket.socket) -> None:
         os.close(descriptors[0])
         started.add(pid)
         asked.send(str(pid).encode())
-    for pid in started:  # whoever ordered them has ended
+    for pid in started:  # the process that ordered them has exited
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
     os._exit(0)

@@ -1,4 +1,4 @@
-"""Ranks as threads of one process, for loaders that talk through a group of the user."""
+"""Ranks as threads of one process, for loaders that communicate through a user-defined group."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-#: Seconds that a rank waits for the others.
+#: How many seconds a rank waits for the others.
 PATIENCE = 60.0
 
 
 class _Meeting:
-    """Where all ranks give a value, and get what follows from all."""
+    """Collects a value from each rank, and returns the result to all."""
 
     def __init__(self, ranks: int) -> None:
         self.barrier = threading.Barrier(ranks, timeout=PATIENCE)

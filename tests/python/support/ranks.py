@@ -1,6 +1,6 @@
 """Real ranks for tests: processes of one job on loopback, on gloo or on MPI.
 
-A script of a test is the body of a function `main(rank)`; what it returns comes back, pickled, as do exceptions.
+A test's script is the body of a function `main(rank)`. Its result or exception is returned, pickled.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class Job:
     """The ranks of a running job.
 
     Args:
-        folder: where the outcomes are written.
-        processes: one for each rank, or one that starts all.
+        folder: the folder for the results.
+        processes: one process for each rank, or one that starts all.
     """
 
     def __init__(self, folder: Path, processes: list[subprocess.Popen[str] | ForkedProgram], ranks: int) -> None:
@@ -87,11 +87,13 @@ class Job:
         self.processes[rank].send_signal(number)
 
     def start_in_network(self, command: list[str], cut: str) -> None:
-        """Starts a program that makes a network, starts the ranks of this job in it, and cuts it by `ip cut`."""
+        """Starts a program that creates a network, starts the ranks of this job in it, and cuts the network by `ip
+        cut`.
+        """
         self.processes.append(_start([*command, str(self.folder / "job.py"), cut], _environment(self.folder)))
 
     def outcome(self, rank: int, seconds: float = 200) -> Any:
-        """The result or the error of the rank, and after how many seconds it came."""
+        """Returns the result or error of the rank, and the number of seconds until it arrived."""
         until = time.monotonic() + seconds
         path = self.folder / str(rank)
         while not path.exists():
@@ -149,13 +151,13 @@ def gloo_job(
 
 
 def torchrun(program: Path, ranks: int = 2) -> list[str]:
-    """Runs a program on ranks that find each other as torchrun's do, and returns what each has printed.
+    """Runs a program on ranks that find each other as with torchrun, and returns the output of each.
 
-    Its launcher and each of its ranks would import torch; here the ranks are forks of a process that has.
+    The launcher and each rank would import torch. Here, the ranks are forks of a process that has imported it.
     """
     import torch.distributed as dist
 
-    rank_forkserver.imports("torch._dynamo")  # which DistributedDataParallel needs, in each rank
+    rank_forkserver.imports("torch._dynamo")  # required by DistributedDataParallel in each rank
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=120))
     environment = environment_of_ranks() | {
         "WORLD_SIZE": str(ranks),
@@ -188,17 +190,18 @@ def mpi_job(tmp_path: Path, body: str, ranks: int = 2) -> Iterator[Job]:
         yield Job(tmp_path, processes, ranks)
         if all((tmp_path / str(rank)).exists() for rank in range(ranks)):
             with suppress(subprocess.TimeoutExpired):
-                processes[0].wait(120)  # ranks take leave of each other in MPI_Finalize
+                processes[0].wait(120)  # ranks synchronize in MPI_Finalize
     finally:
         _end(processes)
-        held = set().union(*map(held_files, filter(str.isdigit, os.listdir("/proc"))))  # also by other tests' ranks
-        for left in set(SHARED_MEMORY.glob("mpich_*")) - before:  # mpich leaves it where ranks were killed
+        # includes files of other tests' ranks
+        held = set().union(*map(held_files, filter(str.isdigit, os.listdir("/proc"))))
+        for left in set(SHARED_MEMORY.glob("mpich_*")) - before:  # mpich leaves these if ranks were killed
             if str(left) not in held:
                 left.unlink(missing_ok=True)
 
 
 def mpirun() -> str:
-    """The launcher of the MPI that the environment of these tests has."""
+    """Returns the launcher of the MPI in the test environment."""
     beside = Path(sys.executable).parent / "mpiexec"
     found = str(beside) if beside.exists() else shutil.which("mpiexec")
     assert found is not None, "no mpiexec: pip install mpich"
@@ -208,14 +211,14 @@ def mpirun() -> str:
 def _write(tmp_path: Path, body: str, backend: str) -> Path:
     script = tmp_path / "job.py"
     body = textwrap.dedent(body)
-    # mpich's launcher takes a rank that ends without MPI_Finalize for a crash.
+    # mpich's launcher treats a rank that ends without MPI_Finalize as a crash.
     leave = "os._exit(0)" if backend == "gloo" else "pass"
     script.write_text(HEADER + body + FOOTER.format(backend=backend, leave=leave), encoding="utf-8")
     return script
 
 
 def environment_of_ranks() -> dict[str, str]:
-    """The environment for a launcher of ranks: on loopback, and as if this process were no rank itself."""
+    """Returns the environment for a launcher of ranks: on loopback, and as if this process were not a rank."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PMI", "OMPI", "MPI"))}
     return inherited | {
         "PYTHONPATH": os.pathsep.join(sys.path),

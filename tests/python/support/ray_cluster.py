@@ -1,4 +1,4 @@
-"""A Ray cluster of this machine for a file of tests."""
+"""A Ray cluster on this machine for a file of tests."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import pytest
 
 import torchdata
 
-#: Skips a file of tests where Ray has no wheel for the Python at hand.
+#: Skips a file of tests if Ray has no wheel for the current Python.
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None,
     reason="Ray is not installed: it has no wheel for this Python, or none could be had",
 )
 
-#: Such a file runs in a process of its own: what Ray leaves in one crashes in children that later tests fork.
-#: What Ray and its libraries warn of as they are imported and end is theirs.
+#: Such a file runs in a separate process, because leftovers of Ray would crash in children that later tests fork.
+#: Warnings of Ray and its libraries at import and exit are ignored.
 of_ray = [
     pytest.mark.ray,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -30,8 +30,9 @@ of_ray = [
 ]
 
 
-#: Ray's settings: no token is asked for; actors do not give way to all else on a busy machine, where they would not be
-#: up in time; no process is started before it is wanted, which a driver would wait for; one that has run a task is kept
+#: Ray's settings: no token is required; actors have normal priority, so that they start in time on a busy machine; no
+#: process is started in advance, which a driver would wait for; a process that has run a task is kept for the next one;
+#: and usage is not reported. Workers do not import two slow libraries.
 #: for the next one; and nobody is told of its use. Its workers do without two libraries that each of them would import.
 _SETTINGS = {
     "RAY_AUTH_MODE": "disabled",
@@ -45,10 +46,10 @@ _SETTINGS = {
 
 @contextmanager
 def environment(**more: str) -> Iterator[None]:
-    """The environment in which a cluster is started: its workers import what lies here.
+    """Context with the environment for starting a cluster, whose workers can import the modules of this folder.
 
     Args:
-        more: settings of Ray's next to ours.
+        more: further settings of Ray.
     """
     settings = {**_SETTINGS, **more}
     here, package = Path(__file__).resolve().parent, Path(torchdata.__file__).resolve().parents[1]
@@ -66,19 +67,21 @@ def environment(**more: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-#: Small, and silent.
+#: Small and without a dashboard.
 OPTIONS: dict[str, Any] = {"include_dashboard": False, "object_store_memory": 200_000_000}
-#: Nobody reads its logs, and it does not grow by itself.
+#: Without log monitoring and autoscaling.
 HEAD: dict[str, Any] = {**OPTIONS, "no_monitor": True, "include_log_monitor": False}
 SILENT: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
 
 
 def _patiently(start: Callable[[], Any], undo: Callable[[], object] = bool) -> Any:
-    """Starts what Ray gives half a minute to come up: up to thrice, as a busy machine may need more."""
+    """Starts something for which Ray allows half a minute, with up to three attempts, because a busy machine may need
+    more time.
+    """
     for _ in range(2):
         try:
             return start()
-        except Exception as error:  # it has no class of its own
+        except Exception as error:  # has no class of its own
             if "timed out during startup" not in str(error):
                 raise
             undo()
@@ -87,10 +90,10 @@ def _patiently(start: Callable[[], Any], undo: Callable[[], object] = bool) -> A
 
 @contextmanager
 def cluster(**more: str) -> Iterator[Any]:
-    """A cluster of one node; it is shut down in any case.
+    """Runs a cluster of one node, and always shuts it down.
 
     Args:
-        more: settings of Ray's next to ours.
+        more: further settings of Ray.
     """
     with nodes(0, 2, **more):
         import ray
@@ -100,14 +103,14 @@ def cluster(**more: str) -> Iterator[Any]:
 
 @contextmanager
 def nodes(count: int, processors: int = 0, **more: str) -> Iterator[Any]:
-    """A cluster of this many nodes on this machine next to the first one.
+    """Runs a cluster with `count` nodes on this machine in addition to the first one.
 
-    It is ended here, and by no exit handler: that would run in children forked by later tests, and crash there.
+    It is ended here, not by an exit handler, which would also run in children forked by later tests, and crash there.
 
     Args:
-        count: how many nodes there are next to the first one.
-        processors: those of the first one for workers.
-        more: settings of Ray's next to ours.
+        count: how many nodes there are in addition to the first one.
+        processors: the number of processors of the first node for workers.
+        more: further settings of Ray.
     """
     with environment(**more):
         import ray
@@ -127,7 +130,7 @@ def nodes(count: int, processors: int = 0, **more: str) -> Iterator[Any]:
 
 
 def join(made: Any) -> None:
-    """Enters a cluster of several nodes, for the first time or again."""
+    """Joins a cluster of several nodes, for the first time or again."""
     import ray
 
     ray.init(address=made.address, **SILENT)
@@ -139,6 +142,6 @@ def add(made: Any, **options: Any) -> Any:
 
 
 def raylet_of(node: Any) -> int:
-    """The number of a node's own process, which holds its objects, too."""
+    """Returns the id of a node's own process, which also holds its objects."""
     pid: int = node.all_processes["raylet"][0].process.pid
     return pid

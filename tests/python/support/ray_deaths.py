@@ -1,10 +1,10 @@
 """Loaders on Ray whose workers, actors, raylets and nodes exit at random: `python -m drivers ray --seconds 600`.
 
-A cluster of three nodes next to the head serves all runs. Each run takes a random pipeline, options and moments, and
-its items are compared with those of workers on this machine. At an item, or a moment later, something happens: a
-worker, an actor or the dispatching process is killed or stopped, a raylet is killed or stopped, a node is taken away,
-main leaves the cluster and comes back, or the loader is given up and another one, here or there, resumes from its
-state. A process that hangs shows its stacks and ends all.
+All runs use one cluster of three nodes and the head. Each run has a random pipeline, options and moments, and its items
+are compared with those of workers on this machine. At an item, or shortly after, an event occurs: a worker, an actor or
+the dispatching process is killed or stopped, a raylet is killed or stopped, a node is removed, the main process leaves
+and rejoins the cluster, or the loader is abandoned and another one, here or on Ray, resumes from its state. If a
+process hangs, its stacks are printed and the driver ends.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService, Ra
 from torchdata.datapipes.iter import IterableWrapper
 
 NODES = 3
-#: Seconds after which a worker that gives nothing hangs, and of a moment.
+#: Seconds after which a worker without a result counts as hung, and seconds of a moment.
 TIMEOUT, MOMENT = 4.0, 0.6
-#: Seconds after which a node whose raylet is stopped is taken away, if Ray has not noticed.
+#: Seconds after which a node with a stopped raylet is removed, if Ray has not noticed.
 DEAF = 15.0
 
 
@@ -49,12 +49,12 @@ PIPELINES: dict[str, Callable[[int], Any]] = {
     "dealt": lambda count: dealt(count).map(drawn),
     "dealt bytes": lambda count: dealt(count).map(wide),
 }
-#: What happens, and how often among others.
+#: The events and their frequencies.
 EVENTS = {
     "worker": 8, "actor": 8, "dispatcher": 4, "stop worker": 1, "stop actor": 1,
     "raylet": 2, "node": 1, "stop raylet": 1, "leave": 1, "state": 3, "call": 3,
 }  # fmt: skip
-#: Plans without an exit.
+#: Events without an exit.
 GENTLE = {"state", "call"}
 
 
@@ -63,14 +63,14 @@ class Plan:
     """A run.
 
     Args:
-        seed: decides all.
-        pipeline: the name of one.
-        count: numbers that it reads.
-        workers: how many there are.
-        options: of the service.
-        in_order: whether items come in turn.
+        seed: determines everything.
+        pipeline: the name of a pipeline.
+        count: how many numbers it reads.
+        workers: the number of workers.
+        options: the options of the service.
+        in_order: whether items are in order.
         events: the events by epoch and item.
-        cadence: how often snapshots are taken; None as usual.
+        cadence: how often snapshots are taken; None for the default.
     """
 
     seed: int
@@ -88,7 +88,7 @@ def plan_of(seed: int) -> Plan:
     """The plan of a seed."""
     dice = random.Random(seed)
     count = dice.choice([600, 900, 1500])
-    # Each worker comes on between two exits: three at one item would be an error.
+    # Each worker makes progress between two exits, because three at one item would be an error.
     places = sorted(dice.sample(range(2 * count // 100), dice.randrange(4, 12)))
     kinds = dice.choices(list(EVENTS), list(EVENTS.values()), k=len(places))
     events = {divmod(100 * place + dice.randrange(40), count): kind for place, kind in zip(places, kinds, strict=True)}
@@ -100,25 +100,25 @@ def plan_of(seed: int) -> Plan:
     }
     pipeline, in_order = dice.choice(list(PIPELINES)), dice.random() < 0.8
     return Plan(
-        # The worker that has an item decides what that draws.
+        # The random draws of an item depend on its worker.
         seed, pipeline, count, dice.randrange(1, 4), options, in_order or pipeline == "dealt", events,
         dice.choice([None, None, (0.0, 0.0)]),
     )  # fmt: skip
 
 
 class Run:
-    """Carries a plan out.
+    """Executes a plan.
 
     Args:
         plan: the plan.
         machines: the cluster.
-        happened: counts what happens.
+        happened: counts the events.
     """
 
     def __init__(self, plan: Plan, machines: Any, happened: Counter[str]) -> None:
         self.plan, self.machines, self.happened = plan, machines, happened
         self.dice = random.Random(plan.seed + 1)
-        #: What is still to happen.
+        #: Events that are still to occur.
         self.later: list[threading.Timer] = []
 
     def remote(self) -> RayReadingService:
@@ -128,14 +128,14 @@ class Run:
         )  # fmt: skip
 
     def local(self) -> MultiProcessingReadingService:
-        # Not forked: right after `ray.init` a fork can leave Ray's part of this process without answers.
+        # Not forked, because after `ray.init` a fork can block Ray's part of this process.
         return MultiProcessingReadingService(self.plan.workers, "spawn", in_order=self.plan.in_order)
 
     def pipe(self) -> Any:
         return PIPELINES[self.plan.pipeline](self.plan.count)
 
     def check(self) -> int:
-        """Compares the items with those of workers here; how many exits there were."""
+        """Compares the items with those of local workers; returns how many exits there were."""
         with DataLoader2(self.pipe(), reading_service=self.local()) as loader:
             loader.seed(self.plan.seed)
             wanted = [list(map(plain, loader)) for _ in range(2)]
@@ -165,7 +165,7 @@ class Run:
     def go_on(
         self, loader: DataLoader2[Any], epoch: int, got: list[list[Any]], events: dict[tuple[int, int], str]
     ) -> tuple[int, bytes | None]:
-        """Reads on until both epochs are over or the loader is given up; the epoch, and the state then."""
+        """Reads until both epochs are over or the loader is abandoned; returns the epoch and the state at that time."""
         while epoch < 2:
             for item in loader:
                 got[epoch].append(plain(item))
@@ -184,7 +184,9 @@ class Run:
         return epoch, None
 
     def leave(self, loader: DataLoader2[Any]) -> None:
-        """The main process leaves the cluster: what was sent still comes, and then an error; and it joins it again."""
+        """Makes the main process leave the cluster. Sent items still arrive, followed by an error. The process then
+        rejoins.
+        """
         import ray
 
         ray.shutdown()
@@ -196,7 +198,7 @@ class Run:
         join(self.machines)
 
     def strike(self, loader: DataLoader2[Any], kind: str) -> None:
-        """Has something happen: now, or a moment later, next to what the main process does then."""
+        """Causes an event, immediately or a moment later, concurrently with the main process."""
         if kind == "call":
             self.happened[kind] += 1
             loader.reading_service._pause(as_it_is)
@@ -228,7 +230,7 @@ class Run:
         processes = loader.reading_service.engine_processes()._processes
         up = [one for one in processes if getattr(one, "about", None) is not None and not one.ended]
         here = [one for one in processes if isinstance(one, DispatchingChild) and not one.ended]
-        if not up or (kind == "dispatcher" and not here):  # workers here: one that exits is an error
+        if not up or (kind == "dispatcher" and not here):  # an exit of a local worker is an error
             return
         self.happened[kind] += 1
         about = self.dice.choice(up).about
@@ -238,7 +240,7 @@ class Run:
 
 
 def check(plan: Plan, machines: Any, happened: Counter[str]) -> int:
-    """Carries a plan out on a cluster; how many exits there were."""
+    """Executes a plan on a cluster; returns how many exits there were."""
     usual = snapshots.cadence
     if plan.cadence is not None:
         snapshots.cadence = lambda count: plan.cadence  # type: ignore[assignment]
@@ -248,7 +250,7 @@ def check(plan: Plan, machines: Any, happened: Counter[str]) -> int:
         snapshots.cadence = usual
 
 
-#: The cluster of the program, and what has happened.
+#: The cluster of the program, and the events so far.
 _machines: list[Any] = []
 _happened: Counter[str] = Counter()
 
@@ -267,5 +269,5 @@ DRIVER = Driver(
     "deaths",
     limit=400.0,
     around=cluster,
-    forks=False,  # no fork keeps what Ray has in a process
+    forks=False,  # Ray's data in a process does not survive a fork
 )

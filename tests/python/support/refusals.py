@@ -1,4 +1,4 @@
-"""Tests that calls with wrong arguments raise errors that say what is wrong."""
+"""Tests that calls with wrong arguments raise clear errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def refuses(*rows: tuple[Callable[[], Any], type[Exception], str]) -> Callable[..., None]:
-    """A test with a case for each row: the call, the type of its error, and a pattern of the message."""
+    """Returns a test with a case for each row: the call, the type of its error, and a pattern of the message."""
 
     @pytest.mark.parametrize(("call", "error", "message"), rows)
     def test(call: Callable[[], Any], error: type[Exception], message: str) -> None:

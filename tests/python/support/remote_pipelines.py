@@ -1,6 +1,6 @@
-"""Pipelines that workers can import, wherever these run: each imports this file, so it has what they need alone.
+"""Pipelines that workers on any machine can import. Each worker imports this file, so it imports only what it needs.
 
-To import NumPy takes as long as all else of a worker's start. So those alone do whose items need it.
+Importing NumPy takes as long as the rest of a worker's start, so it is imported only for items that need it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def wide(x: int) -> bytes:
 
 
 def as_it_is(pipe: Any) -> Any:
-    """What is called between two items."""
+    """Returns the pipe unchanged."""
     return pipe
 
 
@@ -67,13 +67,13 @@ def numbered(count: int) -> Any:
 
 
 def dealt(count: int, before: Any = as_it_is, shuffles: bool = True) -> Any:
-    """Numbers that one process deals out; `before`: what it makes of them."""
+    """Returns a pipe over numbers that one process distributes, after applying `before`."""
     pipe: Any = IterableWrapper(range(count))
     pipe = before(pipe.shuffle() if shuffles else pipe)
     return pipe.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
 
 
-#: By name, pipelines of all kinds; each is made anew. Few, as it takes a second or two to start a worker.
+#: Pipelines of all kinds by name, each created on demand. There are few, because a worker takes seconds to start.
 PIPELINES = {
     "numbers": lambda: numbered(300).map(double).batch(3),
     "arrays": lambda: listed(numbered(120).map(array)),
@@ -93,5 +93,5 @@ DEALT = {
 
 
 def plain(item: Any) -> Any:
-    """An item that can be compared."""
+    """Returns an item in a form that can be compared."""
     return item.tolist() if hasattr(item, "tolist") else item

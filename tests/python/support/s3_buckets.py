@@ -17,7 +17,7 @@ from torchdata.datapipes.iter.stores.s3_object import PART_SIZE
 LARGE = random.Random(1).randbytes(3 * PART_SIZE + 12345)
 FOLDER = {f"train/{number}.bin": bytes([number]) * number for number in range(7)}
 STRANGE = ["a b.txt", "é/ü ñ.txt", "100%25.txt", "q?x=1&y=2#z.txt", "+plus+.txt", "日本/語.txt", "p%2Fq"]
-#: Keys that obstore cannot name.
+#: Keys that obstore does not support.
 NAMELESS = ["train//2.tar", "/lead", "trail/", "//", "é x//ü.txt", "a\x7fb/~*'()", "dots/./b", "dots/../b"]
 BUCKETS = {
     "first": {
@@ -37,7 +37,7 @@ BUCKETS = {
 
 @contextlib.contextmanager
 def serving() -> Iterator[Any]:
-    """Runs a server that holds the buckets, and has the environment lead to it; yields boto3's client."""
+    """Runs a server with the buckets, and sets the environment to use it; yields boto3's client."""
     with s3_server() as endpoint, pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("AWS_")]:
             patch.delenv(name)

@@ -1,4 +1,6 @@
-"""A real S3 server for tests: moto's, in a process of its own, so that forks and open files are counted without it."""
+"""A real S3 server for tests: moto's, in a separate process, so that forks and open files of tests are counted without
+it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from typing import Any
 
 from server_process import server_process
 
-#: Keys that the server sends per request, so that few objects make many pages (Amazon's sends 1,000).
+#: Keys per request, so that few objects make many pages (Amazon's limit is 1,000).
 KEYS_PER_PAGE = 20
 
 _SERVER = f"""

@@ -1,4 +1,4 @@
-"""Runs a program as in a sandbox: system calls that are named fail as they do under a filter, or in an old kernel.
+"""Runs a program as in a sandbox: the named system calls fail as under a filter, or in an old kernel.
 
 `python -m sandboxed EPERM memfd_create,pidfd_open PROGRAM…`
 """
@@ -14,7 +14,7 @@ import sys
 
 __all__ = ["forbid"]
 
-#: Numbers of system calls, by machine.
+#: Numbers of system calls by machine.
 _NUMBERS = {
     "x86_64": {"memfd_create": 319, "pidfd_open": 434},
     "aarch64": {"memfd_create": 279, "pidfd_open": 434},
@@ -30,7 +30,7 @@ class _Program(ctypes.Structure):
 
 
 def forbid(calls: list[str], code: int) -> None:
-    """Lets some system calls of this process, and of those that it makes, fail with an error number."""
+    """Makes some system calls of this process and its children fail with an error number."""
     numbers = [_NUMBERS[platform.machine()][call] for call in calls]
     steps = [(_LOAD, 0, 0, 0)]
     steps += [(_EQUAL, len(numbers) - place, 0, number) for place, number in enumerate(numbers)]

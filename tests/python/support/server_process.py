@@ -1,4 +1,4 @@
-"""A server of the tests in a process of its own, which ends when its standard input does."""
+"""A test server in a separate process, which exits when its standard input ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def server_process(*arguments: str, told: str = "") -> Iterator[str]:
-    """Runs Python with these arguments, tells it a line, and yields the URL of the port that it prints."""
+    """Runs Python with these arguments, sends it a line, and yields the URL with the port that it prints."""
     command = [sys.executable, *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None

@@ -1,4 +1,4 @@
-"""Checks that hold for every pipe over files and stores: exact restore, no file left open, errors that say why."""
+"""Checks that apply to every pipe over files and stores: exact restore, no open files left, clear errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchdata.datapipes.state import load_state, save_state
 
 
 def open_files(*, sockets: bool = True) -> int:
-    """Number of open file descriptors of this process, with or without sockets."""
+    """Returns the number of open file descriptors of this process, with or without sockets."""
     gc.collect()
     names = os.listdir("/proc/self/fd")
     return len(names) if sockets else sum(map(_is_open_file, names))
@@ -24,12 +24,12 @@ def open_files(*, sockets: bool = True) -> int:
 def _is_open_file(descriptor: str) -> bool:
     try:
         return not os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:")
-    except FileNotFoundError:  # that of the listing itself, or a socket that a thread has closed meanwhile
+    except FileNotFoundError:  # the descriptor of the listing itself, or a socket that a thread has closed
         return False
 
 
 def read(item: Any) -> Any:
-    """An item with its stream read, so that items can be compared."""
+    """Returns an item with its stream read, for comparison."""
     if isinstance(item, tuple) and len(item) == 2 and hasattr(item[1], "read"):
         with item[1] as stream:
             return item[0], stream.read()
@@ -43,11 +43,11 @@ def check_restore(
     seeded: bool = False,
     sockets: bool = True,
 ) -> list[Any]:
-    """Restores `build()`'s pipe at every position, while and after it is iterated; returns all its items.
+    """Restores the pipe of `build()` at every position, during and after its iteration; returns all its items.
 
-    Items are compared by what `keep` makes of them. Further epochs of a `seeded` pipe come in another order, and a
-    buffer of such a pipe keeps its streams when the iteration is dropped. Other pipes keep no file open then.
-    Where a library keeps connections for later, `sockets` are not counted.
+    Items are compared after applying `keep`. Further epochs of a `seeded` pipe have another order, and such a pipe's
+    buffer keeps its streams when the iteration is dropped. Other pipes keep no file open then. `sockets` are not
+    counted if a library keeps connections open.
     """
     epoch = sorted if seeded else list
     before = open_files(sockets=sockets)
@@ -69,7 +69,7 @@ def check_restore(
         del pipe
         assert open_files(sockets=sockets) == before
         loaded = pickle.loads(running)
-        # The pipes over files copy the streams of a state they load, so that it can be loaded again.
+        # The pipes over files copy the streams of a loaded state, so that it can be loaded again.
         for state in (pickle.loads(abandoned), loaded, loaded)[: 2 if seeded else 3]:
             load_state(other := build(), state)
             assert [keep(item) for item in other] == whole[position:], position
@@ -80,7 +80,7 @@ def check_restore(
 
 
 class Breaking(IterDataPipe[Any]):
-    """Yields some items and fails."""
+    """Yields some items and then fails."""
 
     def __init__(self, items: list[Any]) -> None:
         self.items = items
@@ -91,7 +91,7 @@ class Breaking(IterDataPipe[Any]):
 
 
 def check_broken_source(make: Callable[[IterDataPipe[Any]], Any], item: Any, *, sockets: bool = True) -> None:
-    """A pipe passes on its source's error as it is, can be iterated again, and leaves no file open."""
+    """Checks that a pipe passes on its source's error unchanged, can be iterated again, and leaves no file open."""
     before = open_files(sockets=sockets)
     pipe = make(Breaking([item]))
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Iterables with states, one of each kind that is in use; they count the items that they read."""
+"""Iterables with states, one of each common kind, which count the items that they read."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch.utils.data import IterableDataset
 
 
 class Reads:
-    """How many items all streams of this process have read."""
+    """Counts the items that all streams of this process have read."""
 
     count = 0
 
     def since(self) -> int:
-        """How many since this was last asked."""
+        """Returns the number of items since the last call."""
         found, self.count = self.count, 0
         return found
 
@@ -24,7 +24,7 @@ reads = Reads()
 
 
 class TakesOnce(IterableDataset[Any]):
-    """Takes a loaded position in the first line of its generator, once; the next epoch begins at the beginning."""
+    """Applies a loaded position once, in the first line of its generator. The next epoch starts over."""
 
     def __init__(self, size: int) -> None:
         self.size, self.place, self.start = size, 0, 0
@@ -78,7 +78,7 @@ class CountsEpochs(TakesOnce):
 
 
 class CountsAtOnce(CountsEpochs):
-    """The same, but where `iter()` is called."""
+    """The same, but counts when `iter()` is called."""
 
     def __iter__(self) -> Iterator[Any]:
         self.begin()
@@ -97,7 +97,7 @@ class BeginsAnew(TakesOnce):
 
 
 class TakesAgain(TakesOnce):
-    """Takes a loaded position in each later epoch, as streams of Hugging Face do; has no state at first."""
+    """Applies a loaded position in each later epoch, like streams of Hugging Face. Has no state at first."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -134,7 +134,7 @@ class ItsOwnIterator(TakesOnce):
 
 
 class LiveState(CountsEpochs):
-    """Returns the dict that it changes, and keeps the dict that it is given."""
+    """Returns the dict that it modifies, and keeps the dict that it loads."""
 
     def __init__(self, size: int) -> None:
         self.live: dict[str, Any] = {"place": 0, "epoch": 0, "history": [[0]]}
@@ -166,7 +166,7 @@ class LiveState(CountsEpochs):
 
 
 class Draws(CountsEpochs):
-    """Draws its order from a generator, whose state before the epoch is part of its own."""
+    """Draws its order from a generator. Its state includes the generator's state before the epoch."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -213,7 +213,7 @@ class Walk:
 
 
 class Walked(IterableDataset[Any]):
-    """Has no state, but its iterators have."""
+    """Has no state, but its iterators have states."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -223,7 +223,7 @@ class Walked(IterableDataset[Any]):
 
 
 class WalkedInOrder(Walked):
-    """Has a state, the number of the epoch, and its iterators have another one."""
+    """Has the number of the epoch as its state, and its iterators have other states."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)

@@ -1,6 +1,6 @@
-"""Runs a program in its own pseudo terminal, and presses Ctrl-C there.
+"""Runs a program in a pseudo terminal, and sends Ctrl-C there.
 
-The terminal sends SIGINT to the main process, to the workers and to whatever else the program has started, all at once.
+The terminal sends SIGINT to the main process, the workers and all other processes of the program at once.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ CTRL_C = b"\x03"
 
 
 class Terminal:
-    """Runs a Python script; its output and that of all its children is read line by line."""
+    """Runs a Python script, and reads its output and that of its children line by line."""
 
     def __init__(self, *arguments):
         self.master, slave = pty.openpty()
         attributes = termios.tcgetattr(slave)
-        attributes[3] &= ~termios.ECHO  # "^C" is no output of the program
+        attributes[3] &= ~termios.ECHO  # "^C" is not output of the program
         attributes[1] &= ~termios.OPOST
         termios.tcsetattr(slave, termios.TCSANOW, attributes)
         self.process = subprocess.Popen(
@@ -38,7 +38,7 @@ class Terminal:
         self._read = b""
 
     def line(self, seconds=60.0):
-        """The next line of output; an empty one where the program has ended or says nothing for so long."""
+        """Returns the next line of output; empty if the program has ended, or printed nothing for `seconds`."""
         deadline = time.monotonic() + seconds
         while b"\n" not in self._read:
             left = deadline - time.monotonic()
@@ -46,7 +46,7 @@ class Terminal:
                 return ""
             try:
                 data = os.read(self.master, 65536)
-            except OSError:  # what Linux says where nobody has the terminal open any more
+            except OSError:  # raised by Linux if no process has the terminal open any more
                 data = b""
             if not data:
                 return ""
@@ -58,7 +58,7 @@ class Terminal:
         os.write(self.master, CTRL_C)
 
     def processes(self):
-        """Numbers of the processes of this terminal, ended ones left out."""
+        """Returns the ids of the running processes of this terminal."""
         found = []
         for stat in Path("/proc").glob("[0-9]*/stat"):
             try:
@@ -85,7 +85,7 @@ class Terminal:
         self.close()
 
 
-#: Makes the terminal the session's own before the script runs: only then it sends signals.
+#: Makes the terminal the session's controlling terminal before the script runs, because only then it sends signals.
 _OWN_TERMINAL = """
 import fcntl, os, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)

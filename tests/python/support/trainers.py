@@ -1,8 +1,8 @@
-"""The loops of public trainers around a StatefulDataLoader: what each does with its loader and the loader's state.
+"""The loops of public trainers around a StatefulDataLoader: how each uses the loader and its state.
 
-`train` runs one in this process: from the start to the end, up to a stop where its checkpoint is saved, or from that
-checkpoint on. It returns the batches that the trainer's steps were given, which follow from seeds that each run sets
-anew at its start.
+`train` runs a trainer in this process: from the start to the end, up to a stop where its checkpoint is saved, or from
+that checkpoint on. It returns the batches that the trainer's steps received, which depend on seeds that each run sets
+at its start.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EPOCHS = 4
 
 
 class Samples(Dataset[Any]):
-    """Samples with an augmentation: what a sample is depends on the global generators where it is read."""
+    """Samples with an augmentation, which depend on the global generators of the reading process."""
 
     def __init__(self, length: int = 14) -> None:
         self.length = length
@@ -40,7 +40,7 @@ class Samples(Dataset[Any]):
 
 
 class Stream(IterableDataset[Any]):
-    """A stream that knows its place, and is shared out over workers and ranks."""
+    """A stream with a state, which is distributed among workers and ranks."""
 
     def __init__(self, length: int = 14, rank: int = 0, ranks: int = 1) -> None:
         self.length, self.rank, self.ranks = length, rank, ranks
@@ -63,7 +63,7 @@ class Stream(IterableDataset[Any]):
 
 
 class Tokens(IterableDataset[Any]):
-    """Texts in an endless stream, packed into sequences: as torchtitan's over a dataset of Hugging Face."""
+    """Texts in an endless stream, packed into sequences, like torchtitan's stream over a Hugging Face dataset."""
 
     def __init__(self, texts: int = 9, length: int = 5) -> None:
         self.texts, self.length = texts, length
@@ -97,9 +97,9 @@ class Training:
     """A run of a trainer.
 
     Args:
-        workers: of the loader.
-        stop: the epoch and step after which a checkpoint is saved, and the run ends; step -1 is the epoch's end.
-        checkpoint: where it is saved.
+        workers: the number of workers of the loader.
+        stop: the epoch and step after which a checkpoint is saved and the run ends; step -1 is the epoch's end.
+        checkpoint: where the checkpoint is saved.
         resumes: whether the run begins with the checkpoint.
     """
 
@@ -118,7 +118,7 @@ class Training:
         return {"num_workers": self.workers, **({"multiprocessing_context": "fork"} if self.workers else {})}
 
     def step(self, batch: Any, dropout: bool = True) -> None:
-        """A step of a model, which draws from torch's global generator for its dropout, unless it is on a GPU."""
+        """Runs a step of a model, which draws from torch's global generator for its dropout, unless it is on a GPU."""
         self.seen.append(batch.tolist())
         if dropout:
             torch.rand(3)
@@ -134,7 +134,7 @@ class Training:
 
 
 class Shard:
-    """accelerate's loader around a loader: it is one batch ahead, and has the state of the batch that it gives."""
+    """accelerate's wrapper around a loader, which is one batch ahead, and has the state for the returned batch."""
 
     def __init__(self, loader: Any) -> None:
         self.loader, self.ended = loader, False
@@ -163,9 +163,9 @@ class Shard:
 
 
 def accelerate(run: Training) -> None:
-    """Seeds, prepares its loader, loads its state and then the generators', and trains.
+    """Sets the seed, prepares its loader, loads the loader's state and then the generators', and trains.
 
-    It saves after a step, also after the last one of an epoch, where its loader has read one batch more.
+    It saves after a step, including the last step of an epoch, at which its loader has read one more batch.
     """
     seed_everything()
     shard = Shard(StatefulDataLoader(Samples(), batch_size=4, shuffle=True, **run.options()))
@@ -189,7 +189,7 @@ def accelerate(run: Training) -> None:
 
 
 def transformers(run: Training) -> None:
-    """Saves the loader's state and the generators next to the model, and skips no data when it continues."""
+    """Saves the loader's state and the generators with the model, and skips no data when it resumes."""
     seed_everything()
     sampler = DistributedSampler(Samples(28), 2, 1, seed=7)
     loader = StatefulDataLoader(Samples(28), batch_size=4, sampler=sampler, **run.options())
@@ -216,7 +216,7 @@ class Indices(Samples):
 
 
 def transformers_skipping(run: Training) -> None:
-    """Keeps no state: goes through the epochs that it has had, and skips batches of the one that it is in."""
+    """Keeps no state: repeats finished epochs, and skips batches of the current one."""
     seed_everything()
     loader = StatefulDataLoader(Indices(), batch_size=4, shuffle=True, **run.options())
     first, skipped = run.saved.get("epoch", 0), run.saved.get("step", 0)
@@ -240,7 +240,7 @@ def transformers_skipping(run: Training) -> None:
 
 
 class Fetcher:
-    """Lightning's: knows the last batch by the loader's length, and never sees a StopIteration of its own epoch."""
+    """Lightning's fetcher, which knows the last batch by the loader's length, and never receives a StopIteration."""
 
     def __init__(self, loader: Any) -> None:
         self.loader, self.length = loader, len(loader)
@@ -256,7 +256,7 @@ class Fetcher:
 
 
 def lightning(run: Training) -> None:
-    """A callback saves after a step and at an epoch's end; the number of steps says where the training is."""
+    """A callback saves after a step and at an epoch's end. The number of steps determines the position."""
     seed_everything()
     loader = StatefulDataLoader(Samples(), batch_size=4, shuffle=True, **run.options())
     fetcher = Fetcher(loader)
@@ -272,7 +272,7 @@ def lightning(run: Training) -> None:
             if run.stops(epoch, step) or (run.stops(epoch, -1) and step == len(loader)):
                 run.save(loader=loader.state_dict(), steps=steps)
                 return
-            if step == len(loader):  # also where the epoch began before the checkpoint
+            if step == len(loader):  # also if the epoch began before the checkpoint
                 break
 
 
@@ -280,7 +280,7 @@ def lightning(run: Training) -> None:
 
 
 class ParallelAware(StatefulDataLoader):  # type: ignore[type-arg]
-    """A loader whose state is kept by rank, as bytes, as torchtitan's is."""
+    """A loader whose state is stored by rank, as bytes, like torchtitan's."""
 
     def __init__(self, dataset: Any, rank: int, ranks: int, **options: Any) -> None:
         self.rank_key, self.ranks = f"dp_rank_{rank}", ranks
@@ -316,7 +316,7 @@ def torchtitan(run: Training) -> None:
 
 
 def dataset_states(state: dict[str, Any]) -> list[dict[str, Any]]:
-    """The dicts in a state that hold the dataset's state, by worker: public programs read and write there."""
+    """Returns the dicts in a state with the dataset's state, by worker, which public programs read and modify."""
     if "_snapshot" in state:
         workers = state["_snapshot"]["_worker_snapshots"]
         assert state["_snapshot"]["_main_snapshot"]["_num_workers"] == len(workers)
@@ -349,7 +349,7 @@ def nemo_rl(run: Training) -> None:
 
 
 class DynamicBatches:
-    """VeOmni's loader around a loader: packs items up to a number of tokens, and has what is left over in its state."""
+    """VeOmni's wrapper around a loader, which packs items up to a number of tokens, with leftovers in its state."""
 
     def __init__(self, loader: Any, limit: int) -> None:
         self.loader, self.limit, self.left = loader, limit, list[Any]()
@@ -366,7 +366,7 @@ class DynamicBatches:
 
 
 def veomni(run: Training) -> None:
-    """Takes the datasets' states out, shares them over the ranks, and puts them back when it continues."""
+    """Extracts the datasets' states, distributes them among the ranks, and restores them on a resume."""
     seed_everything()
     loader = StatefulDataLoader(Stream(), batch_size=None, **run.options())
     batches = DynamicBatches(loader, 3)
@@ -409,7 +409,7 @@ def train(trainer: str, **options: Any) -> list[Any]:
 
 
 def resharded(workers: int, ahead: int) -> list[Any]:
-    """The batches after a state of three batches whose dataset states were moved ahead by this many items."""
+    """Returns the batches after a state of three batches whose dataset states were advanced by `ahead` items."""
 
     def loader() -> Any:
         options = {"multiprocessing_context": "fork"} if workers else {}

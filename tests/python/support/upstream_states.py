@@ -1,9 +1,9 @@
-"""Saves states by upstream's StatefulDataLoader, and what comes after each: run it where torchdata 0.11.0 is installed.
+"""Saves states of upstream's StatefulDataLoader, and what follows each: run it in an environment with torchdata 0.11.0.
 
     python support/upstream_states.py data/upstream_states.pt
 
-The file is read by `test_stateful_upstream.py`, which takes the datasets and the loaders' options from here. It holds
-what `torch.load(weights_only=True)` reads.
+`test_stateful_upstream.py` reads the file, and uses the datasets and loader options of this module. The file can be
+read by `torch.load(weights_only=True)`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 
 class Numbers(Dataset[int]):
-    """Samples by index."""
+    """A map-style dataset."""
 
     def __len__(self) -> int:
         return 21
@@ -29,7 +29,7 @@ class Numbers(Dataset[int]):
 
 
 class Counted:
-    """Its samples tell how many this worker has read."""
+    """A dataset whose samples contain how many this worker has read."""
 
     reads = 0
 
@@ -45,11 +45,11 @@ class Counted:
 
 
 class CountedNumbers(Counted, Numbers):
-    """Numbers whose state is each worker's own."""
+    """A dataset with a separate state in each worker."""
 
 
 def share() -> range:
-    """A worker's part of a stream."""
+    """Returns a worker's part of a stream."""
     info = get_worker_info()
     return range(19) if info is None else range(info.id, 19 - 4 * info.id, info.num_workers)
 
@@ -62,7 +62,7 @@ class Stream(IterableDataset[int]):
 
 
 class StatefulStream(Stream):
-    """A stream that knows its place."""
+    """A stream with a state."""
 
     done = 0
 
@@ -80,7 +80,7 @@ class StatefulStream(Stream):
 
 
 class Walk:
-    """An iterator that knows its place."""
+    """An iterator with a state."""
 
     def __init__(self) -> None:
         self.done = 0
@@ -132,7 +132,7 @@ CASES = [
 
 
 def loader_of(dataset: str, options: str, workers: int) -> Any:
-    """The loader of a case, of whichever torchdata is installed."""
+    """Returns the loader for a case, with the installed torchdata."""
     from torchdata.stateful_dataloader import StatefulDataLoader
     from torchdata.stateful_dataloader.sampler import RandomSampler, StatefulDistributedSampler
 
@@ -150,7 +150,7 @@ def loader_of(dataset: str, options: str, workers: int) -> Any:
 
 
 def plain(batch: Any) -> Any:
-    """The batch as lists of numbers."""
+    """Returns the batch as lists of numbers."""
     return batch.tolist() if isinstance(batch, torch.Tensor) else batch
 
 

@@ -26,27 +26,27 @@ class Ran:
     """The result of a run."""
 
     ok: bool
-    #: One line that says why not.
+    #: The reason for a failure, in one line.
     why: str
     output: str
     seconds: float
 
 
 def environment():
-    """The environment of a process that is to find the tests' modules and the package under test."""
+    """Returns the environment for a process that must find the tests' modules and the package under test."""
     package = Path(torchdata.__file__).resolve().parents[1]
     paths = [str(TESTS), str(package), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), STACKS: "1"}
 
 
 def show_stacks_on_demand():
-    """To be called where a program's functions are defined, so that its children call it, too."""
+    """Must be called where a program's functions are defined, so that its children also call it."""
     if os.environ.get(STACKS):
         faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 
 def run_module(arguments, limit):
-    """Runs `python -m` with the arguments, for `limit` seconds at most."""
+    """Runs `python -m` with the arguments, for at most `limit` seconds."""
     started = time.monotonic()
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(
@@ -54,7 +54,7 @@ def run_module(arguments, limit):
             stdout=output,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            start_new_session=True,  # so that all that it starts can be found by the session's number
+            start_new_session=True,  # so that everything that it starts can be found by the session id
             env=environment(),
         )
         try:
@@ -88,13 +88,15 @@ def session_of(pid):
 
 
 def session(number):
-    """Live processes of a session; children that lost their parent are still in it."""
+    """Returns the running processes of a session, including children that lost their parent."""
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     return [pid for pid in pids if session_of(pid) == number and not is_gone(pid)]
 
 
 def survivors_of(number, seconds=5.0):
-    """The processes that are left of a session, after a while: main has ended, so the others are about to."""
+    """Returns the processes of a session that remain after a while. The main process has exited, so the others should
+    exit.
+    """
     deadline = time.monotonic() + seconds
     while (left := session(number)) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -102,14 +104,14 @@ def survivors_of(number, seconds=5.0):
 
 
 def show_stacks(main, output):
-    """Has every process print where it is, in the order in which they were started."""
+    """Makes every process print its stacks, in the order in which they were started."""
     for pid in sorted([main, *descendants(main)]):
         if _catches(pid, signal.SIGUSR1):
             output.seek(0, os.SEEK_END)
             output.write(f"-- process {pid}{', main' * (pid == main)}\n")
             output.flush()
             os.kill(pid, signal.SIGUSR1)
-            time.sleep(0.3)  # stacks of several processes in one file would run into each other
+            time.sleep(0.3)  # stacks of several processes would be mixed in the file
 
 
 def _catches(pid, number):
@@ -121,7 +123,7 @@ def _catches(pid, number):
 
 
 def end_session(process):
-    """Ends a process and all of its session."""
+    """Kills a process and its whole session."""
     number = process.pid
     for pid in session(number):
         with contextlib.suppress(ProcessLookupError):

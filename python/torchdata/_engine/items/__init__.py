@@ -1,1 +1,1 @@
-"""Items and exceptions on their way between processes: the Python half of the codec. Private."""
+"""Items and exceptions sent between processes: the Python half of the codec. Private."""

@@ -1,6 +1,6 @@
-"""The part of the item codec that needs Python: it pickles objects without an encoding.
+"""The part of the item codec that requires Python: pickles objects without an encoding.
 
-Role: called by the extension (rust/py/src/codec) for the slow cases. Runs in whichever process sends or receives.
+Role: called by the extension (rust/py/src/codec) for the slow cases. Runs in the sending or receiving process.
 """
 
 from __future__ import annotations
@@ -18,23 +18,24 @@ from torchdata.datapipes.datapipe import DataChunk
 
 __all__ = ["UNSENT", "DataChunk", "dumps_by", "has_own_reducer", "loads", "pickled_parts"]
 
-#: The attribute of an exception that says that it was raised while an item was pickled.
+#: The attribute of an exception which shows that it was raised while an item was pickled.
 UNSENT = "_torchdata_unsent"
 
 
-#: The first byte of a pickle that refers to tensors laid out after it. No other pickle begins with it.
+#: The first byte of a pickle that refers to tensors stored after it. No other pickle begins with it.
 _WITH_TENSORS = b"T"
 
-#: Where a pickler's table of reducers is put: it does not look at an attribute if its class has one of that name.
+#: The slot for a pickler's table of reducers. A pickler ignores the attribute if its class has one of the same name.
 _TABLE: Any = vars(pickle.Pickler)["dispatch_table"]
 
 _tables = Tables()
 
 
 def pickled_parts(obj: Any) -> tuple[bytes, list[memoryview], list[Span]]:
-    """Pickles `obj` with its large buffers out of band; what pickle cannot, cloudpickle does by value.
+    """Pickles `obj` with its large buffers out of band. cloudpickle pickles by value what plain pickle does not
+    support.
 
-    Returns the pickle, the buffers, and where the tensors in `obj` lie.
+    Returns the pickle, the buffers, and the memory ranges of the tensors in `obj`.
     """
     try:
         return dumps_by(pickle.Pickler, obj)
@@ -46,11 +47,11 @@ def pickled_parts(obj: Any) -> tuple[bytes, list[memoryview], list[Span]]:
         except Exception as error:
             attributes_of(error)[UNSENT] = True
             add_note(error, _why_unsendable(obj))
-            raise error from None  # the one by pickle says the same
+            raise error from None  # plain pickle raised the same error
 
 
 def _why_unsendable(obj: Any) -> str:
-    """A sentence that names what keeps an item from crossing to another process, and what to do."""
+    """Describes what prevents an item from being sent to another process, and the remedy."""
     remedy = "yield what can be pickled, and open files, locks and connections in the process that uses them"
     if inspect.isgenerator(obj):
         remedy = "a function that yields is for `.flatmap(fn)`, not for `.map(fn)`; or yield a list"
@@ -59,16 +60,16 @@ def _why_unsendable(obj: Any) -> str:
 
 
 def dumps_by(base: Any, obj: Any, least: int = 0) -> tuple[bytes, list[memoryview], list[Span]]:
-    """What `pickled_parts` returns, by one class of picklers.
+    """Returns the result of `pickled_parts` for one class of picklers.
 
     Args:
         base: the class.
-        obj: what is pickled.
-        least: buffers of fewer bytes stay in the pickle, apart from those of tensors.
+        obj: the object to pickle.
+        least: buffers of fewer bytes stay in the pickle, except those of tensors.
     """
     try:
         return _dumps(base, obj, least)
-    except BufferError:  # a buffer that is not contiguous cannot travel as it is
+    except BufferError:  # a buffer that is not contiguous cannot be sent unchanged
         return _dumps(base, obj, None)
 
 
@@ -100,7 +101,7 @@ def _dumps(base: Any, obj: Any, least: int | None) -> tuple[bytes, list[memoryvi
 
 
 def loads(pickled: bytes | memoryview, buffers: list[Any]) -> Any:
-    """The counterpart of `pickled_parts`."""
+    """Unpickles the result of `pickled_parts`."""
     if memoryview(pickled)[:1] != _WITH_TENSORS:
         return pickle.loads(pickled, buffers=buffers)
     file = io.BytesIO(pickled)

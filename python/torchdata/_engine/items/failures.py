@@ -1,11 +1,11 @@
-"""Exceptions across processes: own type, original traceback, and which process raised them.
+"""Exceptions across processes: preserves their type, the original traceback, and the process that raised them.
 
-Role: a child describes an exception (`describe`), main raises it again (`reraise`). The description pickles whatever
-the exception is made of.
+Role: a child describes an exception (`describe`), and the main process raises it again (`reraise`). The description can
+be pickled for any exception.
 
-Exceptions that the interpreter obeys rather than reports (`SystemExit`, `StopIteration`, `KeyboardInterrupt`) are meant
-for the process that they are raised in. Main would end by a worker's `sys.exit()`, silently, and take a worker's
-`StopIteration` for the end of the data. So these arrive as a `RuntimeError` that was caused by them.
+Exceptions that the interpreter acts on (`SystemExit`, `StopIteration`, `KeyboardInterrupt`) are meant for the process
+in which they were raised. A worker's `sys.exit()` would silently end the main process, and a worker's `StopIteration`
+would be mistaken for the end of the data. Such exceptions are therefore raised as a `RuntimeError` that they caused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["describe", "reraise"]
 
 
 class _VerbatimKey(str):
-    """A message that a KeyError shows as it is: KeyError prints the repr of its argument."""
+    """A message that a KeyError shows unchanged. KeyError prints the repr of its argument."""
 
     __slots__ = ()
 
@@ -31,20 +31,20 @@ class _VerbatimKey(str):
 
 
 def describe(error: BaseException, where: str) -> tuple[Any, ...]:
-    """The description by which `reraise` raises `error` in another process. `where` names this one.
+    """Describes `error` so that `reraise` can raise it in another process. `where` names this process.
 
-    A process that user code has forked inside a child ends here: it has nothing to tell in the child's name.
+    A process that user code has forked inside a child ends here, because it must not report in the child's name.
     """
     leave(error)
     name, notes, raised_in = type(error).__name__, notes_of(error), came_from(error)
-    if raised_in is not None:  # it came from another process already: pass it on as it is
+    if raised_in is not None:  # it comes from another process, and is passed on unchanged
         return ("again", name, forms_of(error), text_of(error) or name, notes, raised_in)
     text = _formatted(error)
     return ("first", name, forms_of(error), text, notes, where)
 
 
 def _formatted(error: BaseException) -> str:
-    """The traceback, with those of causes, and what the exception says of itself; no notes, which go along apart."""
+    """Returns the traceback, including causes, and the exception's text, without notes, which are sent separately."""
     make_printable(error)
     try:
         return _by_traceback(error)
@@ -55,7 +55,7 @@ def _formatted(error: BaseException) -> str:
             warnings.simplefilter("ignore")
             try:
                 return _by_traceback(error)
-            except Warning as warning:  # of an attribute that its class computes
+            except Warning as warning:  # from an attribute that its class computes
                 return f"{type(error).__name__} (its traceback cannot be shown: {type(warning).__name__})\n"
 
 
@@ -67,14 +67,14 @@ def _by_traceback(error: BaseException) -> str:
         return "".join(lines.format())
     except Warning:
         raise
-    except Exception:  # of an attribute that its class computes
+    except Exception:  # from an attribute that its class computes
         name, text = type(error).__name__, text_of(error)
         head = "Traceback (most recent call last):\n" if error.__traceback__ else ""
         return f"{head}{''.join(traceback.format_tb(error.__traceback__))}{name}: {text}\n"
 
 
 def reraise(description: tuple[Any, ...]) -> NoReturn:
-    """Raises the described exception, with its own type wherever that can be had in this process."""
+    """Raises the described exception, with its own type if that is possible in this process."""
     what: str
     name: str
     forms: list[Form]
@@ -87,7 +87,7 @@ def reraise(description: tuple[Any, ...]) -> NoReturn:
     remember(error, where)
     make_printable(error)
     for note in notes:
-        if note not in notes_of(error):  # an exception that was pickled may have brought them
+        if note not in notes_of(error):  # a pickled exception may have included them
             add_note(error, note)
     if what == "first":
         _tell(error, f"Caught {name} in {where}.\nOriginal {text}".rstrip())
@@ -95,7 +95,7 @@ def reraise(description: tuple[Any, ...]) -> NoReturn:
 
 
 def _steers(error: BaseException) -> bool:
-    """Whether the interpreter, or a loop, would act on the exception instead of reporting it."""
+    """Returns whether the interpreter, or a loop, would act on the exception instead of reporting it."""
     return not isinstance(error, Exception) or isinstance(error, (StopIteration, StopAsyncIteration))
 
 
@@ -107,7 +107,7 @@ def _as_error(error: BaseException, text: str, where: str) -> RuntimeError:
     return wrapped
 
 
-#: Advice for an exception that a pipeline must not raise, by the name of the exception.
+#: Advice for an exception that a pipeline must not raise, by the exception's name.
 _ADVICE = {
     "SystemExit": "a function of the pipeline called sys.exit(), which cannot end the program from there; raise an "
     "Exception to report an error, and leave the loop over the loader to end it",
@@ -116,7 +116,7 @@ _ADVICE = {
 
 
 def _tell(error: BaseException, message: str) -> None:
-    """Puts `message` where the exception's own text shows it, else into a note."""
+    """Adds `message` to the exception's own text if possible, otherwise as a note."""
     arguments, shown = error.args, text_of(error)
     if not arguments or (len(arguments) == 1 and shown in (_safely(str, arguments[0]), _safely(repr, arguments[0]))):
         told = _VerbatimKey(message) if isinstance(error, KeyError) else message

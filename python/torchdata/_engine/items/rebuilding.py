@@ -1,15 +1,16 @@
-"""Taking an exception apart so that another process can put it together, whatever its class makes of that.
+"""Takes an exception apart so that another process can rebuild it, regardless of how its class is implemented.
 
-Role: a child lists the forms in which an exception may arrive (`forms_of`), the best first; main takes the first one
-that it can have (`rebuilt`). Pickle alone does not do: it calls the class with the arguments that the exception has
-noted. A class with another constructor fails then, or gives an exception that says something else. So the child puts
-each form together itself, and compares the type, what `str` and `repr` say, and the attributes. The forms are
+Role: a child lists the forms in which an exception may be sent (`forms_of`), best form first, and the main process uses
+the first form that works there (`rebuilt`). Pickle alone is not sufficient: it calls the class with the arguments that
+the exception has stored. A class with another constructor then fails, or creates an exception with another message. The
+child therefore rebuilds each form itself, and compares the type, the results of `str` and `repr`, and the attributes.
+The forms are
 
 - "pickle": the exception's own pickle;
-- "parts": its class, arguments and attributes one by one, put together without its constructor. An attribute that does
-  not pickle, or is large, is left out, and a note says so;
+- "parts": its class, arguments and attributes, rebuilt without its constructor. An attribute that cannot be pickled, or
+  is large, is left out, and a note reports this;
 - "group": the same for a group, with a list of forms for each of its members;
-- "text": its class with the text alone; after that each of its bases.
+- "text": its class with only the text, followed by the same for each of its base classes.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from torchdata._reporting import add_note, attributes_of
 
 __all__ = ["Form", "forms_of", "rebuilt", "text_of"]
 
-#: One way to have an exception: its kind, and what it is put together of.
+#: One form of an exception: its kind, and its parts.
 Form = tuple[str, Any]
 
-#: Most bytes of an exception's pickle, and of its attributes together.
+#: Maximum size in bytes of an exception's pickle, and of its attributes together.
 _LARGEST = 1 << 20
-#: How deep groups are looked into.
+#: Maximum depth of nested groups.
 _DEEPEST = 8
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
-#: Values that are compared as such: what `==` does with others, nobody knows.
+#: Types of values that are compared with `==`. For other types, the result of `==` is unknown.
 _PLAIN = (str, bytes, int, float, bool, type(None))
 
 
@@ -46,11 +47,11 @@ def text_of(error: BaseException) -> str | None:
 
 
 def forms_of(error: BaseException, depth: int = 0) -> list[Form]:
-    """The best form that gives this exception where it is put together here, and behind it those that give less of it.
+    """Returns the best form from which this process can rebuild the exception, followed by less complete forms.
 
     Args:
         error: the exception.
-        depth: how many groups it is in.
+        depth: the number of enclosing groups.
     """
     forms: list[Form] = []
     try:
@@ -61,13 +62,13 @@ def forms_of(error: BaseException, depth: int = 0) -> list[Form]:
             if _is_like(again, error, form):
                 forms.append(form)
             _let_go(again)
-    except Exception:  # of a class with which nothing can be done
+    except Exception:  # a class whose instances cannot be used at all
         pass
     return forms
 
 
 def rebuilt(forms: list[Form]) -> BaseException | None:
-    """The exception, by the first form that this process can have; None if there is none."""
+    """Returns the exception from the first form that works in this process; None if none works."""
     return next((error for error in map(_put_together, forms) if error is not None), None)
 
 
@@ -75,7 +76,7 @@ def rebuilt(forms: list[Form]) -> BaseException | None:
 
 
 def _forms(error: BaseException, depth: int) -> Iterator[tuple[Form, bool]]:
-    """All forms, the best first, and whether each tells all of the exception."""
+    """Yields all forms, best form first, and whether each is complete."""
     classes = [cls for cls in type(error).__mro__ if issubclass(cls, BaseException)]
     if isinstance(error, BaseExceptionGroup):
         if depth < _DEEPEST:
@@ -94,7 +95,7 @@ def _forms(error: BaseException, depth: int) -> Iterator[tuple[Form, bool]]:
         arguments = [_pickled(text)]
     yield ("parts", (_pickled_class(classes[0]), arguments, attributes, left_out)), True
     for cls in classes[: classes.index(BaseException)]:
-        if cls is not Exception:  # the RuntimeError that main makes tells as much
+        if cls is not Exception:  # the RuntimeError that the main process creates contains as much
             yield ("text", (_pickled_class(cls), text)), False
 
 
@@ -103,18 +104,18 @@ def _in_words(error: BaseException) -> str:
 
 
 class _TooLarge(Exception):
-    """A pickle has more bytes than are to be sent."""
+    """A pickle is larger than the limit."""
 
 
 class _Limited:
-    """A file that takes so many bytes, and no more."""
+    """A file with a maximum size."""
 
     def __init__(self, room: int) -> None:
         self.content = bytearray()
         self._room = room
 
     def write(self, piece: Any) -> int:
-        """Takes a piece of the pickle."""
+        """Stores a piece of the pickle."""
         size = memoryview(piece).nbytes
         if len(self.content) + size > self._room:
             raise _TooLarge
@@ -123,7 +124,7 @@ class _Limited:
 
 
 def _pickled(value: object, room: int = _LARGEST) -> bytes | None:
-    """The pickle of a value, if it can be loaded; None if it cannot, or has more bytes than there is room for."""
+    """Returns the pickle of a value if it can be loaded; None if it cannot, or if it is larger than `room`."""
     file = _Limited(room)
     try:
         pickle.Pickler(file, protocol=5).dump(value)
@@ -134,7 +135,7 @@ def _pickled(value: object, room: int = _LARGEST) -> bytes | None:
 
 
 def _let_go(tried: object) -> None:
-    """Closes what a copy that was a trial would clean up when it is dropped, and warn of: the file of an HTTPError."""
+    """Closes resources of a trial copy that would warn when it is dropped, such as the file of an HTTPError."""
     if isinstance(tried, BaseException):
         members = tried.exceptions if isinstance(tried, BaseExceptionGroup) else ()
         for one in (*members, *attributes_of(tried).values()):
@@ -159,7 +160,7 @@ def _pickled_class(cls: type[BaseException]) -> bytes | None:
 
 
 def _pickled_attributes(error: BaseException) -> tuple[dict[str, bytes], list[str]]:
-    """The attributes, and the names of those that are left out."""
+    """Returns the attributes, and the names of those that are left out."""
     pickled, left_out, room = {}, [], _LARGEST
     for name, value in _attributes(error).items():
         content = _pickled(value, room)
@@ -169,24 +170,24 @@ def _pickled_attributes(error: BaseException) -> tuple[dict[str, bytes], list[st
             pickled[name] = content
             room -= len(content)
     for name, value in _members(error, of_builtins=True).items():
-        if value is not None and isinstance(value, _PLAIN):  # an OSError shows a second file that is None
+        if value is not None and isinstance(value, _PLAIN):  # an OSError displays a second file that is None
             pickled[name] = pickle.dumps(value)
     return pickled, left_out
 
 
 def _attributes(error: BaseException) -> dict[str, Any]:
-    """The attributes of an exception, with those in slots."""
+    """Returns the attributes of an exception, including those in slots."""
     return {**attributes_of(error), **_members(error, of_builtins=False)}
 
 
 def _members(error: BaseException, of_builtins: bool) -> dict[str, Any]:
-    """The values in slots: in those of Python's own exceptions (the `filename` of an OSError), or in all others."""
+    """Returns the values in slots: those of Python's own exceptions (the `filename` of an OSError), or all others."""
     found: dict[str, Any] = {}
     for cls in type(error).__mro__:
         if cls not in (BaseException, object) and (cls.__module__ == "builtins") is of_builtins:
             for name, member in vars(cls).items():
                 if isinstance(member, MemberDescriptorType):
-                    with contextlib.suppress(AttributeError):  # it is empty
+                    with contextlib.suppress(AttributeError):  # the slot is empty
                         found.setdefault(name, member.__get__(error))
     return found
 
@@ -195,7 +196,7 @@ def _members(error: BaseException, of_builtins: bool) -> dict[str, Any]:
 
 
 def _put_together(form: Form) -> BaseException | None:
-    """The exception in this form; None if this process cannot have it."""
+    """Rebuilds the exception from this form; returns None if this is not possible in this process."""
     try:
         error = _MAKERS[form[0]](form[1])
     except Exception:
@@ -204,7 +205,7 @@ def _put_together(form: Form) -> BaseException | None:
 
 
 def _new(cls: type[BaseException], arguments: tuple[Any, ...]) -> BaseException:
-    """An exception of that class. No code of the class is run, as nobody knows what that wants."""
+    """Creates an exception of this class without running code of the class, whose requirements are unknown."""
     builtin: Any = next(base for base in cls.__mro__ if base.__module__ == "builtins")
     error: BaseException = builtin.__new__(cls, *arguments)
     BaseException.args.__set__(error, arguments)  # type: ignore[attr-defined]
@@ -236,12 +237,12 @@ _MAKERS: dict[str, Callable[[Any], Any]] = {
 
 
 def _with(error: BaseException, attributes: dict[str, bytes], left_out: list[str]) -> BaseException:
-    """The exception with these attributes, and a note that names those which it lacks."""
+    """Sets these attributes of the exception, and adds a note that names missing ones."""
     for name, pickled in attributes.items():
         value = pickle.loads(pickled)
         member = next((vars(cls)[name] for cls in type(error).__mro__ if name in vars(cls)), None)
         if isinstance(member, MemberDescriptorType):
-            with contextlib.suppress(AttributeError):  # it is read-only, as the message of a group
+            with contextlib.suppress(AttributeError):  # read-only, like the message of a group
                 member.__set__(error, value)
         else:
             attributes_of(error)[name] = value
@@ -259,7 +260,7 @@ def _with(error: BaseException, attributes: dict[str, bytes], left_out: list[str
 
 
 def _is_like(again: BaseException | None, error: BaseException, form: Form) -> bool:
-    """Whether an exception that was put together says what the original says, as far as its form can."""
+    """Returns whether a rebuilt exception has the same contents as the original, as far as its form can."""
     kind, content = form
     if again is None or text_of(again) not in _texts(error, kind):
         return False
@@ -275,7 +276,7 @@ def _is_like(again: BaseException | None, error: BaseException, form: Form) -> b
 
 def _texts(error: BaseException, kind: str) -> tuple[str | None, ...]:
     text = text_of(error)
-    if kind == "text":  # a KeyError shows what `repr` says of its text; no text is no message
+    if kind == "text":  # a KeyError displays the `repr` of its text; an empty text is not a message
         return () if text is None else (text, repr(text))
     return (text,)
 

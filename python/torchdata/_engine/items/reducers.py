@@ -1,7 +1,8 @@
-"""How objects of a type are pickled: users' ways first, then ours for tensors and arrays, else their own.
+"""Determines how objects of a type are pickled: user-defined reducers first, then ours for tensors and arrays, else the
+default.
 
-Role: used by the codec (codec.py) for each item that is pickled, and asked by the extension which types users pickle in
-a way of their own.
+Role: used by the codec (codec.py) for each pickled item. The extension also asks it for which types users have
+registered reducers.
 """
 
 from __future__ import annotations
@@ -20,17 +21,18 @@ from torchdata._engine.items.tensors import Departing
 
 __all__ = ["Tables", "has_own_reducer", "program_table"]
 
-#: The function that a pickler calls for an object of a type.
+#: A function that a pickler calls for an object of a type.
 Reducer = Callable[[Any], Any]
 
-#: The default of a pickler, for a type without an entry in its table, as such an entry: it runs no Python frame.
+#: The default of a pickler as a table entry, for a type without an entry. It runs no Python frame.
 _ITS_OWN_WAY: Reducer = operator.methodcaller("__reduce_ex__", 5)
 
 
 def _users_reducers() -> dict[type, Reducer]:
-    """The reducers that users registered with the pickler of multiprocessing, which torch.multiprocessing uses, too.
+    """Returns the reducers that users registered with the pickler of multiprocessing, which torch.multiprocessing also
+    uses.
 
-    Reducers that the two registered themselves are left out: they send descriptors and handles by other ways.
+    Reducers that these two libraries registered are left out, because they send descriptors and handles differently.
     """
     reduction = sys.modules.get("multiprocessing.reduction")
     if reduction is None:
@@ -45,24 +47,24 @@ def _users_reducers() -> dict[type, Reducer]:
 
 
 def has_own_reducer(cls: type) -> bool:
-    """Whether users said how objects of exactly this type are to be pickled."""
+    """Returns whether users have registered a reducer for exactly this type."""
     return cls in copyreg.dispatch_table or cls in _users_reducers()
 
 
 class Reducers(dict[type, Reducer]):
-    """A pickler's table: the reducer of each exact type, found when an object of the type is met for the first time.
+    """A pickler's table: the reducer of each exact type, determined when an object of the type is first pickled.
 
-    A pickler asks its table for every object. A table that lacks the type, or a method that the pickler calls instead
-    (`reducer_override`), costs more than pickling a small object does.
+    A pickler looks up every object in its table. A missing entry, or a method that the pickler calls instead
+    (`reducer_override`), costs more than pickling a small object.
     """
 
     def __init__(self, base: Any, users: dict[type, Reducer]) -> None:
         super().__init__(users)
-        #: Where classes of picklers, and users by `copyreg`, say how they want types pickled.
+        #: The registries of reducers: those of pickler classes, and `copyreg`.
         self.base = base
-        #: Which registrations of users' it knows, if it may be used again.
+        #: The user registrations that it contains, if it may be reused.
         self.made_for: object = None
-        #: The tensors of what is being pickled.
+        #: The tensors of the object that is being pickled.
         self.tensors = Departing()
 
     def __missing__(self, cls: type) -> Reducer:
@@ -73,31 +75,32 @@ class Reducers(dict[type, Reducer]):
             reduce = _reduce_array
         if reduce is None:
             if issubclass(cls, type):
-                raise KeyError(cls)  # classes go by their names, which is the pickler's own business
+                raise KeyError(cls)  # classes are pickled by name, by the pickler itself
             reduce = _ITS_OWN_WAY
         self[cls] = reduce
         return reduce
 
 
 class Tables:
-    """Tables that are used from item to item; each by one pickler at a time, of any thread.
+    """Tables that are reused between items, each by one pickler at a time in any thread.
 
-    They are made anew when a type is registered with `copyreg`, and when a module is imported. The pickler of
-    multiprocessing shows a copy of its registrations, which takes too long to make for each item; so one of a type that
-    was met before counts from the next import on.
+    They are rebuilt when a type is registered with `copyreg`, and when a module is imported. The pickler of
+    multiprocessing returns a copy of its registrations, which is too slow for each item. A registration for a known
+    type therefore takes effect at the next import.
     """
 
-    #: A table of more types is not used again: it would keep them, and users may make new ones all the time.
+    #: A table with more types is not reused, because it would keep the types alive, and users may create types
+    #: repeatedly.
     _MOST_TYPES = 500
 
     def __init__(self) -> None:
         self._free: list[Reducers] = []
-        #: What was registered, and how many modules there were, when the tables were made.
+        #: The registrations, and the number of modules, when the tables were created.
         self._seen: tuple[dict[type, Any], int] = ({}, 0)
 
     def take(self, pickling: Any) -> Reducers:
-        """A table for a pickler that is used once."""
-        if type(pickling) is not pickle.Pickler:  # a class that may have reducers of its own
+        """Returns a table for a pickler that is used once."""
+        if type(pickling) is not pickle.Pickler:  # a class that may have its own reducers
             return Reducers(pickling.dispatch_table, _users_reducers())
         if self._seen != (copyreg.dispatch_table, len(sys.modules)):
             self._seen = dict(copyreg.dispatch_table), len(sys.modules)
@@ -110,7 +113,7 @@ class Tables:
             return table
 
     def give_back(self, table: Reducers) -> None:
-        """The pickler of the table has done its work."""
+        """Returns the table after the pickler has finished."""
         if table.made_for is self._seen and len(table) <= self._MOST_TYPES:
             self._free.append(table)
 
@@ -125,7 +128,7 @@ def program_table(pickling: Any) -> Reducers:
 
 
 def _reduce_array(array: Any) -> Any:
-    """Arrays that NumPy would put into the pickle, element by element, as such that go next to it."""
+    """Stores arrays out of band that NumPy would put into the pickle element by element."""
     copy = _native.contiguous_copy(array)
     if copy is not None:
         array = copy

@@ -1,2 +1,3 @@
-"""Child processes, whatever they run: how they start, what they leave to the main process, and how they end.
-Private."""
+"""Child processes, independent of their programs: how they start, what they inherit from the main process, and how they
+end. Private.
+"""

@@ -1,12 +1,12 @@
-"""What a child gets across a process boundary, whatever the start method: its name, shared memory, the pipe graph.
+"""Data that a child receives across a process boundary with any start method: its name, shared memory, the pipe graph.
 
-Role: under fork a child inherits everything; under spawn and forkserver descriptors travel by multiprocessing's own
-passing, and the graph as one pickle in anonymous shared memory, made once for all children. To a child that another
-process forks they travel in a `Parcel`.
+Role: with fork, a child inherits everything. With spawn and forkserver, multiprocessing passes the descriptors, and the
+graph is a single pickle in anonymous shared memory, created once for all children. A child that another process forks
+receives a `Parcel`.
 
-Under spawn and forkserver a child imports the program's main module before any code of this package runs in it, which
-may take long. multiprocessing sends the name of its process ahead of everything else, so the name brings along what
-must not wait (`ChildName`): the child watches main, and searches no cycles.
+With spawn and forkserver, a child imports the program's main module before any code of this package runs, which may
+take long. multiprocessing sends the name of the process before everything else, so the name contains the urgent work
+(`ChildName`): the child monitors the main process, and delays garbage collection.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ __all__ = [
     "why_unpicklable",
 ]
 
-# -- the first acts of a child that inherits nothing -------------------------------------------------------------------
+# -- the first actions of a child that inherits nothing ----------------------------------------------------------------
 
-#: What the names of child processes begin with.
+#: The prefix of the names of child processes.
 PREFIX = "torchdata "
 
-#: New objects that make a child search for cycles while it starts: three times what importing torch makes.
+#: New objects after which garbage collection runs while a child starts: three times as many as torch's import creates.
 EARLY_THRESHOLD = 1_000_000
-#: The thread that watches main until the engine's own does. It carries the event that ends it.
+#: The thread that monitors the main process until the engine's own thread does. It has the event that ends it.
 _WATCHER = "torchdata-early-watch"
-#: Ends the child within a tenth of a second after main; if nothing else tells, after its parent. If there is no
-#: room for a thread, the child learns of main's end after its imports, as it does of the missing room.
+#: Ends the child within a tenth of a second after the main process, or if necessary after its parent. If no thread can
+#: be started, the child notices the end of the main process after its imports, as it notices the lack of threads.
 _WATCH = f"""
 import os, select, threading
 
@@ -90,7 +90,7 @@ except RuntimeError:
 
 #: The folder in which the program was started.
 _ORIGINAL_FOLDER: str = getattr(process, "ORIGINAL_DIR", None) or ""
-#: Prevents the import of a main module without a file: multiprocessing skips the import if the path is already set.
+#: Prevents importing a main module without a file, because multiprocessing skips the import if the path is already set.
 _LEAVE_MAIN_OUT = "import sys; sys.modules['__main__'].__file__ = path"
 
 
@@ -103,28 +103,29 @@ def main_without_file() -> str | None:
     file = getattr(main, "__file__", None)
     if getattr(main, "__spec__", None) is not None or file is None:
         return None
-    path = os.path.normpath(os.path.join(_ORIGINAL_FOLDER, file))  # as multiprocessing does
+    path = os.path.normpath(os.path.join(_ORIGINAL_FOLDER, file))  # the same as multiprocessing does
     return None if os.path.isfile(path) else path
 
 
 class ChildName(str):
-    """The name of a child's process, which does the work that must not wait when it is unpickled in the child.
+    """The name of a child's process, which performs urgent work when it is unpickled in the child.
 
-    It is unpickled before the child imports the main module, and with it the imports of the user's program. It uses the
-    standard library alone, as the child may not be able to import this package yet. Anywhere else it is pickled as the
-    string that it is.
+    It is unpickled before the child imports the main module, and therefore before the imports of the user's program. It
+    uses only the standard library, because the child may not be able to import this package yet. In other contexts, it
+    is pickled as an ordinary string.
 
-    The child is made to end with main: one that imports for a minute would outlive main for as long. And its threshold
-    of collecting cyclic garbage is raised: if the program imports torch, starting two children by spawn takes 2.8 s
-    of their processors' time with that and 3.6 s without (medians of 4 alternating runs). A child of a program that has
-    no file does not import it.
+    It makes the child end together with the main process. Otherwise, a child that imports for a minute would outlive
+    the main process for that time. It also raises the threshold of cyclic garbage collection: if the program imports
+    torch, starting two children by spawn takes 2.8 s of processor time with this and 3.6 s without it (medians of 4
+    alternating runs). A child of a program without a file does not import it.
     """
 
     __slots__ = ()
 
     def __reduce__(self) -> Any:
         start: Any = get_spawning_popen()
-        # On its way elsewhere, in a log record perhaps; or with the process object, behind the program's import.
+        # Pickled for another purpose, such as a log record, or together with the process object, after the program's
+        # import.
         if start is None or getattr(start, "_was_told", False):
             return str, (str(self),)
         start._was_told = True
@@ -135,7 +136,7 @@ class ChildName(str):
 
 
 class _Call:
-    """A call that is done where this is unpickled."""
+    """A function call that is executed on unpickling."""
 
     def __init__(self, function: Callable[..., object], *arguments: object) -> None:
         self.call = function, arguments
@@ -145,26 +146,26 @@ class _Call:
 
 
 def end_early_watch() -> None:
-    """Ends the thread that has watched main, so that there is room for the engine's own."""
+    """Ends the thread that has monitored the main process, to make room for the engine's own thread."""
     for thread in threading.enumerate():
         if thread.name == _WATCHER:
             thread.over.set()  # type: ignore[attr-defined]
             thread.join()
-            for _ in range(100):  # the system counts it a moment longer
+            for _ in range(100):  # the system still counts it for a moment
                 if not os.path.exists(f"/proc/self/task/{thread.native_id}"):
                     break
                 time.sleep(0.001)
 
 
-# -- what it works with -----------------------------------------------------------------------------------------------
+# -- the data ---------------------------------------------------------------------------------------------------------
 
 SharedT = TypeVar("SharedT", Link, BellBoard, StatsBoard)
 
 #: The message of `pickle` for a function that it does not find in the program.
 _MISSING_IN_MAIN = re.compile(r"attribute '([^']+)' on <module '__(?:mp_)?main__'")
-#: The buffers of a `SharedPickle` begin at multiples of this many bytes.
+#: The buffers of a `SharedPickle` are aligned to this many bytes.
 _ALIGNMENT = 64
-#: The length of the list of places, at the end of a `SharedPickle`.
+#: The length of the list of offsets, at the end of a `SharedPickle`.
 _LENGTH = struct.Struct("<Q")
 #: A `SharedPickle` in memory can neither be written to nor change its size, once it is made.
 _SEALS = (
@@ -175,7 +176,7 @@ _warned = False
 
 
 class Handle(Generic[SharedT]):
-    """A link, or a board of bells or counters, on its way to a child."""
+    """A link, or a board of bells or counters, that is sent to a child."""
 
     def __init__(self, shared: SharedT) -> None:
         self.shared: SharedT = shared
@@ -189,7 +190,7 @@ def _attach(kind: type[SharedT], duplicate: Any) -> Handle[SharedT]:
 
 
 def warn_of_lacks() -> None:
-    """Says, once in a process, that its system is not whole and what that costs."""
+    """Warns once per process if its system lacks features, and names the consequences."""
     global _warned
     if system_lacks() and not _warned:
         _warned = True
@@ -203,7 +204,7 @@ def warn_of_lacks() -> None:
 
 
 class SharedPickle:
-    """A pickle in anonymous shared memory, which any number of children load.
+    """A pickle in anonymous shared memory, which any number of children can load.
 
     The buffers of arrays and tensors follow the pickle. Each child maps this memory privately: its arrays and tensors
     are views of the memory that all children share, and a page is copied when a child writes to it. Objects that share
@@ -222,7 +223,7 @@ class SharedPickle:
         else:
             with tempfile.TemporaryFile() as file:
                 self._owned = OwnedDescriptor(os.dup(file.fileno()))
-        # Written, not mapped: if there is no room that is an error rather than a SIGBUS.
+        # Written rather than mapped, so that a lack of room causes an error instead of a SIGBUS.
         with open(self._owned.fileno(), "wb", closefd=False) as file:
             places: list[tuple[int, int]] = []
             written: dict[tuple[int, int], tuple[int, int]] = {}
@@ -243,10 +244,10 @@ class SharedPickle:
             fcntl.fcntl(self._owned.fileno(), fcntl.F_ADD_SEALS, _SEALS)
 
     def load(self, loads: Callable[[memoryview, list[memoryview]], Any]) -> Any:
-        """Unpickles the content.
+        """Unpickles the contents.
 
         Args:
-            loads: makes an object of a pickle and its buffers.
+            loads: a function that creates an object from a pickle and its buffers.
         """
         whole = memoryview(mmap.mmap(self._owned.fileno(), 0, access=mmap.ACCESS_COPY))
         (length,) = _LENGTH.unpack(whole[-_LENGTH.size :])
@@ -265,17 +266,17 @@ class SharedPickle:
 
     @classmethod
     def adopt(cls, descriptor: int) -> SharedPickle:
-        """The one behind a descriptor, which it closes from now on."""
+        """Returns the pickle for a descriptor, which it owns from now on."""
         shared = cls.__new__(cls)
         shared._owned = OwnedDescriptor(descriptor)
         return shared
 
     def fileno(self) -> int:
-        """Its descriptor."""
+        """Returns its descriptor."""
         return self._owned.fileno()
 
     def close(self) -> None:
-        """Closes the descriptor; the memory goes with the last one. It is closed with the object, too."""
+        """Closes the descriptor. The memory is released with the last one. Deleting the object also closes it."""
         self._owned.close()
 
     def __reduce__(self) -> Any:
@@ -296,12 +297,13 @@ def _adopt(duplicate: Any) -> SharedPickle:
 
 
 class Parcel:
-    """Contents on their way to a child that another process forks: pickled, and the descriptors in them.
+    """Contents for a child that another process forks: pickled, with the descriptors that they contain.
 
-    multiprocessing takes it for what starts a process, and has it pass descriptors, locks and queues on.
+    multiprocessing treats it like the object that starts a process, and passes descriptors, locks and queues through
+    it.
 
     Args:
-        contents: what is pickled, each for itself.
+        contents: the objects, each of which is pickled separately.
     """
 
     def __init__(self, *contents: Any) -> None:
@@ -314,40 +316,40 @@ class Parcel:
         self._shared = SharedPickle(pickle.dumps(pickled))
 
     def duplicate_for_child(self, descriptor: int) -> int:
-        """Takes a descriptor along; multiprocessing calls it."""
+        """Adds a descriptor; called by multiprocessing."""
         self._descriptors.append(descriptor)
         return len(self._descriptors) - 1
 
     def DupFd(self, index: int) -> Any:
-        """What stands for a descriptor in the pickle; multiprocessing calls it."""
+        """Returns the replacement for a descriptor in the pickle; called by multiprocessing."""
         return _Received(index)
 
     def descriptors(self) -> list[int]:
-        """What is to be passed to the child, for `unpack`."""
+        """Returns the descriptors to pass to the child, for `unpack`."""
         return [*self._descriptors, self._shared.fileno()]
 
     def close(self) -> None:
-        """Closes what is its own, once the child has it."""
+        """Closes its own descriptors after the child has received them."""
         self._shared.close()
 
 
-#: The descriptors that have come with a parcel.
+#: The descriptors that arrived with a parcel.
 _received: list[int] = []
 
 
 class _Received:
-    """A descriptor that comes with a parcel."""
+    """A descriptor that arrives with a parcel."""
 
     def __init__(self, index: int) -> None:
         self._index = index
 
     def detach(self) -> int:
-        """The descriptor in the process that has got it."""
+        """Returns the descriptor in the receiving process."""
         return _received[self._index]
 
 
 def unpack(descriptors: Sequence[int]) -> Iterator[Any]:
-    """The contents of a parcel, each of which is unpickled when it is asked for."""
+    """Yields the contents of a parcel, each of which is unpickled on demand."""
     *_received[:], shared = descriptors
     pickled = SharedPickle.adopt(shared)
     contents = pickled.load(lambda parcel, _: pickle.loads(parcel))
@@ -356,7 +358,7 @@ def unpack(descriptors: Sequence[int]) -> Iterator[Any]:
 
 
 def why_unpicklable(pipes: list[Any], start_method: str) -> str:
-    """A sentence that names the attribute that keeps the graph from being pickled, and what to do."""
+    """Names the attribute that prevents pickling the graph, and the remedy."""
     from torchdata._by_value import dumps
 
     remedy = (

@@ -1,6 +1,6 @@
-"""The words about a child that has ended when it should not have: what happened, and what to do.
+"""Messages about a child that exited unexpectedly: what happened, and the remedy.
 
-Role: pure text. Main words its `WorkerExitedError` here.
+Role: pure functions. The main process uses them for its `WorkerExitedError`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torchdata._threads import AFTER_FORK
 
 __all__ = ["CANNOT_WATCH", "DAMAGED", "NO_GUARD", "UNGUARDED", "exit_message", "how_it_died", "why_not_started"]
 
-#: Exit code of a child that cannot watch main: the system's name for its own errors.
+#: Exit code of a child that cannot monitor the main process: the system's code for operating system errors.
 CANNOT_WATCH = os.EX_OSERR
-#: Exit code of a child that was about to start children of its own while it imported the program.
+#: Exit code of a child that tried to start its own children while it imported the program.
 NO_GUARD = os.EX_CONFIG
-#: Exit code of a child that cannot read its commands, because something has overwritten the memory they are in.
+#: Exit code of a child that cannot read its commands, because their memory was overwritten.
 DAMAGED = os.EX_PROTOCOL
-#: The fault of a program without a guard, and the remedy.
+#: The error in a program without a guard, and the remedy.
 UNGUARDED = (
     "the program starts worker processes while it is imported, and each worker imports it (start methods 'spawn' and "
     "'forkserver', the default from Python 3.14 on): put what makes and reads the loader under "
@@ -45,7 +45,7 @@ _BY_SIGNAL = {
 
 
 class Exited(Protocol):
-    """The attributes of a child that has ended: `ChildProcess` has them."""
+    """The attributes of a child that has exited, which `ChildProcess` provides."""
 
     @property
     def called(self) -> str: ...
@@ -64,13 +64,13 @@ class Exited(Protocol):
 
 
 def exit_message(child: Exited) -> str:
-    """Tells what happened to a child, and what to do."""
+    """Describes what happened to a child, and the remedy."""
     how, advice = how_it_died(child)
     return f"{how}; {advice}. What it had sent was delivered as far as its turn had come."
 
 
 def how_it_died(child: Exited) -> tuple[str, str]:
-    """Tells what happened to a child; and what to do."""
+    """Returns what happened to a child, and the remedy."""
     code = child.exitcode
     if child.told is not None:
         how, advice = "died", child.told
@@ -129,7 +129,7 @@ def _why_unknown(child: Exited) -> str:
 
 
 def why_not_started(name: str, error: OSError) -> OSError:
-    """The error of a child that could not be started, with its name and what to do."""
+    """Returns the error for a child that could not be started, with its name and the remedy."""
     text = f"{name} could not be started: {error.strerror or error}"
     if error.errno in (errno.EAGAIN, errno.EMFILE, errno.ENFILE):
         text += f"; {_LIMITS}"

@@ -1,19 +1,19 @@
-"""Forking children that can use what other threads of main may have locked at that moment.
+"""Forks children so that locks which other threads of the main process may hold are usable in them.
 
-Role: a fork copies every lock as it is, and of the threads only the one that forks. A lock that another thread holds
-then is held in the child for ever. Python and the C library see to their own locks, but not to those of PyTorch's and
-NumPy's global generators, which are held without the GIL while something is drawn (a loader of another thread draws its
-seeds there), nor to those that `torch.manual_seed` takes for devices, nor to that of a module that a thread is
-importing. So a thread that forks a child of the engine waits right before until they are free. It keeps NumPy's and
-the devices', which can be kept from Python, until it has forked. That of PyTorch's generator is taken last, by the
-extension (`forking.rs`). The buffers of standard output and error have locks, too, and a thread that prints without a
-pause never leaves them free: the child makes its buffers anew.
+Role: a fork copies every lock in its current state, but only the thread that forks. A lock that another thread holds at
+that moment stays locked in the child forever. Python and the C library handle their own locks, but not the locks of
+PyTorch's and NumPy's global generators, which are held without the GIL while numbers are drawn (for example by a loader
+in another thread), nor the locks that `torch.manual_seed` takes for devices, nor that of a module that a thread is
+importing. A thread that forks a child of the engine therefore first waits until these locks are free. It holds NumPy's
+and the devices' locks, which Python can acquire, until it has forked. The extension acquires the lock of PyTorch's
+generator last (`forking.rs`). The buffers of standard output and error also have locks, and a thread that prints
+continuously never leaves them free, so the child recreates its buffers.
 
-One of the locks may still be taken in between. So a child takes each of them once, as its first step. The kernel ends
-one that cannot, and main forks another in its place before it goes on: nothing of the user's has run in it.
+A lock may still be taken in between. As its first step, a child therefore acquires each lock once. The kernel kills a
+child that cannot, and the main process forks another one before it continues. No user code has run in the killed child.
 
 From Python 3.12 on, `os.fork` warns if the process has threads. If warnings are errors, Python 3.15 raises the warning
-after the child was created, so the main process never learns the number of this child. Therefore the engine ignores the
+after the child was created, so the main process never learns the id of this child. The engine therefore ignores the
 warning while it forks.
 """
 
@@ -43,11 +43,13 @@ from torchdata._native import fork_waits_for
 
 __all__ = ["LOCKS", "ForkedChild", "fork_all", "fork_process"]
 
-#: Seconds that main waits for each lock that it keeps: a thread that has one for longer is found out by the child.
+#: Maximum number of seconds to wait for each lock that is held. If a thread holds a lock for longer, the child detects
+#: it.
 KEPT = 1.0
-#: By try, the seconds within which a child has to have taken the locks. A stopped or busy machine may take its time.
+#: For each attempt, the seconds in which a child must have acquired the locks. A stopped or busy machine may take
+#: longer.
 LIMITS = (0.2,) * 8 + (1.0,) * 4 + (5.0,) * 2
-#: Seconds that main waits for one that neither begins nor ends, as it is stopped. Others find out later.
+#: Seconds to wait for a child that neither begins nor ends because it is stopped. Other code detects it later.
 PATIENCE = 10.0
 
 
@@ -55,12 +57,13 @@ PATIENCE = 10.0
 
 
 def _take_imports() -> None:
-    for library in ("numpy", "torch"):  # a module of the user's may be the program, and be imported as long as it runs
+    # a user's module may be the running program, whose import lasts as long as it runs
+    for library in ("numpy", "torch"):
         loaded(library)
 
 
 def _renew_streams() -> None:
-    """Empties the buffers of a forked child's standard streams, which main writes, and gives them new locks."""
+    """Empties a forked child's standard stream buffers, which the main process writes, and gives them new locks."""
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         buffer = getattr(stream, "buffer", None)
         if type(buffer) is io.BufferedWriter:
@@ -70,13 +73,13 @@ def _renew_streams() -> None:
 
 
 def _numpy_locks() -> list[Any]:
-    """That of NumPy's global generator, if it is loaded as a whole."""
+    """Returns the lock of NumPy's global generator, if NumPy is completely loaded."""
     generator = getattr(sys.modules.get("numpy.random"), "get_bit_generator", None)
     return [] if generator is None else [generator().lock]
 
 
 def _device_locks() -> list[Any]:
-    """Those that `torch.manual_seed` takes, even if there is no such device; of modules that are loaded as a whole."""
+    """Returns the locks that `torch.manual_seed` acquires, even without such a device, of completely loaded modules."""
     modules = [sys.modules.get(f"torch.{device}") for device in ("cuda", "xpu", "mtia")]
     return [lock for lock in (getattr(one, "_initialization_lock", None) for one in modules) if lock is not None]
 
@@ -88,7 +91,7 @@ def _take(locks: Sequence[Any]) -> None:
 
 
 def _torch_generator() -> Any:
-    """The global one; None if PyTorch is not loaded, or not yet as a whole."""
+    """Returns PyTorch's global generator; None if PyTorch is not completely loaded."""
     return getattr(sys.modules.get("torch"), "default_generator", None)
 
 
@@ -98,7 +101,7 @@ def _take_torch() -> None:
         generator.get_state()
 
 
-#: The function that waits for each lock, by the words for a thread that holds it.
+#: Functions that wait for each lock, by the description of a thread that holds it.
 LOCKS: Mapping[str, Callable[[], None]] = {
     "imports NumPy or PyTorch": _take_imports,
     "draws from NumPy's global generator": lambda: _take(_numpy_locks()),
@@ -108,7 +111,7 @@ LOCKS: Mapping[str, Callable[[], None]] = {
 
 
 class _OfThisThread(threading.local):
-    """Whether the thread forks a child, and the locks that it keeps for that."""
+    """Whether the thread is forking a child, and the locks that it holds for that."""
 
     forks = False
     kept: tuple[Any, ...] = ()
@@ -120,7 +123,7 @@ _own = _OfThisThread()
 @contextmanager
 def with_free_locks() -> Iterator[None]:
     """Context in which the forks of this thread wait until the locks are free."""
-    _take_imports()  # which takes seconds: not in a hook, where Ctrl-C would be lost
+    _take_imports()  # this may take seconds, so it is not done in a hook, where Ctrl-C would be lost
     torch = _torch_generator()
     _own.forks = True
     fork_waits_for(None if torch is None else torch.get_state)
@@ -161,7 +164,7 @@ os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_c
 
 # -- the warning ------------------------------------------------------------------------------------------------------
 
-#: The filter of the warning that the process has threads.
+#: The filter for the warning that the process has threads.
 _THREADS_IGNORED = ("ignore", re.compile(r"This process .* is multi-threaded"), DeprecationWarning, None, 0)
 
 
@@ -169,7 +172,7 @@ _THREADS_IGNORED = ("ignore", re.compile(r"This process .* is multi-threaded"), 
 def _threads_ignored() -> Iterator[None]:
     """Ignores the warning in this context.
 
-    This filter alone is added and removed, because `warnings.catch_warnings` would also undo changes of other threads.
+    Only this filter is added and removed, because `warnings.catch_warnings` would also undo changes of other threads.
     """
     warnings.filters.insert(0, _THREADS_IGNORED)  # type: ignore[attr-defined] # a list
     try:
@@ -189,21 +192,21 @@ os.register_at_fork(after_in_child=_no_longer_ignore)
 # -- the children -----------------------------------------------------------------------------------------------------
 
 
-#: The messages of a child: its number, and the lock that it is about to take; that it has them all.
+#: The messages of a child: its number, and the lock that it is about to acquire, or that it holds all of them.
 _STEP, _BEGUN = struct.Struct("=II"), len(LOCKS)
 
 
 class _Target:
-    """The function of a forked child: takes the locks, says that it has begun, and calls the target."""
+    """The function of a forked child: acquires the locks, reports that it has begun, and calls the target."""
 
     def __init__(self, target: Callable[..., object], args: tuple[Any, ...]) -> None:
         self.target = target
         self.args = args
-        #: Its number among those that are forked with it, and the ends of the pipe over which it speaks.
+        #: Its number among the children forked together, and the ends of the pipe for its reports.
         self.number, self.reader, self.writer = 0, -1, -1
-        #: How many have been forked, this one included.
+        #: How many processes were forked for it, including the current one.
         self.tries = 0
-        #: The lock that the last one was about to take.
+        #: The lock that the last process was about to acquire.
         self.step = 0
 
     def __call__(self) -> None:
@@ -213,7 +216,8 @@ class _Target:
                 take()
         self._say(_BEGUN)
         os.close(self.writer)
-        os.close(self.reader)  # main's may be closed by now: while there is one, writing is no error
+        # while this end is open, writing does not fail, even if the main process has closed its end
+        os.close(self.reader)
         self.target(*self.args)
 
     def _say(self, step: int) -> None:
@@ -222,31 +226,31 @@ class _Target:
 
 @contextmanager
 def _ended_after(seconds: float) -> Iterator[None]:
-    """Context in which the kernel ends this process after so many seconds, whatever it waits for."""
+    """Context in which the kernel kills this process after `seconds`, whatever it waits for."""
     handler = signal.signal(signal.SIGALRM, signal.SIG_DFL)
     mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
     signal.setitimer(signal.ITIMER_REAL, seconds)
     yield
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    if handler is not None:  # else it was not set from Python
+    if handler is not None:  # otherwise, it was not set from Python
         signal.signal(signal.SIGALRM, handler)
 
 
 def fork_process(process_name: str, target: Callable[..., object], args: tuple[Any, ...]) -> Popen:
-    """Forks this process: multiprocessing's object for that."""
+    """Forks this process; returns multiprocessing's object for the child."""
     with _threads_ignored():
         return Popen(get_context("fork").Process(target=target, args=args, name=process_name, daemon=True))
 
 
 class ForkedChild(ChildProcess):
-    """A child that main itself forks.
+    """A child that the main process itself forks.
 
     Args:
-        name: what the child is called in messages.
-        process_name: what its process is called.
-        target: what it runs.
-        args: what that is called with.
+        name: the name of the child in messages.
+        process_name: the name of its process.
+        target: its function.
+        args: the arguments of the function.
     """
 
     is_copy_of_main = True
@@ -258,34 +262,34 @@ class ForkedChild(ChildProcess):
 
     @property
     def target(self) -> _Target:
-        """Its function, until it has begun."""
+        """Returns its function, until it has begun."""
         assert self._target is not None
         return self._target
 
     def _launch(self) -> int:
-        """Forks it, when the locks are free."""
+        """Forks it when the locks are free."""
         self.target.tries += 1
         with with_free_locks():
             return self._take_over(fork_process(self._process_name, self.target, ()))
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended, or was never started. One that is to be forked again has not."""
+        """Returns whether it has ended, or was never started. A child that will be forked again has not ended."""
         return super().ended and not self.met_a_lock
 
     @property
     def met_a_lock(self) -> bool:
-        """Whether its process has ended before it began, as far as one can know because a lock was held."""
+        """Returns whether its process presumably ended before it began because a lock was held."""
         is_waited_for = self._target is not None and self.pid is not None
         return is_waited_for and super().ended and self.exitcode in (-signal.SIGALRM, None)
 
     def renew(self) -> None:
-        """Begins as one that was never started, for one that has met a lock."""
+        """Resets it to the state before its start, after its process has met a held lock."""
         self.close()
         self.forget_process()
 
     def leave_alone(self) -> None:
-        """Notes that it will not be forked again, mostly because it has begun: main drops its target."""
+        """Records that it will not be forked again, usually because it has begun, and drops its target."""
         self.watch()
         self._target = None
 
@@ -295,15 +299,15 @@ def fork_all(
     started: Callable[[int], object],
     deliver: Callable[[], object],
 ) -> None:
-    """Starts the children, and waits until they have begun, or have ended in another way than at a lock.
+    """Starts the children, and waits until they have begun, or have ended for another reason than a held lock.
 
     Args:
         children: the children.
-        started: called with the number of each when it was started for the first time.
-        deliver: called between two steps; what it raises is passed on.
+        started: a function that is called with the number of each child after its first start.
+        deliver: a function that is called between two steps; its exceptions are passed on.
 
     Raises:
-        OSError: the system has no room for a process, or one of the locks is never free.
+        OSError: the system cannot start another process, or one of the locks never becomes free.
     """
     try:
         reader, writer = os.pipe()
@@ -336,7 +340,7 @@ def _await_all(
     deadline = time.monotonic() + PATIENCE
     while waiting and time.monotonic() < deadline:
         connection.wait([reader, *sentinels(waiting.values())], LOOK)
-        # Deaths are looked for before the messages are read. Other deaths are reported by the looks for dead processes.
+        # Exits are checked before the messages are read. Other exits are reported by the checks for exited processes.
         dead = [number for number, child in waiting.items() if child.ended]
         locked = [number for number, child in waiting.items() if child.met_a_lock]
         for number, step in _said(reader):
@@ -357,7 +361,7 @@ def _await_all(
 
 
 def _said(reader: int) -> Iterator[tuple[int, int]]:
-    """The new messages of children: their numbers, and steps."""
+    """Yields the new messages of children: their numbers, and steps."""
     with contextlib.suppress(BlockingIOError):
         while True:
             yield from _STEP.iter_unpack(os.read(reader, 512 * _STEP.size))

@@ -1,20 +1,23 @@
-"""Main's side of a forking process, and the processes that are forked there.
+"""The main process's side of a forking process, and the processes that are forked there.
 
-Role: main has another process fork where it cannot itself. It obtains that process in two ways, and asks it in one:
+Role: the main process delegates forking to another process when it cannot fork itself. It obtains this process in two
+ways:
 
-- Start method "fork" copies the main process. When a child exits, the main process may have CUDA, and threads that hold
-locks, which a forked process cannot use. So main forks one process right after a loader's children, which
-  has one thread, runs nothing of the user, and inherits what the children run. It ends with the loader.
-- Start method "forkserver" forks every child from one process of the program, which the main process spawns: a fresh
-  interpreter that imports the program once. It serves all loaders, and ends with main. multiprocessing's own fork
-  server would not do: processes of the user's come out of it, too, and must be interruptible, where ours have all
-  signals blocked until they leave them to main.
+- With start method "fork", children are copies of the main process. When a child exits, the main process may use CUDA,
+  or have threads that hold locks, which a forked process cannot use. Therefore, right after a loader's children, the
+  main process forks one more process, which has one thread, runs no user code, and inherits the children's programs. It
+  ends with the loader.
+- With start method "forkserver", every child is forked from one process of the program, which the main process spawns:
+  a fresh interpreter that imports the program once. It serves all loaders, and ends with the main process.
+  multiprocessing's own fork server is not suitable: it also forks user processes, which must be interruptible, whereas
+  our children have all signals blocked until they leave them to the main process.
 
-The main process waits for a child's number, and a spawned process may first import the program for seconds. A signal
-that the main process handles, Ctrl-C most of all, ends one that is not up yet, and with it all that was asked of it.
+The main process waits for a child's process id, and a spawned process may first import the program for seconds. A
+signal that the main process handles, above all Ctrl-C, ends a forking process that is not running yet, and all its
+requests.
 
-A forked process is not main's child. The main process watches it by its pidfd, and asks its parent for the exit code.
-If that has exited before it, the process lives on, and how it ends is not known.
+A forked process is not a child of the main process. The main process monitors it through its pidfd, and asks its parent
+for the exit code. If the parent has exited before it, the process continues, and its exit code remains unknown.
 """
 
 from __future__ import annotations
@@ -57,35 +60,36 @@ _STUCK = (
     "the process that forks others for this one has not answered for {:.0f} s, and was ended: it was stopped (SIGSTOP, "
     "a debugger, the freezer of a container), or the machine is far too busy"
 )
-#: Seconds within which it has to answer, once it is up. Forking a process of hundreds of GB takes some.
+#: Seconds in which it must answer once it is running. Forking a process of hundreds of GB takes some time.
 _PATIENCE = {"fork": 30.0, "status": 5.0}
-#: How long the forking process may take to end by itself.
+#: Maximum number of seconds for the forking process to end by itself.
 _ENDING = 1.0
 
 
 class Forker:
-    """Main's side of one forking process. Threads and signal handlers may ask it at the same time.
+    """The main process's side of one forking process. Threads and signal handlers may use it concurrently.
 
     Args:
-        inherits: whether the process has inherited what its children run, and is up at once.
-        launch: makes the process, not started, from its end of the socket and from main's; and starts it.
+        inherits: whether the process has inherited the children's programs, and is running at once.
+        launch: a function that creates the process, not started, from its end of the socket and from the main process's
+            end, and starts it.
     """
 
-    #: How long one may take to come up where a signal waits: longer after each that was ended, as a handler may
-    #: continue.
+    #: The time limit for starting while a signal is pending. It grows with each process that was ended, because a
+    #: handler may let the program continue.
     _grace = _LOOK
 
     def __init__(self, inherits: bool, launch: Callable[[socket.socket, socket.socket], ChildProcess]) -> None:
         self._owner = os.getpid()
         self.inherits = inherits
-        #: Whether it is ended, and forks nobody any more.
+        #: Whether it has ended, and forks no more processes.
         self.is_over = False
-        #: Whether it has ended by itself before it was up: another one would do the same.
+        #: Whether it ended by itself before it was running, in which case another one would do the same.
         self.has_failed = False
         self._up_since = time.monotonic() if inherits else None
         self._numbers = itertools.count()
         self._replies: dict[int, Any] = {}
-        # Nobody takes it in a forked child; a handler may, while the thread that it interrupts has it.
+        # No thread acquires it in a forked child. A handler may, while the thread that it interrupts holds it.
         self._lock = threading.RLock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
@@ -97,18 +101,18 @@ class Forker:
             raise
         finally:
             theirs.close()
-        # After all exit handlers, which end loaders, too.
+        # After all exit handlers, which also end loaders.
         self._at_exit = util.Finalize(None, self.close, exitpriority=0)
 
     @classmethod
     def forked(cls, inherited: Sequence[Any], bells: BellBoard, deliver: Callable[[], object]) -> Forker:
-        """One that the main process forks. Call it with signals deferred: what `deliver` raises leaves no process
-        after.
+        """Creates a forking process by forking the main process. Must be called with deferred signals. If `deliver`
+        raises, no process remains.
 
         Args:
-            inherited: what its children are to have by `Inherited`.
+            inherited: the objects that its children receive through `Inherited`.
             bells: the bells of the loader.
-            deliver: delivers signals that have come meanwhile.
+            deliver: delivers pending signals.
         """
 
         def launch(theirs: socket.socket, ours: socket.socket) -> ChildProcess:
@@ -128,10 +132,10 @@ class Forker:
 
     @classmethod
     def spawned(cls, module: str) -> Forker:
-        """One that the main process spawns, where signals are blocked.
+        """Creates a forking process by spawning, with blocked signals.
 
         Args:
-            module: the name of a module to import before anybody is forked, besides the program's.
+            module: the name of a module to import before children are forked, in addition to the program's modules.
         """
 
         def launch(theirs: socket.socket, _ours: socket.socket) -> ChildProcess:
@@ -144,16 +148,16 @@ class Forker:
 
     @property
     def pid(self) -> int | None:
-        """The number of the forking process."""
+        """Returns the id of the forking process."""
         return self._process.pid
 
     def ask(self, what: str, *content: Any, descriptors: Sequence[int] = ()) -> Any:
-        """Asks for something, and waits for the reply.
+        """Sends a request, and waits for the reply.
 
         Raises:
-            OSError: the forking process has ended, does not answer, or could not do it.
+            OSError: the forking process has ended, does not answer, or failed.
             RuntimeError: the program has no guard, and would start processes while it is imported.
-            StartGivenUp: a signal waits, and the process was not up yet. It is ended.
+            StartGivenUp: a signal is pending, and the process was not running yet. It is ended.
         """
         if os.getpid() != self._owner:
             raise ProcessLookupError("the forking process belongs to the parent of this process")
@@ -182,7 +186,7 @@ class Forker:
         return reply
 
     def _check(self, what: str, began: float) -> None:
-        """Looks whether to wait on for the answer to a question that was asked at a time."""
+        """Checks whether to continue waiting for the reply to a request."""
         now = time.monotonic()
         if self.is_over:
             raise ConnectionResetError
@@ -202,12 +206,12 @@ class Forker:
                 is_ready(self._socket.fileno(), _LOOK, select.POLLOUT)
 
     def _receive(self) -> None:
-        """Takes a reply, if one comes soon."""
+        """Receives a reply if one arrives soon."""
         if not is_ready(self._socket.fileno(), _LOOK):
             return
         try:
             message = self._socket.recv(LONGEST)
-        except BlockingIOError:  # a handler has taken it
+        except BlockingIOError:  # a handler has received it
             return
         if not message:
             raise ConnectionResetError
@@ -218,7 +222,7 @@ class Forker:
             self._up_since, Forker._grace = time.monotonic(), _LOOK
 
     def _why_gone(self) -> Exception:
-        """The error of a question that is not answered as the process has ended."""
+        """Returns the error for a request without a reply because the process has ended."""
         if not self.is_over:
             self.has_failed = self._up_since is None
             self._process.wait(_ENDING)
@@ -229,14 +233,14 @@ class Forker:
         return ConnectionResetError(errno.ECONNRESET, text)
 
     def has_ended(self) -> bool:
-        """Whether the process has ended, if nobody asks it at the moment."""
+        """Returns whether the process has ended, unless another request is active."""
         if not self.is_over and self._process.ended:
             with self._lock:
                 self._end()
         return self.is_over
 
     def close(self) -> None:
-        """Ends the forking process, once it has nothing to look after; what it has forked is left alone."""
+        """Ends the forking process once it has no children to monitor. Its children are not affected."""
         if os.getpid() != self._owner:
             return
         with self._lock:
@@ -253,7 +257,7 @@ class Forker:
         _end_process(self._process)
 
     def leave(self) -> None:
-        """In a forked child of the main process: leaves the process to its parent."""
+        """In a forked child of the main process, leaves the process to its parent."""
         self._socket.close()
 
 
@@ -263,17 +267,17 @@ def _end_process(process: ChildProcess) -> None:
         process.close()
 
 
-#: The one that serves the program's loaders under start method "forkserver".
+#: The forking process for the program's loaders with start method "forkserver".
 _of_program: Forker | None = None
-# A child that the main process forks has another one.
+# A child that the main process forks has its own.
 _finding = threading.RLock()
 
 
 def forker_of_program(module: str) -> Forker:
-    """The one of this program; another one where that has ended.
+    """Returns the forking process of this program, or a new one if that has ended.
 
     Args:
-        module: the name of a module that its children need, whatever the program imports.
+        module: the name of a module that its children need in addition to the program's modules.
     """
     global _of_program
     with _finding:
@@ -294,14 +298,14 @@ os.register_at_fork(after_in_child=_leave_to_the_parent)
 
 
 class SpawnedChild(ChildProcess):
-    """A child that is a fresh interpreter, which imports the program.
+    """A child that is a fresh interpreter and imports the program.
 
     Args:
         context: multiprocessing's context of the start method.
-        name: what the child is called in messages.
-        process_name: what its process is called.
-        target: what it runs; found by its name there.
-        args: what that is called with.
+        name: the name of the child in messages.
+        process_name: the name of its process.
+        target: its function, which is looked up by name in the child.
+        args: the arguments of the function.
     """
 
     def __init__(
@@ -326,11 +330,11 @@ class RemoteChild(ChildProcess):
     """A child that a forking process forks.
 
     Args:
-        find: finds who forks it. One that has exited since it was found is not found again.
-        name: what the child is called in messages.
-        process_name: what its process is called.
-        target: what it runs; found by its name where it is unpickled.
-        args: what that is called with.
+        find: returns the forking process. A process that has exited since is not returned again.
+        name: the name of the child in messages.
+        process_name: the name of its process.
+        target: its function, which is looked up by name where it is unpickled.
+        args: the arguments of the function.
     """
 
     def __init__(
@@ -347,7 +351,7 @@ class RemoteChild(ChildProcess):
         self._forker: Forker | None = None
 
     def _launch(self) -> int:
-        """Has it forked; by another one, once, where the forking process exits meanwhile."""
+        """Forks it through the forking process, or once through another one if the forking process exits meanwhile."""
         forker = self._find()
         try:
             pid = self._ask(forker)
@@ -370,7 +374,7 @@ class RemoteChild(ChildProcess):
             self.is_copy_of_main = forker.inherits
             return pid
         finally:
-            # Closing is not enough: others may hold this end, whom another thread forks at the moment.
+            # Closing is not sufficient, because a process that another thread is forking may also hold this end.
             with contextlib.suppress(BrokenPipeError):  # it has exited already
                 os.close(leave)
                 os.write(ours, answer)
@@ -385,7 +389,8 @@ class RemoteChild(ChildProcess):
         except OSError:
             if not watch.has_ended:
                 return
-            # Who has forked it is gone. The first process of a container is one to which such children are left.
+            # The forking process no longer exists. If this process is the first one of a container, it inherits such
+            # children.
             try:
                 code = reap(pid)
             except ChildProcessError:

@@ -1,12 +1,13 @@
-"""The forking process: it waits at a socket, forks a child whenever main asks, and tells how one has ended.
+"""The forking process: waits at a socket, forks a child on each request of the main process, and reports exit codes.
 
-Role: runs in a process of its own, which main has forked or spawned (`forker.py`). All signals are blocked in it, so
-its children see none before they leave them to main. Only a SIGTERM that it raises itself ends it. It reaps a child
-when main asks for the exit code, and not before: the child's number is no other's while main may signal it. It ends
-with main's end of the socket, or with main.
+Role: runs in a separate process, which the main process has forked or spawned (`forker.py`). All signals are blocked,
+so that its children receive none before they leave them to the main process. Only a SIGTERM that it raises itself ends
+it. It reaps a child only when the main process asks for the exit code, so that the child's id is not reused while the
+main process may signal it. It ends with the main process's end of the socket, or with the main process.
 
-A child waits for main's leave to begin. One of which main has never heard, as the forking process was killed between
-the fork and its reply, ends at once: it takes nothing that main has given to the one in its place.
+A child waits for permission of the main process to begin. If the forking process is killed between the fork and its
+reply, the main process does not know the child. Such a child ends at once, and takes nothing that was sent to its
+replacement.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from torchdata._native import BellBoard, drop_inherited, name_process
 
 __all__ = ["DESCRIPTORS", "LEAVE", "LONGEST", "REFUSAL", "Inherited", "serve"]
 
-#: Longest message, and most descriptors in one: a limit of the system's, rounded down.
+#: Maximum message length, and maximum number of descriptors per message, which is a rounded-down system limit.
 LONGEST, DESCRIPTORS = 4096, 200
-#: What main says to a child that it knows, and to one that it will never know.
+#: The messages of the main process to a child that it knows, and to a child that it will never know.
 LEAVE, REFUSAL = b"1", b"0"
 
 #: What this process has inherited for its children.
@@ -41,10 +42,11 @@ _inherited: Sequence[Any] = ()
 
 
 class Inherited:
-    """Stands in main for something that the forking process has inherited; unpickled in a child, it is that.
+    """Represents, in the main process, an object that the forking process has inherited. Unpickling it in a child
+    returns it.
 
     Args:
-        index: its place among what was inherited.
+        index: the index of the inherited object.
     """
 
     def __init__(self, index: int) -> None:
@@ -70,11 +72,11 @@ def serve(
 
     Args:
         own: its end of the socket.
-        main_pid: main's number.
-        mains: main's end, where it is inherited.
-        bells: the bells that are inherited.
-        inherited: what `Inherited` stands for.
-        module: the name of a module to import for all children, if it can be imported.
+        main_pid: the id of the main process.
+        mains: the main process's end, if it is inherited.
+        bells: the bells, if they are inherited.
+        inherited: the objects that `Inherited` represents.
+        module: the name of a module to import for all children, if possible.
     """
     global _inherited
     block_all_but_own_sigterm()
@@ -88,29 +90,29 @@ def serve(
     if module is not None:
         with contextlib.suppress(ImportError):
             __import__(module)
-    end_early_watch()  # children are forked from one thread
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where main ignores it, no exit code could be had
+    end_early_watch()  # children must be forked from a single thread
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if the main process ignores it, there would be no exit codes
     _inherited = inherited
     forking, main = _ForkingProcess(own), Pidfd(main_pid).descriptor
     with contextlib.suppress(ConnectionError):
         forking.reply(None, None)
         while _wait(own, main, main_pid) and forking.serve():
             pass
-    os._exit(0)  # at once: what it has forked ends with main
+    os._exit(0)  # immediately, because its children end with the main process
 
 
 class _ForkingProcess:
-    """What the forking process has: those that it has forked, and descriptors for the next one."""
+    """The state of the forking process: its children, and the descriptors for the next one."""
 
     def __init__(self, own: socket.socket) -> None:
         self._own = own
         self._children: dict[int, Popen] = {}
-        #: The exit codes of those that have ended.
+        #: The exit codes of children that have ended.
         self._codes: dict[int, int] = {}
         self._descriptors: list[int] = []
 
     def serve(self) -> bool:
-        """Does what is asked; False where nobody asks any more."""
+        """Executes requests; returns False when there are no more."""
         message, descriptors, _, _ = socket.recv_fds(self._own, LONGEST, DESCRIPTORS)
         self._descriptors += descriptors
         request = pickle.loads(message) if message else None
@@ -130,7 +132,7 @@ class _ForkingProcess:
         return bool(message)
 
     def reply(self, number: int | None, reply: Any) -> None:
-        """Answers a question of main's; without a number it says that the process is up."""
+        """Replies to a request. Without a number, reports that the process is running."""
         self._own.send(pickle.dumps((number, reply)))
 
     def _fork(self, descriptors: list[int], name: str) -> int:
@@ -141,9 +143,9 @@ class _ForkingProcess:
         return child.pid
 
     def _status(self, pid: int) -> int | None:
-        """The exit code of a child; None while it runs.
+        """Returns the exit code of a child; None while it runs.
 
-        Asked twice where threads ask side by side, or where Ctrl-C has cut off the wait for the reply.
+        Called twice if several threads ask, or if Ctrl-C has interrupted the wait for the reply.
         """
         child = self._children.get(pid)
         if child is None:
@@ -156,7 +158,7 @@ class _ForkingProcess:
 
 
 def _wait(own: socket.socket, main: int, main_pid: int) -> bool:
-    """Waits for a request; False where main is gone."""
+    """Waits for a request; returns False if the main process no longer exists."""
     poll = select.poll()
     poll.register(own, select.POLLIN)
     if main >= 0:
@@ -178,6 +180,6 @@ def _run(own: socket.socket, descriptors: list[int]) -> None:
     contents = unpack(parcel)
     preparation = next(contents)
     if preparation is not None:
-        spawn.prepare(preparation)  # before anything of the program's is unpickled
+        spawn.prepare(preparation)  # before any object of the program is unpickled
     target, args = next(contents)
     target(*args)

@@ -1,13 +1,13 @@
-"""Files that forked children read through one file position: found after an epoch, and told in a warning.
+"""Detects files that forked children read through a shared file position, and warns about them after an epoch.
 
-Role: main's side, for start method "fork". A file that is open when children are forked has one position for the main
-process and all of them. A process that reads moves the position for the others, which then read wrong bytes without an
-error.
+Role: runs in the main process, for start method "fork". A file that is open when children are forked has one position
+for the main process and all of them. A process that reads moves the position for the others, which then read wrong
+bytes without an error.
 
-The warning is certain: the position of a file that is open for reading has changed, no thread of the main process has
-read anything meanwhile, and at least two children have read something. The kernel counts the reads of each process
-(`/proc/PID/io`). Reads of reaped children count as reads of the main process. Where it does
-not, nothing is told.
+The warning has no false positives: the position of a file that is open for reading has changed, no thread of the main
+process has read anything in the meantime, and at least two children have read something. The kernel counts the reads of
+each process (`/proc/PID/io`). Reads of reaped children count as reads of the main process. Without these counts, there
+is no warning.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from torchdata._redacting import printable
 
 __all__ = ["SharedPositions"]
 
-#: Names in one warning.
+#: Maximum number of names in one warning.
 MOST = 3
-#: The files that were told of, by device and number.
+#: The files that a warning has named, by device and number.
 _told: set[tuple[int, int]] = set()
 
 
 @dataclass(frozen=True)
 class _Mark:
-    """What was so when an epoch began.
+    """The state when an epoch began.
 
     Args:
-        positions: of each descriptor.
-        reads: by child, how many times it had read.
-        own: how many times main had read, before it found that out.
+        positions: the position for each descriptor.
+        reads: for each child, the number of its reads.
+        own: the number of the main process's reads before this one.
     """
 
     positions: Mapping[int, int]
@@ -45,11 +45,11 @@ class _Mark:
 
 
 class SharedPositions:
-    """The files that children of one group have inherited, to be made right before they are forked.
+    """The files that children of one group have inherited. Must be created right before the children are forked.
 
     Args:
-        pids: gives the numbers of the children that run.
-        differ: whether some children read other things than the rest, as a dispatching process does. The first epoch is
+        pids: returns the ids of the running children.
+        differ: whether some children read other data than the rest, as a dispatching process does. The first epoch is
             then not checked, because children read while they start.
     """
 
@@ -59,7 +59,7 @@ class SharedPositions:
         self._mark: _Mark | None = None
 
     def begin(self) -> None:
-        """Notes where the files are, as an epoch begins."""
+        """Records the positions of the files when an epoch begins."""
         self._mark = None
         if self._skips:
             self._skips = False
@@ -71,7 +71,9 @@ class SharedPositions:
             self._mark = _Mark({number: _position(number, files[number]) for number in files}, reads, own)
 
     def look(self) -> str | None:
-        """Returns the words on files that children have read through one position since `begin`; None: no such file."""
+        """Returns a description of files that children have read through a shared position since `begin`; None if there
+        are none.
+        """
         mark, self._mark = self._mark, None
         if mark is None:
             return None
@@ -80,7 +82,7 @@ class SharedPositions:
             for number, before in mark.positions.items()
             if before not in (-1, position := _position(number, self._files[number])) and position != -1
         ]
-        if not moved or _reads_of(os.getpid()) != mark.own + 1:  # that of `begin` itself
+        if not moved or _reads_of(os.getpid()) != mark.own + 1:  # except for the read of `begin` itself
             return None
         readers = [pid for pid in self._pids() if (_reads_of(pid) or 0) > mark.reads.get(pid, 0)]
         if len(readers) < 2:
@@ -90,11 +92,11 @@ class SharedPositions:
 
 
 def _open_for_reading() -> dict[int, tuple[int, int]]:
-    """The regular files that this process has open for reading alone, but for standard input."""
+    """Returns the regular files that this process has opened only for reading, except for standard input."""
     found = {}
     with contextlib.suppress(OSError):
         for number in map(int, os.listdir("/proc/self/fd")):
-            with contextlib.suppress(OSError):  # that of the list itself, for one
+            with contextlib.suppress(OSError):  # for example, the descriptor of the list itself
                 status = os.fstat(number)
                 is_read_only = fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
                 if number > 0 and is_read_only and stat.S_ISREG(status.st_mode):
@@ -103,7 +105,7 @@ def _open_for_reading() -> dict[int, tuple[int, int]]:
 
 
 def _position(number: int, identity: tuple[int, int]) -> int:
-    """The position of a descriptor; -1 if it is another file's by now."""
+    """Returns the position of a descriptor; -1 if it now belongs to another file."""
     try:
         status = os.fstat(number)
         return os.lseek(number, 0, os.SEEK_CUR) if (status.st_dev, status.st_ino) == identity else -1
@@ -112,7 +114,7 @@ def _position(number: int, identity: tuple[int, int]) -> int:
 
 
 def _reads_of(pid: int) -> int | None:
-    """How many times a process has read; None if that is not known. It is one read of this process."""
+    """Returns how many times a process has read; None if unknown. The call itself is one read of this process."""
     try:
         descriptor = os.open(f"/proc/{pid}/io", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -1,11 +1,11 @@
-"""Ending the children of one loader: asked, killed, reaped, whatever happens meanwhile.
+"""Stops the children of one loader under all circumstances: requests, kills and reaps.
 
-Role: main's side of a child's end. `Shutdown` ends all of them, from wherever it is called first and as often as it is
-called: it continues where it was cut off. `OwnsChildren` calls it at the end of the object that the children belong to,
-or of the program.
+Role: the main process's side of stopping children. `Shutdown` stops all of them, wherever it is first called and
+however often, and continues after an interruption. `OwnsChildren` calls it when the owner of the children, or the
+program, ends.
 
-A child that does not stop when it is asked is killed. SIGTERM would not end it: clusters send that to all processes of
-a program, and children take no notice of it (`interrupts.py`).
+A child that does not stop on request is killed. SIGTERM would not end it, because clusters send that to all processes
+of a program, and children ignore it (`interrupts.py`).
 """
 
 from __future__ import annotations
@@ -25,48 +25,48 @@ from torchdata._native import BellBoard, Finalized, Link, Sender, order_of
 
 __all__ = ["OwnsChildren", "Shutdown", "end_before_others"]
 
-#: How long a child may take to finish what it does after it was asked to stop.
+#: How many seconds a child may take to finish its work after it was asked to stop.
 ASKED = 3.0
-#: How long it may take after SIGKILL, which nothing but the kernel can hold up.
+#: How many seconds it may take after SIGKILL, which only the kernel can delay.
 KILLED = 5.0
-#: The command to end, and the word that is ordered with it.
+#: The command to stop, and the corresponding order.
 _STOP, _STOP_ORDER = ("stop", 0, 0), order_of("stop", 0)
 
 
 class Shutdown:
-    """Ends the children of a loader; harmless in a forked child that inherited the object.
+    """Stops the children of a loader. It has no effect in a forked child that inherited the object.
 
     Args:
-        children: the children, some of which may not be started. Owned by this object from now on.
-        controls: the link over which each takes its commands, once it is up.
-        bells: what is to live as long as they do.
+        children: the children, some of which may not be started. This object owns them from now on.
+        controls: the link for the commands of each child.
+        bells: the bells, which must exist as long as the children.
     """
 
     def __init__(self, children: list[ChildProcess], controls: list[Link], bells: BellBoard) -> None:
         self._owner_pid = os.getpid()
-        #: Held by the thread that ends them; another one that wants to finds them ended.
+        #: Held by the thread that stops them. Another thread then finds them stopped.
         self._running = threading.RLock()
         self._children = children
         self._controls = controls
-        #: Whether somebody has begun to end them.
+        #: Whether stopping has begun.
         self.has_begun = False
-        #: Whether nothing is left to do.
+        #: Whether stopping is complete.
         self.is_over = False
-        #: Forks replacements of children that exit; ends after all children.
+        #: Forks replacements of children that exit. It ends after all children.
         self.forker: Closes | None = None
         self._bells = bells
-        #: Called before the children are asked to stop, so that those that wait for the main process obey.
+        #: Called before the children are asked to stop, so that children that wait for the main process obey.
         self.beforehand: Callable[[], None] | None = None
-        #: Called once they have ended.
+        #: Called after they have exited.
         self.afterwards: Callable[[], None] | None = None
-        #: Over which each child is asked to stop, once they all can be.
+        #: The links over which each child is asked to stop, once all can be asked.
         self.commanders: list[Sender] = []
-        _to_end.add(self)  # last: Ctrl-C may come before
+        _to_end.add(self)  # last, because Ctrl-C may interrupt before
 
     def replace(self, index: int, child: ChildProcess, control: Link, commander: Sender) -> None:
-        """Takes a child over in place of another one, which has ended, before it is started.
+        """Takes over a child as the replacement of one that has exited, before it is started.
 
-        Once it has started, `has_begun` tells whether it is the caller's to end.
+        After it has started, `has_begun` shows whether the caller must stop it.
         """
         if self.has_begun:
             return
@@ -74,15 +74,15 @@ class Shutdown:
         self._children[index], self._controls[index], self.commanders[index] = child, control, commander
 
     def run(self) -> None:
-        """Asks, waits, kills, reaps. Ctrl-C hurries it up, and is delivered when nothing is left.
+        """Asks, waits, kills and reaps. Ctrl-C shortens the wait, and is delivered when nothing is left.
 
-        Of several threads that call it all return once that is done.
+        If several threads call this, all return when it is complete.
         """
         if os.getpid() != self._owner_pid:
             return self._set_over()
         if self.beforehand is not None:
-            self.has_begun = True  # for who reads, before it is told that nothing comes any more
-            with contextlib.suppress(RuntimeError):  # somebody reads, in this very thread
+            self.has_begun = True  # for a reader, before it is notified that no more items come
+            with contextlib.suppress(RuntimeError):  # this very thread is reading
                 self.beforehand()
         with self._running, InterruptsDeferred() as deferred:
             if self.is_over:
@@ -90,7 +90,7 @@ class Shutdown:
             self.has_begun = True
             children = list(self._children)
             for child, control in zip(children, self._controls, strict=True):
-                if not control.has_consumer():  # it still imports the program: nothing in it is to be finished
+                if not control.has_consumer():  # it is still importing the program, so it has no work to finish
                     child.kill()
             self._ask(deferred)
             for child in children:
@@ -119,7 +119,7 @@ class Shutdown:
         _to_end.discard(self)
 
     def _ask(self, deferred: InterruptsDeferred) -> None:
-        """Asks all children to stop, and waits until they have, if they all can be asked."""
+        """Asks all children to stop, and waits for them, if all can be asked."""
         if len(self.commanders) != len(self._children):
             return
         deadline = time.monotonic() + ASKED
@@ -127,13 +127,13 @@ class Shutdown:
         wait_for_all(list(self._children), deadline - time.monotonic(), lambda: deferred.noted)
 
     def ask(self, deadline: float = math.inf) -> None:
-        """Asks all children to stop, as far as that can be done before the deadline, and does not wait for them."""
+        """Asks as many children to stop as possible before the deadline, and does not wait for them."""
         for commander in list(self.commanders):
             with contextlib.suppress(Exception):
                 commander.send_message(_STOP, min(0.1, max(0.0, deadline - time.monotonic())), _STOP_ORDER)
 
 
-#: Children that had not ended when their loader was done with them: the next one that ends reaps them.
+#: Children that had not exited when their loader was finished. The next shutdown reaps them.
 _late: set[ChildProcess] = set()
 
 
@@ -144,46 +144,46 @@ def _close_ended() -> None:
             _late.discard(child)
 
 
-#: Those of this process that were not run to their end.
+#: Shutdowns of this process that are not complete.
 _to_end: set[Shutdown] = set()
 
 
 @atexit.register
 def _end_all() -> None:
-    # All of them, whatever a handler raises.
+    # All of them, even if a handler raises.
     with InterruptsDeferred():
         for shutdown in list(_to_end):
             shutdown.run()
 
 
 def end_before_others() -> None:
-    """Lets the end of this program end children before libraries end that were imported since."""
+    """Makes the program's exit stop children before libraries that were imported since are finalized."""
     atexit.unregister(_end_all)
     atexit.register(_end_all)
 
 
 class OwnsChildren(Finalized):
-    """A base of what has children, which end with it: when it is shut down, dropped, or at interpreter exit."""
+    """A base class for owners of children, which are stopped on shutdown, on deletion, or at interpreter exit."""
 
-    # No weak reference may call Python code when it exits: what Ctrl-C raises there is lost.
+    # No weak reference may call Python code at exit, because a KeyboardInterrupt would be lost there.
     _shutdown: Shutdown
     #: Whether nothing is left to finish (see `Finalized`).
     _ended = False
 
     def _own(self, children: list[ChildProcess], controls: list[Link], bells: BellBoard) -> None:
-        """Takes the children over before they are started; the arguments are those of `Shutdown`."""
+        """Takes over the children before they are started. The arguments are those of `Shutdown`."""
         self._shutdown = Shutdown(children, controls, bells)
 
     def shutdown(self) -> None:
-        """Ends all children: asks, waits, kills, reaps. Safe to call at any time, any number of times.
+        """Stops all children: asks, waits, kills, reaps. May be called at any time, any number of times.
 
-        If it was cut off, the next call continues.
+        If it was interrupted, the next call continues.
         """
         self._shutdown.run()
         self._ended = self._shutdown.is_over
 
     def _finalize(self, interrupted: bool) -> None:
-        """Does the work of `__del__`. Ctrl-C that cuts it off, or did so before, is delivered afterwards."""
+        """Does the work of `__del__`. A Ctrl-C that interrupts it, or did so before, is delivered afterwards."""
         shutdown = self.__dict__.get("_shutdown")
         if interrupted or (shutdown is not None and not shutdown.is_over):
             with InterruptsDeferred(later=True, noted=interrupted):

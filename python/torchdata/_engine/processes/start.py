@@ -1,8 +1,8 @@
-"""Making and starting the children of one loader, one after the other, so that a signal can come at any moment.
+"""Creates and starts the children of one loader, one after the other, so that signals may arrive at any moment.
 
-Role: main's side. Each start method has a kind of child (`new_child`). A start is done as a whole: the signals that
-main handles are delivered between two of them, and the children that run by then are the caller's to end. A child has
-these signals blocked until it leaves them to main.
+Role: runs in the main process. Each start method has a class of children (`new_child`). A start is never interrupted:
+signals that the main process handles are delivered between two starts, and the caller must stop the children that run
+by then. A child has these signals blocked until it leaves them to the main process.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from torchdata._engine.processes.process import ChildProcess
 
 __all__ = ["new_child", "start_all", "start_method_of"]
 
-#: Start methods that import the program once more.
+#: Start methods that import the program again.
 _SPAWNING = ("spawn", "forkserver")
 
 
 def start_method_of(context: BaseContext) -> str:
-    """The start method of a context, which may be the user's own. The class of its processes determines it, not its
-    name.
+    """Returns the start method of a context, which may be user-defined. The class of its processes determines it, not
+    its name.
     """
     method = context.get_start_method()
     if method in ("fork", *_SPAWNING) or not hasattr(context, "Process"):
@@ -47,17 +47,17 @@ def new_child(
     args: tuple[Any, ...],
     forker: Forker | None = None,
 ) -> ChildProcess:
-    """A child that is not started yet.
+    """Returns a child that is not started yet.
 
     Args:
         context: multiprocessing's context of the start method.
-        name: what the child is called.
-        target: what it runs.
-        args: what that is called with.
-        forker: the process that forks it; None for that of the start method, if one does.
+        name: the name of the child.
+        target: its function.
+        args: the arguments of the function.
+        forker: the process that forks it; None for that of the start method, if there is one.
     """
     make = getattr(context, "make_child", None)
-    if make is not None:  # no context of multiprocessing's: its children are no processes of this machine
+    if make is not None:  # not a context of multiprocessing; its children are not processes of this machine
         child: ChildProcess = make(name, args)
         return child
     method, process_name = start_method_of(context), f"{PREFIX}{name}"
@@ -72,16 +72,16 @@ def new_child(
 def start_all(
     children: Iterable[ChildProcess], start_method: str, started: Callable[[int], object] = lambda index: None
 ) -> None:
-    """Starts the children; if that fails or is interrupted, some of them run.
+    """Starts the children. If this fails or is interrupted, some of them are running.
 
     Args:
         children: the children.
-        start_method: multiprocessing's name of how.
-        started: called with the number of each child that was started. Its errors are passed on.
+        start_method: multiprocessing's name of the start method.
+        started: a function that is called with the number of each started child. Its errors are passed on.
 
     Raises:
-        OSError: the system has no room for another process; the message names the child and the remedy.
-        AssertionError: this process is a daemon of multiprocessing's, which is to have no children.
+        OSError: the system cannot start another process; the message names the child and the remedy.
+        AssertionError: this process is a daemon of multiprocessing, which must not have children.
     """
     assert not current_process().daemon, "daemonic processes are not allowed to have children"
     children = list(children)
@@ -90,7 +90,7 @@ def start_all(
         _refuse_to_start()
     with InterruptsDeferred() as deferred:
         if spawns or any(isinstance(child, SpawnedChild) for child in children):
-            # Started with the first child it would take the mask off again, with which it starts itself.
+            # If it were started with the first child, it would unblock the signals with which it starts.
             _ensure_tracker()
         forked = [child for child in children if isinstance(child, ForkedChild)]
         if forked:
@@ -103,7 +103,7 @@ def start_all(
 
 
 def _imports_the_program() -> bool:
-    """Whether this process, a child of some library's, still imports the program: multiprocessing starts none then."""
+    """Returns whether this process, a child, is still importing the program, when multiprocessing starts none."""
     try:
         spawn.get_preparation_data("")
     except RuntimeError:
@@ -112,30 +112,29 @@ def _imports_the_program() -> bool:
 
 
 def _refuse_to_start() -> NoReturn:
-    """Ends a process that imports the program, which has no guard. A child of this package tells the main process by
-    its exit code.
+    """Ends a process that imports a program without a guard. A child of this package reports this by its exit code.
 
     Raises:
-        RuntimeError: it is another library's child, or the program's own.
+        RuntimeError: it is a child of another library, or of the program itself.
     """
     if current_process().name.startswith(PREFIX):
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
-        os._exit(NO_GUARD)  # past what the program does as it ends: it was to run in the main process alone
+        os._exit(NO_GUARD)  # skips the program's exit code, which is meant only for the main process
     raise RuntimeError(UNGUARDED)
 
 
 def _ensure_tracker() -> None:
     try:
-        with interrupts_blocked():  # no signal that is sent to all processes ends it
+        with interrupts_blocked():  # signals that are sent to all processes must not end it
             resource_tracker.ensure_running()
     except OSError as error:
         raise why_not_started("multiprocessing's resource tracker, which worker processes need,", error) from error
 
 
 def _start(child: ChildProcess) -> bool:
-    """Starts one child; False where a signal ended a forking process that was not up yet."""
+    """Starts one child; returns False if a signal ended a forking process that was not running yet."""
     try:
         child.start()
     except StartGivenUp:

@@ -1,7 +1,7 @@
-"""Processes that user code forks inside a child: nothing of the engine's is theirs.
+"""Processes that user code forks inside a child, which must not use anything of the engine.
 
-Role: runs in such a process. It was forked in a function of the user, and comes back into the child's loop where that
-function returns or raises. There it ends: links, bells and pipes belong to the child that made them.
+Role: runs in such a process. It was forked in a user's function, and returns to the child's loop when that function
+returns or raises. There it ends, because links, bells and pipes belong to the child that created them.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ import traceback
 
 __all__ = ["leave", "note_child"]
 
-#: The child of the engine that this process is, or was forked from.
+#: The id of the engine's child that this process is, or was forked from.
 _child: int | None = None
 
 
 def note_child() -> None:
-    """Notes that this process is a child of the engine."""
+    """Records that this process is a child of the engine."""
     global _child
     _child = os.getpid()
 
 
 def leave(error: BaseException | None = None) -> None:
-    """Ends a process that user code has forked inside a child, as Python would end a program; does nothing elsewhere.
+    """Ends a process that user code has forked inside a child, like Python ends a program. Has no effect elsewhere.
 
-    No exit handler runs: those are the child's.
+    No exit handlers run, because they belong to the child.
 
     Args:
-        error: what the user's function has raised, if it has not returned.
+        error: the exception of the user's function, if it has not returned.
     """
     if _child is None or _child == os.getpid():
         return

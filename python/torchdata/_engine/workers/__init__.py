@@ -1,1 +1,1 @@
-"""Groups of child processes that run a program: links, commands, others in the places of exited ones. Private."""
+"""Groups of child processes that run a program: links, commands, and replacements of exited processes. Private."""

@@ -1,7 +1,7 @@
-"""Functions of main's that were applied to the graphs of all children, and how far each child had come then.
+"""Functions of the main process that were applied to the graphs of all children, and the position of each child then.
 
-Role: main's side. `protocol::Calls` in the engine decides which functions one that takes the place of a child meets, in
-which order, and between which items; this module shows it what the children have said, and has the functions.
+Role: runs in the main process. `protocol::Calls` in the engine decides which functions a replacement process applies,
+in which order, and between which items. This module passes it the children's reports, and stores the functions.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Noted:
 
     serial: int
     function: Callable[[Any], Any]
-    #: By child, the number of the command that told it; none if it was not told.
+    #: By child, the number of the command that sent it; missing if it was not sent.
     numbers: dict[int, int] = field(default_factory=dict)
 
 
 class Calls:
-    """Those of one loader. All is done with the lock for sending held.
+    """The functions of one loader. All methods require the lock for sending.
 
     Args:
         members: the children.
@@ -42,19 +42,19 @@ class Calls:
     def __init__(self, members: Members) -> None:
         self._members = members
         self._machine = _native.Calls(len(members.names))
-        #: By number: all that there were, as nobody knows what they do.
+        #: All functions so far by number, because their effects are unknown.
         self._noted: dict[int, Noted] = {}
-        #: Those of the epoch that runs.
+        #: The functions of the running epoch.
         self._now: list[Noted] = []
 
     def begin(self, again: bool) -> None:
-        """An epoch begins; `again` says whether the one before may be run again."""
+        """Records that an epoch begins; `again` means that the previous epoch may be run again."""
         self._settle_all()
         self._machine.begin(again)
         self._now = []
 
     def note(self, function: Callable[[Any], Any]) -> Noted:
-        """Notes one that is about to be sent. All have obeyed those before it."""
+        """Records a function that is about to be sent. All children have obeyed the earlier ones."""
         self._settle_all()
         noted = Noted(self._machine.note(), function)
         self._noted[noted.serial] = noted
@@ -62,11 +62,11 @@ class Calls:
         return noted
 
     def rest(self, noted: Noted, index: int) -> None:
-        """Notes that a child gets it no more in this epoch: the one that takes its place in the next one does."""
+        """Records that a child does not receive it in this epoch. Its replacement in the next epoch does."""
         self._machine.rest(noted.serial, index)
 
     def any_now(self) -> bool:
-        """Whether a function was applied in the epoch that runs."""
+        """Returns whether a function was applied in the running epoch."""
         return bool(self._now)
 
     def _settle_all(self) -> None:
@@ -74,7 +74,7 @@ class Calls:
             self.settle(index)
 
     def settle(self, index: int) -> None:
-        """Notes where a child had come with what it has obeyed: one call at the most since this was asked last."""
+        """Records a child's position at its last obeyed function; at most one per call of this method."""
         machine = self._machine
         for noted in self._now:
             if index in noted.numbers:
@@ -85,26 +85,26 @@ class Calls:
                 machine.settle(serial, index, place)
 
     def settle_behind(self, index: int, received: int) -> None:
-        """Notes of a worker that has ended, and of which so many items were received, where it met the rest."""
+        """Records, for a worker that has ended after `received` items, where it applied the remaining functions."""
         self.settle(index)
         self._machine.settle_behind(index, received)
 
     def is_placed(self, index: int) -> bool:
-        """Whether it is known where a child had come with each function of an epoch that may be run again."""
+        """Returns whether a child's position is known for each function of an epoch that may be run again."""
         self.settle(index)
         return self._machine.is_placed(index)
 
     def ahead(self, index: int, runs: bool, repeats: bool) -> list[Noted]:
-        """What one that takes a place applies before anything else.
+        """Returns the functions that a replacement process applies first.
 
         Args:
-            index: the place.
-            runs: whether an epoch runs.
-            repeats: whether it runs the rest of the epoch before first.
+            index: the number of the child.
+            runs: whether an epoch is running.
+            repeats: whether it first runs the rest of the previous epoch.
         """
         return [self._noted[serial] for serial in self._machine.ahead(index, runs, repeats)]
 
     def within(self, index: int, *, earlier: bool = False) -> tuple[Call, ...]:
-        """What it meets in the epoch that runs, or in the one before."""
+        """Returns the functions that it applies in the running epoch, or in the previous one."""
         within = self._machine.within(index, earlier)
         return tuple((place, serial, self._noted[serial].function) for place, serial in within)

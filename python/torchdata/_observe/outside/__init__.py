@@ -1,1 +1,1 @@
-"""Views of a running loader from another process or thread: its counters, its stacks, warnings of stalls, `top`."""
+"""Access to a running loader from another process or thread: counters, stacks, stall warnings, and `top`."""

@@ -1,12 +1,13 @@
-"""Finding running loaders from outside, and looking at them without touching them.
+"""Finds running loaders from other processes, and inspects them without affecting them.
 
-Role: runs in an observer. The counters of a loader lie in anonymous memory of which its main process holds a
-descriptor; `/proc` shows that to those who may look into the process: the same user, and root. The memory is mapped for
-reading alone, and nothing is left behind. Only a stack is asked for by a signal (see `stacks`).
+Role: runs in an observing process. The counters of a loader are in anonymous memory, for which the loader's main
+process holds a descriptor. `/proc` exposes the descriptor to users who may inspect the process: the same user, and
+root. The memory is mapped read-only, and nothing remains afterwards. Only reading a stack sends a signal (see
+`stacks`).
 
-Root looks into other users' processes, and what calls itself a board may be anything. It must be sealed against
-shrinking, its numbers are compared with its size, and texts are freed of what a terminal would obey. A board that does
-not check out is named and left out. A loader in a container says numbers of processes as they are there.
+If root inspects processes of other users, a supposed board may be anything. The memory must be sealed against
+shrinking, its numbers are compared with its size, and control characters are removed from its texts. A board that fails
+these checks is reported and left out. A loader in a container stores process ids of its container.
 """
 
 from __future__ import annotations
@@ -29,30 +30,29 @@ __all__ = ["Attached", "NoLoaderError", "attach", "find"]
 
 _NAME = "/memfd:torchdata-stats"
 
-#: Where the system tells of processes.
+#: The directory with information about processes.
 _PROC = "/proc"
 
-#: Bytes of a command line that are looked at.
+#: Maximum number of bytes of a command line to read.
 _LONGEST_COMMAND = 4096
 
-#: The warnings of this process.
+#: The warnings that this process has issued.
 _told: set[str] = set()
 
 
 class NoLoaderError(LookupError):
-    """There is no loader to look at."""
+    """There is no loader to inspect."""
 
 
 @dataclass(frozen=True)
 class Attached:
-    """A loader of another process.
+    """A loader in another process.
 
     Attributes:
-        pid: its main process.
-        command: the command line of that, without the secrets in it.
+        pid: the id of its main process.
+        command: the command line of the main process, without secrets.
         board: its counters.
-        numbers: by the number that a process has in the loader's container, the one that it has here; None if these
-            are the same.
+        numbers: a mapping from process ids in the loader's container to process ids here; None if they are the same.
     """
 
     pid: int
@@ -61,19 +61,19 @@ class Attached:
     numbers: Mapping[int, int] | None = None
 
     def reading(self) -> Reading:
-        """The statistics of the loader, without those of processes whose pages are damaged."""
+        """Reads the statistics of the loader, without processes whose pages are damaged."""
         return read_board(self.board, self.numbers)
 
     def stats(self, since: LoaderStats | None = None) -> ShownStats:
-        """Its statistics, as `DataLoader2.stats` gives them in its own process."""
+        """Returns its statistics in the form of `DataLoader2.stats`."""
         return summarise(self.reading(), None if since is None else since.reading)
 
     def is_running(self) -> bool:
-        """Whether its main process runs."""
+        """Whether its main process is running."""
         return kernel_state(self.pid) not in ("ended", "dead")
 
     def stacks(self) -> list[tuple[str, str]]:
-        """Where each process stands: (name, number and state in a line; Python stack)."""
+        """Returns the stack of each process, as a line with name, id and state, and the Python stack."""
         reading = self.reading()
         stats = summarise(reading)
         pages = {name_of_process(page): page for page in reading.pages.values()}
@@ -94,7 +94,7 @@ class Attached:
 
 
 def _boards_of(pid: int) -> Iterator[tuple[tuple[int, int], str]]:
-    """The boards of which a process holds a descriptor: what identifies each, and its path."""
+    """Yields the boards for which a process holds a descriptor, each with its identity and path."""
     folder = f"/proc/{pid}/fd"
     for descriptor in os.listdir(folder):
         path = f"{folder}/{descriptor}"
@@ -102,12 +102,12 @@ def _boards_of(pid: int) -> Iterator[tuple[tuple[int, int], str]]:
             if os.readlink(path).startswith(_NAME):
                 found = os.stat(path)
                 yield (found.st_dev, found.st_ino), path
-        except OSError:  # closed meanwhile
+        except OSError:  # closed in the meantime
             continue
 
 
 def _command(pid: int) -> str:
-    """The command line of a process, without secrets."""
+    """Returns the command line of a process, without secrets."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             parts = file.read(_LONGEST_COMMAND).decode(errors="replace").strip("\0").split("\0")
@@ -121,9 +121,9 @@ def _command(pid: int) -> str:
 
 
 def _numbers(pid: int) -> dict[int, int] | None:
-    """By the numbers that processes have in the container of one of them, those that they have here.
+    """Returns a mapping from the process ids in the container of a process to the process ids here.
 
-    None if there is no container, or this process is in the same one.
+    Returns None if there is no container, or if this process is in the same container.
     """
     try:
         inside = os.readlink(f"{_PROC}/{pid}/ns/pid")
@@ -136,21 +136,21 @@ def _numbers(pid: int) -> dict[int, int] | None:
         with contextlib.suppress(OSError, StopIteration, ValueError):
             if os.readlink(f"{_PROC}/{name}/ns/pid") == inside:
                 with open(f"{_PROC}/{name}/status") as file:
-                    # The innermost is the last.
+                    # The innermost number is the last one.
                     own = next(line.split()[-1] for line in file if line.startswith("NSpid:"))
                 found[int(own)] = int(name)
     return found
 
 
 def find(pid: int | None = None) -> list[Attached]:
-    """The loaders of a process, or of all processes of this user, in the order of their making.
+    """Returns the loaders of a process, or of all processes of this user, in the order of their creation.
 
     Args:
-        pid: a process: a main process, or a child of one.
+        pid: the id of a main process or of one of its children; None (the default) for all processes.
 
     Raises:
-        PermissionError: the process is another user's.
-        ProcessLookupError: there is no such process.
+        PermissionError: the process belongs to another user.
+        ProcessLookupError: the process does not exist.
     """
     if not os.path.isdir("/proc/self/fd"):
         raise NoLoaderError("loaders are found through /proc, which this system does not have")
@@ -172,17 +172,17 @@ def find(pid: int | None = None) -> list[Attached]:
                 raise PermissionError(
                     f"process {pid} belongs to another user: only its own user, or root, may look into it"
                 ) from None
-        except (OSError, RuntimeError):  # it ended meanwhile, or another version of this package made it
+        except (OSError, RuntimeError):  # it has ended in the meantime, or belongs to another version of this package
             continue
     return sorted(found.values(), key=lambda attached: attached.board.made()[1])
 
 
 def _attached(candidate: int, identity: tuple[int, int], path: str) -> Attached | None:
-    """The loader of a board that a process holds; None if another one is its main process, or it is no board."""
+    """Returns the loader of a process's board; None if another process is its main process, or if it is not a board."""
     try:
         board = StatsBoard.observe(path)
         damage = board.damage()
-    except (ValueError, RuntimeError) as error:  # somebody's who means harm, or of another release
+    except (ValueError, RuntimeError) as error:  # malicious, or from another release
         damage = str(error)
     if damage is not None:
         _warn(f"process {candidate} has counters that are left out: {printable(damage)}")
@@ -190,7 +190,7 @@ def _attached(candidate: int, identity: tuple[int, int], path: str) -> Attached 
     owner, _ = board.made()
     numbers = _numbers(candidate)
     here = owner if numbers is None else numbers.get(owner, candidate)
-    # A child that was forked from main may hold the descriptor, too.
+    # A child that was forked from the main process may also hold the descriptor.
     if here != candidate and _holds(here, identity):
         return None
     inside = "" if numbers is None else f" (in a container, where it is {owner})"
@@ -198,7 +198,7 @@ def _attached(candidate: int, identity: tuple[int, int], path: str) -> Attached 
 
 
 def _warn(message: str) -> None:
-    """Says so once in a process: a live view looks every second."""
+    """Issues a warning once per process, because a live view reads every second."""
     if message not in _told:
         _told.add(message)
         warnings.warn(message, RuntimeWarning, stacklevel=5)
@@ -212,10 +212,10 @@ def _holds(pid: int, identity: tuple[int, int]) -> bool:
 
 
 def attach(pid: int | None = None) -> list[Attached]:
-    """Like `find`; if a process has no loader itself, those of its parent, whose worker it may be.
+    """Like `find`. If a process has no loader, returns the loaders of its parent, whose worker it may be.
 
     Raises:
-        NoLoaderError: there is none.
+        NoLoaderError: there is no loader.
     """
     found = find(pid)
     if not found and pid is not None:

@@ -1,17 +1,18 @@
-"""Where a process stands: its Python stack, asked for by a signal, and what the kernel says of it.
+"""Reads the Python stack of another process by a signal, and its state from the kernel.
 
-Role: each process of a loader answers a real-time signal by writing the stack of its main thread into anonymous memory
-of its own; signal and descriptor stand on its page, and whoever may signal it reads the memory through `/proc`. The
-answer is given by `faulthandler` in the signal's handler, in C and without the interpreter's lock, so a process
-answers that hangs in native code, too. Only the main thread's own stack is looked at there, which stands still
-meanwhile: those of other threads move, and may be freed under whoever reads them. Children answer another signal in
-Python, with the stacks of their other threads. That is done with the interpreter's lock, so that all stand still, once
-the main thread runs Python code or looks for signals: as it does where it waits for a thread that hangs.
+Role: each process of a loader answers a real-time signal by writing the stack of its main thread to its own anonymous
+memory. Its page contains the signal and the descriptor, and a user who may signal the process reads the memory through
+`/proc`. `faulthandler` writes the answer in the signal handler, in C and without the interpreter's lock, so that a
+process that hangs in native code answers, too. The handler inspects only the main thread's own stack, which does not
+change meanwhile. Stacks of other threads change, and may be freed while they are read. Worker processes therefore
+answer a second signal in Python with the stacks of their other threads. This requires the interpreter's lock, so that
+all threads are paused, and works once the main thread runs Python code or checks for signals, as it does while it waits
+for a thread that hangs.
 
-A process that is signalled before it answers, or after, would be ended by the signal. So a page says nothing before the
-handler stands, who asks looks whether it does, and the signal is ignored whenever it does not: for good, from a
-process's first loader on. Ignoring it is the main thread's to do. If another thread has made the first loader, the
-handler and its memory stay.
+A signal would terminate a process that has no handler yet, or no longer. The page is therefore empty until the handler
+is installed, and the observer checks for the handler. When there is no handler, the signal is ignored, permanently from
+the process's first loader on. Only the main thread can ignore signals. If another thread has created the first loader,
+the handler and its memory are kept.
 """
 
 from __future__ import annotations
@@ -41,19 +42,19 @@ __all__ = [
     "where_it_stands",
 ]
 
-#: Bytes of answers that are kept; a process that has written more begins anew with its next epoch.
+#: Maximum size of the answers in bytes. A process that has written more starts over with its next epoch.
 MOST = 1 << 20
-#: Seconds between two looks at whether an answer is complete.
+#: Seconds between two checks for a complete answer.
 LOOK = 0.005
 
-#: How `faulthandler` begins a stack.
+#: The first line of a stack by `faulthandler`.
 _HEAD = "Stack (most recent call first):"
-#: The end of the stacks of other threads, and how long those are waited for.
+#: The end mark of the stacks of other threads, and how many seconds to wait for them.
 _END, OTHERS = "\0", 0.5
-#: On a page the number of their signal stands behind that of the main thread's.
+#: On a page, the number of the second signal is stored in the bits above that of the first signal.
 _OTHERS_AT, _FIRST = 8, 0xFF
 
-#: The folder of a child's own frames.
+#: The folder of the package's own frames in a worker process.
 _CHILD = os.path.join("_engine", "workers", "")
 
 _STATES = {
@@ -72,19 +73,19 @@ class _Answering:
 
     def __init__(self, inherited: _Answering | None = None) -> None:
         self.signal: int = 0 if inherited is None else inherited.signal
-        #: The signal upon which a child tells the stacks of its other threads; 0: it does not.
+        #: The signal for the stacks of a worker's other threads; 0 if it does not answer.
         self.others: int = 0
-        #: Whether the signal is ignored if the handler does not stand.
+        #: Whether the signal is ignored when there is no handler.
         self.ignored: bool = inherited is not None and inherited.ignored
-        #: The memory's descriptor and inode, in one value: a fork in another thread's midst sees both or neither.
+        #: The memory's descriptor and inode, in one value, so that a fork by another thread sees both or neither.
         self.opened: tuple[int, int] = (-1, 0)
-        #: The same of the process that this one was forked from, as long as it is not closed here.
+        #: The descriptor and inode of the parent process, until they are closed here.
         self.inherited: tuple[int, int] = (-1, 0)
         if inherited is not None:
             self.inherited = inherited.opened if inherited.opened[0] >= 0 else inherited.inherited
-        #: The pages that say so: those of all loaders of this process.
+        #: The pages with this information, for all loaders of this process.
         self.pages: set[tuple[int, int]] = set()
-        #: Threads begin and end loaders at once; and a loader that is collected ends in the midst of anything.
+        #: Threads create and end loaders concurrently, and garbage collection may end a loader at any point.
         self.lock = threading.RLock()
 
 
@@ -92,7 +93,7 @@ _answering = _Answering()
 
 
 def _in_forked_child() -> None:
-    """The open files are the parent's, and the lock may be held by a thread that is not here."""
+    """Resets the state in a forked child: open files belong to the parent, and a missing thread may hold the lock."""
     global _answering
     _answering = _Answering(_answering)
 
@@ -102,7 +103,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _free_signal() -> int:
-    """A real-time signal that nobody handles."""
+    """Returns a real-time signal without a handler."""
     for number in range(signal.SIGRTMAX - 3, signal.SIGRTMIN, -1):
         if signal.getsignal(number) == signal.SIG_DFL:
             return number
@@ -110,12 +111,12 @@ def _free_signal() -> int:
 
 
 def answer_for_stacks(board: StatsBoard, page: int) -> None:
-    """Makes this process answer, and says how on its page, which goes on saying nothing if the system refuses."""
+    """Makes this process answer, and records this on its page. The page stays empty if the system does not allow it."""
     now = _answering
     if not hasattr(os, "memfd_create") or not hasattr(signal, "SIGRTMAX"):
         return
     with now.lock, contextlib.suppress(OSError):
-        now.pages.add((id(board), page))  # first, so that no other loader's end closes what this one is to use
+        now.pages.add((id(board), page))  # first, so that the end of another loader does not close it
         if not _is_open(now.opened) and not _open(now):
             now.pages.discard((id(board), page))
             return
@@ -125,16 +126,17 @@ def answer_for_stacks(board: StatsBoard, page: int) -> None:
 
 
 def _open(now: _Answering) -> bool:
-    """Opens the memory and has the handler write to it; False if no signal is free."""
-    if not now.signal or (now.ignored and signal.getsignal(now.signal) != signal.SIG_IGN):  # the program took it since
+    """Opens the memory and installs the handler that writes to it; returns False if no signal is free."""
+    # the program has taken the signal since
+    if not now.signal or (now.ignored and signal.getsignal(now.signal) != signal.SIG_IGN):
         now.signal, now.ignored = _free_signal(), False
     if not now.signal:
         return False
     descriptor = os.memfd_create("torchdata-stacks")
     fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_APPEND)
     if not now.ignored and threading.current_thread() is threading.main_thread():
-        faulthandler.unregister(now.signal)  # a parent's, which another thread of it had made
-        signal.signal(now.signal, signal.SIG_IGN)  # what is left when the handler is taken away
+        faulthandler.unregister(now.signal)  # of a parent process, created by another thread there
+        signal.signal(now.signal, signal.SIG_IGN)  # remains when the handler is removed
         now.ignored = True
     faulthandler.register(now.signal, file=descriptor, all_threads=False, chain=False)
     now.opened = (descriptor, os.fstat(descriptor).st_ino)
@@ -144,30 +146,31 @@ def _open(now: _Answering) -> bool:
 
 
 def _answer_for_others(now: _Answering) -> None:
-    """Has a child answer for its other threads, too, from its main thread."""
+    """Makes a worker also answer for its other threads, from its main thread."""
     if now.others or threading.current_thread() is not threading.main_thread():
         return
     number = _free_signal()
     if number:
         signal.signal(number, lambda *_: _tell_others())
         signal.siginterrupt(number, False)
-        atexit.register(_ignore_others, now)  # before the interpreter takes its handler away
+        atexit.register(_ignore_others, now)  # before the interpreter removes its handler
         now.others = number
 
 
 def _ignore_others(now: _Answering) -> None:
-    """Lets late questions do no harm."""
+    """Ignores late signals."""
     if now is _answering and now.others and threading.current_thread() is threading.main_thread():
         signal.signal(now.others, signal.SIG_IGN)
         now.others = 0
 
 
 def _tell_others() -> None:
-    """Writes the stacks of all threads but the main one, which runs this."""
+    """Writes the stacks of all threads except the main thread, which runs this function."""
     descriptor, _ = opened = _answering.opened
     if not _is_open(opened):
         return
-    own, known = threading.get_ident(), getattr(threading, "_active", {})  # without its lock, which may be held here
+    # without its lock, which this thread may hold
+    own, known = threading.get_ident(), getattr(threading, "_active", {})
     told = [
         f"Thread {getattr(known.get(ident), 'name', ident)}, {_listed(frame)}\n"
         for ident, frame in sys._current_frames().items()
@@ -178,14 +181,14 @@ def _tell_others() -> None:
 
 
 def _close(opened: tuple[int, int]) -> None:
-    """Closes the memory, if it is open."""
+    """Closes the memory if it is open."""
     with contextlib.suppress(OSError):
         if _is_open(opened):
             os.close(opened[0])
 
 
 def _is_open(opened: tuple[int, int]) -> bool:
-    """Whether the descriptor still leads to the memory: a thread of the parent, or the program, may have closed it."""
+    """Returns whether the descriptor still refers to the memory, because other code may have closed it."""
     descriptor, inode = opened
     try:
         return descriptor >= 0 and os.fstat(descriptor).st_ino == inode and _is_ours(descriptor)
@@ -194,31 +197,31 @@ def _is_open(opened: tuple[int, int]) -> bool:
 
 
 def _is_ours(descriptor: int) -> bool:
-    """Whether a descriptor of this process is memory that answers are written to."""
+    """Returns whether a descriptor of this process refers to memory for answers."""
     return os.readlink(f"/proc/self/fd/{descriptor}").startswith("/memfd:torchdata-stacks")
 
 
 def answer_no_more(board: StatsBoard, page: int) -> None:
-    """Removes from a page that this process answers, if it has been noted there."""
+    """Removes from a page that this process answers, if the page contains this."""
     now = _answering
     with now.lock:
         if (id(board), page) not in now.pages:
             return
         board.set_stack(page, 0, 0)
         now.pages.discard((id(board), page))
-        # The handler runs in the main thread: seen from another one it may be at work on a late question.
+        # The handler runs in the main thread. Another thread cannot know whether it is handling a late signal.
         if now.pages or not now.ignored or threading.current_thread() is not threading.main_thread():
             return
-        if signal.getsignal(now.signal) != signal.SIG_IGN:  # the program has taken the signal, and is to keep it
+        if signal.getsignal(now.signal) != signal.SIG_IGN:  # the program has taken the signal and keeps it
             return
         _ignore_others(now)
         faulthandler.unregister(now.signal)
         _close(now.opened)
-        now.opened = (-1, 0)  # last: a child that is forked meanwhile closes what it has inherited
+        now.opened = (-1, 0)  # last, so that a child forked in between closes the inherited descriptor
 
 
 def tidy() -> None:
-    """Forgets answers that nobody needs any more, once there are many."""
+    """Removes answers that are no longer needed, once there are many."""
     opened = _answering.opened
     with contextlib.suppress(OSError):  # another thread may be ending the last loader
         if opened[0] >= 0 and os.fstat(opened[0]).st_size > MOST and _is_open(opened):
@@ -226,20 +229,20 @@ def tidy() -> None:
 
 
 def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, wakes: bool = False) -> str | None:
-    """The Python stacks of another process, the innermost call first; None if it does not answer.
+    """Returns the Python stacks of another process, innermost call first; None if it does not answer.
 
-    That of its main thread comes first. Those of its other threads follow, if it is a child whose main thread comes
-    to that.
+    The stack of the main thread is first. The stacks of other threads follow if the process is a worker whose main
+    thread can run Python code.
 
     Args:
-        pid: the process.
-        number: the signals, as its page has them.
+        pid: the id of the process.
+        number: the signals, as stored on its page.
         descriptor: the descriptor that it writes to.
-        seconds: how long to wait. A process that is stopped, or stuck in the kernel, answers when it goes on.
-        wakes: whether it is made to go on, to answer first.
+        seconds: how long to wait. A process that is stopped, or blocked in the kernel, answers only when it continues.
+        wakes: whether to make a stopped process continue, so that it can answer.
 
     Raises:
-        PermissionError: it is another user's.
+        PermissionError: the process belongs to another user.
         ProcessLookupError: it has ended.
     """
     try:
@@ -248,7 +251,7 @@ def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, 
         return None
     try:
         if not _is_ours(answers):
-            return None  # it has ended, and the number is another process's
+            return None  # it has ended, and its id belongs to another process
         before = os.fstat(answers).st_size
         first, others = number & _FIRST, number >> _OTHERS_AT
         if not _handles(pid, first):
@@ -263,7 +266,7 @@ def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, 
             last, size = size, os.fstat(answers).st_size
             if size == last > before:
                 answer = os.pread(answers, min(size - before, MOST), before).decode(errors="replace")
-                if _HEAD in answer:  # or else it is the rest of what another one has asked for
+                if _HEAD in answer:  # otherwise, it is the rest of an answer to another observer
                     return f"{_trimmed(answer)}\n{_others_of(pid, others, answers, size)}".rstrip()
         return None
     finally:
@@ -271,7 +274,7 @@ def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, 
 
 
 def _others_of(pid: int, number: int, answers: int, size: int) -> str:
-    """The stacks of a process's other threads, if they come in time; its answers have been read up to `size`."""
+    """Returns the stacks of a process's other threads if they arrive in time; answers were read up to `size`."""
     if not _handles(pid, number):
         return ""
     os.kill(pid, number)
@@ -281,12 +284,12 @@ def _others_of(pid: int, number: int, answers: int, size: int) -> str:
         time.sleep(LOOK)
         told = os.pread(answers, min(max(0, os.fstat(answers).st_size - size), MOST), size).decode(errors="replace")
     told, ended, _ = told.partition(_END)
-    begins = told.find("Thread ")  # what another one has asked for may stand before
+    begins = told.find("Thread ")  # an answer to another observer may precede it
     return told[begins:] if ended and begins >= 0 else ""
 
 
 def _handles(pid: int, number: int) -> bool:
-    """Whether a process has a handler for the real-time signal, and so is not ended by it."""
+    """Returns whether a process has a handler for the real-time signal, which would otherwise terminate it."""
     if not signal.SIGRTMIN < number < signal.SIGRTMAX:
         return False
     try:
@@ -298,7 +301,9 @@ def _handles(pid: int, number: int) -> bool:
 
 
 def _trimmed(answer: str) -> str:
-    """The first stack of an answer, as others may ask at once; without what runs the graph in a child."""
+    """Returns the first stack of an answer, because other observers may ask at the same time, without a worker's own
+    frames.
+    """
     stack = answer[answer.index(_HEAD) :].strip()
     head, *calls = stack.splitlines()
     calls = calls[: calls.index(head)] if head in calls else calls
@@ -308,8 +313,8 @@ def _trimmed(answer: str) -> str:
 
 
 def own_stack(thread: int | None = None) -> str:
-    """The stack of a thread of this process, the innermost call first, as `ask_for_stack` has it."""
-    # No name is bound to the frames: that of this call among them would be a circle that only the collector ends.
+    """Returns the stack of a thread of this process, innermost call first, in the format of `ask_for_stack`."""
+    # No variable refers to the frames, because the frame of this call would form a reference cycle.
     return _from_top(sys._current_frames().get(thread if thread is not None else _main_thread()))
 
 
@@ -318,7 +323,7 @@ def _from_top(frame: Any) -> str:
 
 
 def _listed(frame: Any) -> str:
-    """A stack as `faulthandler` writes it."""
+    """Formats a stack like `faulthandler`."""
     lines = ["stack (most recent call first):"]
     while frame is not None:
         lines.append(f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}')
@@ -331,13 +336,13 @@ def _main_thread() -> int:
 
 
 def where_it_stands(pid: int, number: int, descriptor: int, wakes: bool = False) -> tuple[str, str]:
-    """Where a process stands: the kernel's word on it, and its Python stacks, or why there are none.
+    """Returns the state of a process according to the kernel, and its Python stacks or the reason why there are none.
 
     Args:
-        pid: the process.
-        number: the signals, as its page has them.
+        pid: the id of the process.
+        number: the signals, as stored on its page.
         descriptor: the descriptor that it writes to.
-        wakes: whether it is stopped, and may go on so that it can answer.
+        wakes: whether a stopped process may be continued so that it can answer.
     """
     where = kernel_state(pid)
     stack = None
@@ -347,12 +352,12 @@ def where_it_stands(pid: int, number: int, descriptor: int, wakes: bool = False)
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped, by a signal or a debugger."""
+    """Returns whether a process is stopped by a signal or a debugger."""
     return _letter_of(pid) in ("T", "t")
 
 
 def _letter_of(pid: int) -> str:
-    """The kernel's letter for what a process's main thread does; empty if there is no such process."""
+    """Returns the kernel's state letter of a process's main thread; empty if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0]
@@ -361,7 +366,7 @@ def _letter_of(pid: int) -> str:
 
 
 def kernel_state(pid: int) -> str:
-    """The kernel's word on a process's main thread: "running", or "asleep in futex_wait"."""
+    """Describes the state of a process's main thread according to the kernel: "running", or "asleep in futex_wait"."""
     state = _letter_of(pid)
     if not state:
         return "ended"

@@ -1,8 +1,8 @@
-"""The warning that no item comes: who waits for whom, and where the process at fault stands.
+"""Warns if no item arrives: names the processes that wait, and shows where the responsible process is.
 
-Role: called with the interpreter's lock: by main's collector, in the thread that waits for workers; and where main
-itself hangs, by the extension's thread that watches calls of `next`. That thread ends before each fork and begins again
-with the next item, so that neither the child nor Python's own look at threads finds it.
+Role: runs with the interpreter's lock. The main process's collector calls it in the thread that waits for workers. If
+the main process itself hangs, the extension's thread that monitors calls of `next` calls it. This thread ends before
+each fork and restarts with the next item, so that neither the child nor Python's own check for threads finds it.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ __all__ = [
     "warn_of_stalls",
 ]
 
-#: Seconds without an item after which main warns, where nobody says how many; `DataLoader2` says so in its signature.
+#: Default number of seconds without an item before the main process warns. `DataLoader2` repeats it in its signature.
 STALL = 60.0
 #: Modules in which a debugger waits for its user.
 _DEBUGGERS = ("bdb", "pydevd")
 
-#: By number: the recorders of the loaders whose calls are watched.
+#: By number: the recorders of the loaders whose calls are monitored.
 _watched: dict[int, weakref.ref[Any]] = {}
 _numbers = itertools.count(1)
 
 
 class StallWarning(RuntimeWarning):
-    """No item has come for long."""
+    """No item has arrived for a long time."""
 
 
 class WaitWarning(RuntimeWarning):
-    """The program has waited for its loader for much of an epoch."""
+    """The program spent much of an epoch waiting for its loader."""
 
 
 def warn_of_stalls(children: Any, seconds: float | None) -> None:
-    """Makes main warn when it has waited so long for an item, and again each time that it has waited twice as long."""
+    """Makes the main process warn after this time without an item, and again each time that the wait has doubled."""
     children.stall_warning = seconds
     if seconds is None:
         return
@@ -68,32 +68,32 @@ def warn_of_stalls(children: Any, seconds: float | None) -> None:
 
 
 class Patience:
-    """How long no item has come of processes for which a thread of main's waits each.
+    """Tracks how long processes have not delivered an item, while a thread of the main process waits for each of them.
 
     Args:
         children: the processes.
-        seconds: after so many without an item a warning is given, and again each time that it was twice as long.
+        seconds: the time without an item before a warning is issued, and again each time that the wait has doubled.
     """
 
     def __init__(self, children: Any, seconds: float) -> None:
         self._children, self._seconds = children, seconds
         self._lock = threading.Lock()
-        #: Whether somebody waits for an item of theirs.
+        #: Returns whether an item of these processes is awaited.
         self.is_awaited: Callable[[], bool] = bool
-        #: How many items have come, and how many had when somebody looked last.
+        #: How many items have arrived, and the number at the last check.
         self.came = self._seen = 0
-        #: By process whose item is late: since when that is known.
+        #: By process whose item is late: since when this is known.
         self._late: dict[int, float] = {}
         self._began, self._next = time.monotonic(), seconds
 
     def came_of(self, number: int) -> None:
-        """An item of a process has come, or the process has died."""
+        """Records that an item of a process has arrived, or that the process has exited."""
         self.came += 1
         if self._late:
             self._late.pop(number, None)
 
     def look(self, number: int) -> None:
-        """Called again and again by whoever waits for a process: warns, in one thread, of the one that is latest."""
+        """Called repeatedly while waiting for a process. Warns, in one thread only, about the latest process."""
         now = time.monotonic()
         self._late.setdefault(number, now)
         if self.came != self._seen or not self.is_awaited():
@@ -106,7 +106,7 @@ class Patience:
 
     def _tell(self, waited: float) -> None:
         late = dict(self._late)
-        if waited < self._next or not late:  # another thread has told
+        if waited < self._next or not late:  # another thread has already warned
             return
         self._next *= 2
         process = min(late, key=late.__getitem__)
@@ -114,7 +114,7 @@ class Patience:
 
 
 def warn_in_thread(warning: Warning) -> None:
-    """Warns in a thread that works for another: where the warning is an error, that is told, and the work goes on."""
+    """Warns in a background thread. If warnings are errors, the error is reported and the thread continues."""
     try:
         warnings.warn(warning, stacklevel=3)
     except Warning as error:
@@ -124,7 +124,7 @@ def warn_in_thread(warning: Warning) -> None:
 def _words(
     children: Any, peer: int | None, waited: float, ask: Callable[[dict[str, Any]], tuple[str, str]] | None = None
 ) -> str:
-    # Imported if something is wrong: a loader that runs needs none of it.
+    # Imported only if there is a problem, because a working loader does not need it.
     from torchdata._observe.outside.stacks import where_it_stands
     from torchdata._observe.show.table import duration
     from torchdata._observe.stats.diagnosis import blame
@@ -150,12 +150,12 @@ def _words(
 
 
 def warn_of_calls(recorder: Any, delivery: Delivery, seconds: float) -> int:
-    """Warns when an item has taken so long that main itself makes, and again each time that it has taken twice as long.
+    """Warns if the main process itself takes too long for an item, and again each time that the duration has doubled.
 
     Args:
-        recorder: has the loader's counters.
-        delivery: the loader's.
-        seconds: the patience.
+        recorder: the recorder with the loader's counters.
+        delivery: the loader's delivery.
+        seconds: the time before the first warning.
 
     Returns:
         The argument of `warn_of_calls_no_more`.
@@ -167,13 +167,13 @@ def warn_of_calls(recorder: Any, delivery: Delivery, seconds: float) -> int:
 
 
 def warn_of_calls_no_more(number: int, delivery: Delivery) -> None:
-    """Ends the watch on a loader's calls."""
+    """Stops monitoring a loader's calls."""
     delivery.watch_no_more()
     _watched.pop(number, None)
 
 
 def _on_call_stall(number: int, waited: float, thread: int) -> None:
-    """Called by the watching thread: the thread `thread` has been in a call for so long."""
+    """Called by the monitoring thread: the thread `thread` has been in a call for `waited` seconds."""
     reference = _watched.get(number)
     recorder = reference() if reference is not None else None
     frame = sys._current_frames().get(thread)
@@ -186,12 +186,13 @@ def _on_call_stall(number: int, waited: float, thread: int) -> None:
     while _is_ours(fault) and fault.f_back is not None:
         fault = fault.f_back
     module = fault.f_globals.get("__name__", "")
-    # By hand, as it is to be told where main stands rather than this thread; without a registry it is told each time.
+    # Explicit, in order to name the main thread's position instead of this thread's. Without a registry, each one is
+    # shown.
     warnings.warn_explicit(words, StallWarning, fault.f_code.co_filename, fault.f_lineno, module)
 
 
 def _is_debugged(frame: Any) -> bool:
-    """Whether a debugger holds the thread: its user knows that nothing comes."""
+    """Returns whether a debugger controls the thread, so that its user expects no items."""
     while frame is not None:
         if frame.f_globals.get("__name__") in _DEBUGGERS:
             return True
@@ -200,13 +201,13 @@ def _is_debugged(frame: Any) -> bool:
 
 
 def _is_ours(frame: Any) -> bool:
-    """Whether a call is this package's, or one that its threads wait in."""
+    """Returns whether a call belongs to this package, or is one in which the package's threads wait."""
     file: str = frame.f_code.co_filename
     return file.startswith(PACKAGE) or frame.f_globals.get("__name__") == "threading"
 
 
 def _words_of_main(board: Any, waited: float, thread: int) -> str | None:
-    """The warning; None if main waits for another process, of which its collector tells."""
+    """Returns the warning; None if the main process waits for another process, which its collector reports."""
     from torchdata._observe.outside.stacks import kernel_state, own_stack
     from torchdata._observe.show.table import duration
     from torchdata._observe.stats.reading import read_board, summarise
@@ -219,7 +220,7 @@ def _words_of_main(board: Any, waited: float, thread: int) -> str | None:
     runs = f", in {main.runs}" if main is not None and main.runs else ""
     stacks = [own_stack(thread)]
     frames = sys._current_frames()
-    del frames[threading.get_ident()]  # of this call: with it there would be a circle that only the collector ends
+    del frames[threading.get_ident()]  # the frame of this call would form a reference cycle
     for ident, frame in frames.items():
         if ident != thread and _runs_ours(frame):
             name = getattr(getattr(threading, "_active", {}).get(ident), "name", ident)
@@ -231,7 +232,7 @@ def _words_of_main(board: Any, waited: float, thread: int) -> str | None:
 
 
 def _runs_ours(frame: Any) -> bool:
-    """Whether a thread is one of this package's, or works for it."""
+    """Returns whether a thread belongs to this package or works for it."""
     while frame is not None:
         if frame.f_code.co_filename.startswith(PACKAGE):
             return True

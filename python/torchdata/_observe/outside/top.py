@@ -1,7 +1,7 @@
-"""`python -m torchdata top`: a live view of running loaders, from outside.
+"""`python -m torchdata top`: a live view of running loaders from another process.
 
-Role: an observer. In a terminal it draws by `rich` on the terminal's second screen, which is gone when it ends;
-elsewhere it prints one table. Keys: `s` shows where each process stands, `q` ends it.
+Role: an observing process. In a terminal, it draws with `rich` on the alternate screen. Elsewhere, it prints one table.
+Keys: `s` shows the stack of each process, `q` quits.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from torchdata._optional import optional_import
 
 __all__ = ["live", "print_once"]
 
-#: Columns of the tables, the most important first: what there is no room for is left out.
+#: Columns of the tables, most important first. Columns without room are left out.
 _PROCESS_COLUMNS = "process,items/s,busy,for items,for room,pid,state,in flight,items,memory"
 _PIPE_COLUMNS = "pipe,out,share,own,process,held,in,p50,p99"
 
-#: Seconds of which the rates and the verdict speak.
+#: The number of seconds that the rates and the diagnosis cover.
 WINDOW = 10.0
 
 
 class _View:
-    """One loader as it has been of late."""
+    """The recent statistics of one loader."""
 
     def __init__(self, attached: Attached) -> None:
         self.attached = attached
         self._past: deque[tuple[float, LoaderStats]] = deque()
 
     def look(self) -> LoaderStats:
-        """Its statistics of the last seconds; of all the time while that is short."""
+        """Returns its statistics for the last seconds, or since its start if that is more recent."""
         now = time.monotonic()
         whole = self.attached.stats()
         while self._past and now - self._past[0][0] > WINDOW:
@@ -59,12 +59,12 @@ class _View:
         return recent if recent.seconds > 0.2 or whole.items == 0 else whole
 
     def is_readable(self) -> bool:
-        """Whether its board says what boards say."""
+        """Returns whether its board is valid."""
         return self.attached.board.damage() is None
 
 
 def print_once(pid: int | None, stacks: bool, write: Callable[[str], object] = print) -> None:
-    """Prints the table of each loader, and its verdict."""
+    """Prints the table of each loader, and its diagnosis."""
     for attached in attach(pid):
         stats = attached.stats()
         write(f"loader of process {attached.pid}: {attached.command}")
@@ -76,7 +76,7 @@ def print_once(pid: int | None, stacks: bool, write: Callable[[str], object] = p
 
 
 def live(pid: int | None, interval: float, stacks: bool) -> None:
-    """Shows the loaders until `q` is pressed or they are gone."""
+    """Shows the loaders until `q` is pressed or all have ended."""
     rich = partial(optional_import, extra="top", needed_by="the live view")
     console = rich("rich.console").Console()
     live_view = rich("rich.live").Live
@@ -103,7 +103,7 @@ def live(pid: int | None, interval: float, stacks: bool) -> None:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Callable[[float], str]]:
-    """Keys as they are pressed; the function waits so many seconds for one."""
+    """Yields a function that waits a number of seconds for a key, and returns it."""
     if not sys.stdin.isatty():
 
         def nothing(seconds: float) -> str:
@@ -131,7 +131,7 @@ def _keys() -> Iterator[Callable[[float], str]]:
 
 
 def _screen(views: list[_View], stacks: bool, console: Any) -> Any:
-    """All loaders, as far as there is room, and below them the keys and what was left out."""
+    """Returns all loaders as far as there is room, and below them the keys and what was left out."""
     from rich.console import Group
     from rich.segment import SegmentLines
     from rich.text import Text
@@ -174,7 +174,7 @@ def _loader(view: _View, stacks: bool, width: int) -> list[Any]:
 
 
 def _table(rows: list[list[str]], columns: str, width: int) -> Any:
-    """A table of those columns that there is room for, the most important first."""
+    """Returns a table with those columns that fit, most important first."""
     from rich.table import Table
 
     kept: list[int] = []

@@ -1,1 +1,1 @@
-"""Views of a loader for people: tables, pictures, notebooks, progress, words. Imported when somebody looks."""
+"""Displays of a loader: tables, pictures, notebooks, progress, words. Imported only when they are used."""

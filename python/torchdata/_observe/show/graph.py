@@ -1,7 +1,7 @@
-"""The picture of a loader: its processes from above to below, their pipes, and what flows between them.
+"""The picture of a loader: its processes from top to bottom, their pipes, and the flow of items between them.
 
-Role: turns statistics into nodes and arrows. Workers that run the same pipes are one group, of which each number is
-the sum or the mean.
+Role: converts statistics to nodes and arrows. Workers that run the same pipes form one group, whose numbers are sums or
+means.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 __all__ = ["graph_of_stats"]
 
 _ROLES = {"main": 1, "worker": 2, "dispatching": 3}
-#: From above to below.
+#: From top to bottom.
 _COLUMNS = ("dispatching", "worker", "main")
-#: Few workers of which one has so many times the items of another are drawn one by one.
+#: Up to this many workers are drawn separately if one has this many times the items of another.
 _DRAWN_APART, _UNEVEN = 4, 1.5
 
-#: The last pipe of processes, and these.
+#: The last pipe of a group of processes, and these processes.
 _End = tuple["Node", "list[ProcessStats]"]
 
 
 def graph_of_stats(stats: LoaderStats) -> Graph:
-    """The graph of a loader's processes: the dispatching process, the workers, main, from above to below."""
+    """Returns the graph of a loader's processes: the dispatching process, the workers, and the main process."""
     graph = Graph()
     ends: list[_End] = []
     for processes in _alike(stats):
@@ -38,7 +38,7 @@ def graph_of_stats(stats: LoaderStats) -> Graph:
 
 
 def _alike(stats: LoaderStats) -> list[list[ProcessStats]]:
-    """The processes that have pipes, those together that run the same and have about as much to do."""
+    """Returns the processes that have pipes, grouped by equal pipes and similar amounts of work."""
     workers: dict[tuple[str, ...], list[ProcessStats]] = {}
     for worker in stats.workers:
         if worker.pipes:
@@ -88,7 +88,7 @@ def _is_input(pipe: PipeStats) -> bool:
 
 
 def _readers(stats: LoaderStats, process: ProcessStats) -> Sequence[int | None]:
-    """By pipe of a process: the number of the pipe that reads it."""
+    """Returns for each pipe of a process the number of the pipe that reads it."""
     for page in stats.reading.pages.values():
         if (
             page["pid"] == process.pid
@@ -115,7 +115,7 @@ def _rate(process: ProcessStats, pipe: PipeStats) -> float:
 
 
 def _node(pipes: list[PipeStats]) -> Node:
-    """A pipe as all processes that run it have it."""
+    """Combines the numbers of a pipe in all processes that run it."""
     first = pipes[0]
     lines = [first.location] if first.location else []
     items = sum(pipe.items_out for pipe in pipes)
@@ -131,7 +131,7 @@ def _node(pipes: list[PipeStats]) -> Node:
 
 
 def _heat(nodes: list[Node], processes: list[ProcessStats]) -> None:
-    """Says each pipe's share of the work of its processes. It is as hot as that is of their time."""
+    """Sets each pipe's share of the work of its processes, and its heat, which is its share of their time."""
     own = [sum(p.pipes[i].own_seconds or 0.0 for p in processes) for i in range(len(nodes))]
     known = [any(p.pipes[i].own_seconds is not None for p in processes) for i in range(len(nodes))]
     work = sum(time for time, node in zip(own, nodes, strict=True) if node.kind != "waits")

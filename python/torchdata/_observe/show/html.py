@@ -1,4 +1,4 @@
-"""Views of loaders and of statistics in notebooks: tables, the verdict and a picture."""
+"""Displays of loaders and statistics in notebooks: tables, the diagnosis and a picture."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["html_of_loader", "html_of_stats"]
 
 
 def html_of_stats(stats: LoaderStats) -> str:
-    """Statistics: the summary, processes, pipes, and the picture."""
+    """Shows statistics: the summary, processes, pipes, and the picture."""
     summary = "<br>".join(escape(line) for line in as_table(stats).split("\n\n")[0].splitlines())
     parts = [f'<p style="font-size:12px">{summary}</p>', table(process_rows(stats.processes), left=3)]
     if stats.pipes:
@@ -26,7 +26,7 @@ def html_of_stats(stats: LoaderStats) -> str:
 
 
 def html_of_loader(loader: Any) -> str:
-    """A loader: what it is, the verdict, and its statistics; before the first epoch its pipeline."""
+    """Shows a loader: its description, the diagnosis and its statistics; before the first epoch, its pipeline."""
     head = f"<p><code>{escape(repr(loader))}</code></p>"
     stats = loader.stats()
     if not stats.processes:

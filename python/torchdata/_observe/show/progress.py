@@ -1,8 +1,8 @@
-"""`loader.progress()`: a bar over an epoch that says how fast items come, and how long is waited for them.
+"""`loader.progress()`: a progress bar for an epoch, with the item rate and the waiting time.
 
-Role: wraps the loader's iterator in main. The bar is tqdm's or rich's; the waits are those that the loader counts,
-looked at now and then. Where nobody watches, at a terminal or in a notebook, nothing is drawn, and an item costs what
-it costs without.
+Role: wraps the loader's iterator in the main process. The bar is drawn by tqdm or rich. The loader counts the waiting
+times, which are read from time to time. Outside terminals and notebooks, nothing is drawn and there is no cost per
+item.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Loader(Protocol[T_co]):
 
 
 class Progress(Generic[T_co]):
-    """See `DataLoader2.progress`. Iterating it begins an epoch; `len` is the loader's."""
+    """See `DataLoader2.progress`. Iterating over it begins an epoch, and its `len` is the loader's."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Progress(Generic[T_co]):
             return None
         try:
             total = len(self._loader)
-        except TypeError:  # not known
+        except TypeError:  # the length is unknown
             total = None
         return (_Tqdm if backend == "tqdm" else _Rich)(total, self._description, file)
 
@@ -101,7 +101,7 @@ class Progress(Generic[T_co]):
 
 
 def _is_watched(file: IO[str]) -> bool:
-    """Whether a terminal or a notebook's cell shows at once what is written there."""
+    """Returns whether a terminal or a notebook displays the output immediately."""
     kernel = sys.modules.get("ipykernel.iostream")
     return file.isatty() or (kernel is not None and isinstance(file, kernel.OutStream))
 

@@ -1,6 +1,6 @@
-"""Statistics that show themselves: as a table of text, as a picture, in notebooks.
+"""Statistics that display themselves: as a text table, as a picture, and in notebooks.
 
-Role: what `DataLoader2.stats` returns. It is made by `reading`; what it shows is made by `table`, `graph` and `html`.
+Role: the result of `DataLoader2.stats`. It is created by `reading`. `table`, `graph` and `html` create the displays.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["ShownStats"]
 
 @dataclass(frozen=True)
 class ShownStats(LoaderStats):
-    """See `LoaderStats`, whose fields these are."""
+    """See `LoaderStats`, which defines the fields."""
 
     def __str__(self) -> str:
         from torchdata._observe.show.table import as_table
@@ -27,9 +27,9 @@ class ShownStats(LoaderStats):
         return as_table(self)
 
     def picture(self) -> Picture:
-        """Draws the pipes of each process, colored by own time, with rates on the arrows.
+        """Draws the pipes of each process, colored by their own time, with rates on the arrows.
 
-        A notebook shows it; `.svg()` returns it, and `.save(path)` writes it.
+        A notebook displays the result. `.svg()` returns it as SVG, and `.save(path)` writes it to a file.
         """
         from torchdata._drawing.picture import Picture
 

@@ -1,4 +1,4 @@
-"""Statistics as a table of plain text."""
+"""Displays statistics as a plain text table."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 __all__ = ["amount", "as_table", "duration", "network_line", "percent", "pipe_rows", "process_rows", "size"]
 
 
-#: The part of a unit from which on three digits round up to one.
+#: The fraction of a unit that rounds up to one with three digits.
 _ROUNDS_UP = 0.9995
 
 
 def amount(number: float) -> str:
-    """A number with at most four digits: "12.3 k"."""
+    """Formats a number with at most four digits: "12.3 k"."""
     for unit, name in ((1e9, " G"), (1e6, " M"), (1e4, " k")):
         if number >= _ROUNDS_UP * unit:
             return f"{number / (unit if unit != 1e4 else 1e3):.3g}{name}"
@@ -24,7 +24,7 @@ def amount(number: float) -> str:
 
 
 def size(number: float) -> str:
-    """Bytes: "1.5 MiB"."""
+    """Formats a number of bytes: "1.5 MiB"."""
     for unit, name in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
         if number >= 1 << unit:
             return f"{number / (1 << unit):.1f} {name}"
@@ -32,7 +32,7 @@ def size(number: float) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """A time: "4.1 ms"; a dash if it is not known."""
+    """Formats a duration: "4.1 ms"; a dash if it is unknown."""
     if seconds is None:
         return "-"
     for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
@@ -42,12 +42,12 @@ def duration(seconds: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """A share: "62 %"; a dash if it is not known."""
+    """Formats a fraction: "62 %"; a dash if it is unknown."""
     return "-" if share is None else f"{100 * share:.0f} %"
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows whose columns stand below each other: the first to the left, the others to the right."""
+    """Formats rows as aligned columns: the first column left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
@@ -59,7 +59,7 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def process_rows(processes: Sequence[ProcessStats]) -> list[list[str]]:
-    """A row for each process, below their heading."""
+    """Returns a heading and a row for each process."""
     rows = [
         [
             "process",
@@ -94,7 +94,7 @@ def process_rows(processes: Sequence[ProcessStats]) -> list[list[str]]:
 
 
 def pipe_rows(pipes: Sequence[PipeStats]) -> list[list[str]]:
-    """A row for each pipe, below their heading."""
+    """Returns a heading and a row for each pipe."""
     rows = [["pipe", "process", "in", "out", "own", "share", "p50", "p99", "held"]]
     for pipe in pipes:
         held = "-" if pipe.buffered_items is None else str(pipe.buffered_items)
@@ -115,7 +115,7 @@ def pipe_rows(pipes: Sequence[PipeStats]) -> list[list[str]]:
 
 
 def network_line(stats: LoaderStats) -> str:
-    """The bytes that come of other machines."""
+    """Describes the bytes that arrive from other machines."""
     far = [worker for worker in stats.workers if worker.node is not None]
     nodes = len({worker.node for worker in far})
     return (
@@ -125,7 +125,7 @@ def network_line(stats: LoaderStats) -> str:
 
 
 def as_table(stats: LoaderStats) -> str:
-    """All that a person wants to see first."""
+    """Formats the most important statistics."""
     state = "running" if stats.running else "not running"
     lines = [
         f"epoch {stats.epoch} ({state}): {amount(stats.items)} items in {duration(stats.seconds)}, "

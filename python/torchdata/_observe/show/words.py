@@ -1,4 +1,4 @@
-"""A reading service in words: its class and the parameters that are not as by default."""
+"""Describes a reading service: its class and the parameters that differ from their defaults."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["described"]
 
 
 def described(service: Any) -> str:
-    """The service in words; None is the process itself."""
+    """Describes the service; None stands for the main process."""
     if service is None:
         return "this process"
     parts = getattr(service, "reading_services", None)

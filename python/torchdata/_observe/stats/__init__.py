@@ -1,1 +1,1 @@
-"""Counters of processes and pipes, and the values and the verdict that are made of them."""
+"""Counters of processes and pipes, and the statistics and the diagnosis derived from them."""

@@ -1,6 +1,6 @@
-"""What helps, in the arguments that the user's own loader has.
+"""Advice in terms of the arguments of the user's own loader.
 
-Role: data for the verdicts of `diagnosis`.
+Role: data for the diagnoses of `diagnosis`.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ __all__ = ["Advice", "advice_for"]
 
 @dataclass(frozen=True)
 class Advice:
-    """The arguments of a loader that advice names."""
+    """The loader arguments that advice mentions."""
 
-    #: So many workers, where there are none.
+    #: How to set a number of workers if there are none.
     workers: str
-    #: How the time of each pipe is taken.
+    #: How to measure the time of each pipe.
     full: str
     #: What helps if shared memory is full.
     memory: str
-    #: What makes items larger.
+    #: How to make items larger.
     larger: str
-    #: What helps if one worker has much more to do.
+    #: What helps if one worker has much more work.
     shares: str
-    #: What starts faster, or more rarely.
+    #: How to start faster, or less often.
     start: str
 
 
@@ -54,5 +54,5 @@ _OF_BATCHES = Advice(
 
 
 def advice_for(stats: LoaderStats) -> Advice:
-    """The arguments of the loader that is counted."""
+    """Returns the advice for the class of the loader."""
     return _OF_BATCHES if stats.is_stateful_loader else _OF_PIPES

@@ -1,8 +1,9 @@
-"""The counters of a `StatefulDataLoader`: what reading the samples of batches takes, and what collating them takes.
+"""The counters of a `StatefulDataLoader`: the times for reading the samples of batches and for collating them.
 
-Role: `bind_reading` names both on the page of the process that reads, a worker or main; `BatchClock` times one batch in
-several. `BatchRecorder` belongs to the loader, in main. With `persistent_workers=False` each epoch has new workers, and
-a new board with them, so the statistics are those of the epoch that runs or ran last.
+Role: `bind_reading` registers both on the page of the reading process, which is a worker or the main process.
+`BatchClock` times some of the batches. `BatchRecorder` belongs to the loader, in the main process. With
+`persistent_workers=False`, each epoch has new workers with a new board, so the statistics cover the current or last
+epoch.
 """
 
 from __future__ import annotations
@@ -27,22 +28,22 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchClock", "BatchRecorder", "bind_reading"]
 
-#: Batches that take at least these nanoseconds are all timed, which costs less than 0.3 % of their time.
+#: Batches that take at least this many nanoseconds are all timed, which costs less than 0.3 % of their time.
 _EACH = 500_000
-#: The largest number of batches between two that are timed.
+#: Maximum number of batches between two timed batches.
 _MOST = 256
-#: Pipes of a dataset that are counted. Three further rows belong to the dataset, `collate_fn` and the loader.
+#: Maximum number of counted pipes in a dataset. Three further rows are for the dataset, `collate_fn` and the loader.
 _ROOM = PIPES - 3
 
 
 class BatchClock:
-    """Times one batch in several, so that it costs little whatever the batches are.
+    """Times some of the batches, so that the cost is small for batches of any size.
 
     Args:
         board: the counters.
         page: the page of this process.
-        read: the number of what reads samples; None if pipes of the dataset are timed by themselves.
-        collated: the number of what makes batches.
+        read: the row for reading samples; None if the dataset's pipes are timed separately.
+        collated: the row for collating batches.
     """
 
     __slots__ = ("_board", "_collated", "_full", "_gap", "_longest", "_page", "_random", "_read")
@@ -50,20 +51,20 @@ class BatchClock:
     def __init__(self, board: StatsBoard, page: int, read: int | None, collated: int) -> None:
         self._board, self._page, self._read, self._collated = board, page, read, collated
         self._full = board.full
-        #: How many batches the next one that is timed stands for, and how many it may.
+        #: How many batches the next timed batch represents, and the maximum.
         self._gap = self._longest = 1
         self._random = random.Random()
 
     def __reduce__(self) -> tuple[Any, tuple[()]]:
-        return type(None), ()  # a copy of what is timed is timed once it begins
+        return type(None), ()  # a copy of the timed object is timed once it begins
 
     def note(self, samples: int, reading: int, collating: int) -> int:
-        """Notes a batch that was timed; returns after how many batches the next one is to be.
+        """Records a timed batch; returns after how many batches to time the next one.
 
         Args:
             samples: how many samples it has.
-            reading: nanoseconds in which they were read.
-            collating: nanoseconds in which the batch was made of them.
+            reading: the nanoseconds for reading them.
+            collating: the nanoseconds for collating them.
         """
         gap = self._gap
         if self._read is not None:
@@ -73,28 +74,29 @@ class BatchClock:
             return 1
         mean = min(_EACH // max(1, reading + collating), self._longest)
         self._longest = min(2 * self._longest, _MOST)
-        self._gap = 1 if mean <= 1 else self._random.randrange(1, 2 * mean)  # no rhythm of the dataset's meets it
+        # random, to avoid coinciding with a rhythm of the dataset
+        self._gap = 1 if mean <= 1 else self._random.randrange(1, 2 * mean)
         return self._gap
 
 
 def bind_reading(
     counting: Counting, dataset: Any, is_iterable: bool, collate_fn: Any, hands_out: bool = False
 ) -> tuple[BatchClock, int]:
-    """Names what reads samples and what makes batches on the page of this process.
+    """Registers the functions that read samples and collate batches on the page of this process.
 
     Args:
         counting: the page.
         dataset: the dataset.
         is_iterable: whether it is iterated over, rather than read by index.
-        collate_fn: makes a batch of samples.
-        hands_out: whether the loader hands the batches out in this process.
+        collate_fn: the function that collates samples.
+        hands_out: whether the loader returns the batches in this process.
 
     Returns:
-        The clock of the batches, and the number of the row that counts the batches of the loader.
+        The clock for the batches, and the row that counts the loader's batches.
     """
     board = counting.board
     rows: list[_Row] = []
-    if board.full and isinstance(dataset, IterDataPipe):  # whose pipes are timed by themselves
+    if board.full and isinstance(dataset, IterDataPipe):  # its pipes are timed separately
         rows = describe_pipes(dataset, True)[-_ROOM:]
         rows[-1] = (*rows[-1][:3], len(rows), *rows[-1][4:])
     read = None if rows else 0
@@ -116,7 +118,7 @@ def _row(name: str, location: str, reader: int | None = None) -> _Row:
 
 
 def _name_of_dataset(dataset: Any, is_iterable: bool) -> tuple[str, str]:
-    """The user's code that makes samples, and where it stands."""
+    """Returns the name and location of the user code that creates samples."""
     methods = ITERATED if is_iterable else READ
     codes = codes_of_dataset(dataset, methods)
     if codes:
@@ -143,21 +145,22 @@ class BatchRecorder(Recorder):
     """The statistics of one `StatefulDataLoader`.
 
     Args:
-        level: "counts", or "full" to time each batch; None for what the environment says.
-        wait_warning: the share of an epoch that the program may wait for the loader without a warning; None: any.
+        level: "counts", or "full" to time each batch; None uses the environment.
+        wait_warning: the fraction of an epoch that the program may wait for the loader without a warning; None for no
+            limit.
     """
 
     name = STATEFUL
 
     def __init__(self, level: StatsLevel | None, wait_warning: float | None) -> None:
         super().__init__(level, None, wait_warning)
-        #: How many epochs have begun, and how many before those that the board counts.
+        #: How many epochs have begun, and how many of them precede the current board.
         self._epochs = self._before = 0
-        #: The counters when the workers of the last epoch were to end.
+        #: The counters at the time when the workers of the last epoch were stopped.
         self._final: Reading | None = None
 
     def begin_here(self, iterator: Any, dataset: Any, is_iterable: bool, collate_fn: Any) -> BatchClock | None:
-        """An epoch begins that is read in this process; returns what times its batches, if anybody does."""
+        """Begins an epoch that is read in this process; returns the clock for its batches, if they are counted."""
         if self._counting is None or self._processes is not None or self._pid != os.getpid():
             try:
                 board = StatsBoard(1, 1, PIPES, self.full)
@@ -176,7 +179,7 @@ class BatchRecorder(Recorder):
         return self._counting
 
     def begin_in(self, iterator: Any, pool: Any) -> None:
-        """An epoch begins that the workers of a pool read."""
+        """Begins an epoch that the workers of a pool read."""
         if self._processes is not pool:
             self._take(pool.counting, pool)
             pool.counting.board.bind(MAIN_PAGE, [_row(STATEFUL, "")], 1)
@@ -194,7 +197,7 @@ class BatchRecorder(Recorder):
         self._counting.board.count_items(iterator, MAIN_PAGE, row)
 
     def end(self) -> None:
-        """The epoch is over, and its workers are about to end unless they live on."""
+        """Ends an epoch, before its workers exit unless they are persistent."""
         if self._counting is None or self._pid != os.getpid():
             return
         self._counting.end()
@@ -203,7 +206,7 @@ class BatchRecorder(Recorder):
         self._warn_if_slow()
 
     def reading(self) -> Reading:
-        """The counters so far; of workers that have ended, as they were before that."""
+        """Returns the current counters, or for workers that have exited, their last counters."""
         return self._final or super().reading()
 
     def stats(self, since: LoaderStats | None = None) -> ShownStats:
@@ -212,5 +215,5 @@ class BatchRecorder(Recorder):
         return replace(stats, epoch=self._before + stats.epoch)
 
     def copied(self) -> BatchRecorder:
-        """The recorder of a copy of the loader."""
+        """Returns the recorder for a copy of the loader."""
         return BatchRecorder("full" if self.full else "counts", self.wait_warning)

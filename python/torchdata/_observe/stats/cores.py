@@ -1,6 +1,6 @@
-"""How many workers keep the cores of this machine busy, from what they were counted to compute and to wait.
+"""Determines how many workers keep the cores of this machine busy, from their measured processor and waiting times.
 
-Role: pure functions over statistics, in main. Verdicts use them.
+Role: pure functions over statistics, in the main process, for diagnoses.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ __all__ = ["free_of_main", "processors_of", "workers_that_fit"]
 
 
 def processors_of(processes: Iterable[ProcessStats], before: float = 0.0) -> tuple[float, float] | None:
-    """How many processors a process keeps busy while it works, had it them for itself: at least, and at most.
+    """Returns how many processors a process would keep busy while it works if no other programs ran: a lower and an
+    upper bound.
 
-    Other programs make a process stand in line, and so take longer: that is no waiting of its own.
+    Other programs make a process wait for a processor and take longer. This does not count as waiting of its own.
 
     Args:
         processes: the processes.
-        before: seconds of each beside its work, in which it may have computed or not: processor time is counted from
-            the start of a process on, and so with what it imports.
+        before: for each process, seconds outside its work in which it may have computed, because processor time is
+            counted from the start of a process and includes imports.
 
     Returns:
+        The two numbers; None if they are unknown.
         The two numbers; None where they are not known.
     """
     processes = list(processes)
@@ -39,18 +41,18 @@ def processors_of(processes: Iterable[ProcessStats], before: float = 0.0) -> tup
 
 
 def _share(ran: float, stood: float, busy: float) -> float:
-    if ran + stood >= busy:  # some threads at once
+    if ran + stood >= busy:  # several threads at once
         return (ran + stood) / busy
     return ran / (busy - stood)
 
 
 def free_of_main(stats: LoaderStats, cores: int) -> float:
-    """Cores that the training leaves to workers: it computes in main, and keeps what it takes."""
+    """Returns the number of cores that training in the main process leaves to workers."""
     main = stats.main
     computed = (main.cpu_seconds or 0.0) / stats.seconds if main is not None and stats.seconds > 0 else 0.0
     return cores - min(cores - 1.0, computed)
 
 
 def workers_that_fit(processors: float, free: float) -> float:
-    """How many workers keep so many free cores busy, if each keeps `processors` of them; more would not be faster."""
+    """Returns how many workers fill the free cores, if each uses `processors` of them. More would not be faster."""
     return max(1, math.floor(free / processors + 0.5)) if processors > 0 else math.inf

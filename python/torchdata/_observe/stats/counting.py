@@ -1,7 +1,8 @@
 """The counters of a process: its page on the loader's board.
 
-Role: takes the page when the process starts, names the pipes on it when the graph is known, says when epochs begin and
-end. Runs in main and in each child; writes that process's page alone. The counting itself is done by the extension.
+Role: takes the page when the process starts, registers the pipes once the graph is known, and records when epochs begin
+and end. Runs in the main process and in each child process, and writes only that process's page. The extension does the
+actual counting.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ if TYPE_CHECKING:
 
 __all__ = ["MAIN_PAGE", "PIPES", "Counting"]
 
-#: The page of main; those of the children follow, the dispatching process last.
+#: The page of the main process. Pages of the child processes follow, with the dispatching process last.
 MAIN_PAGE = 0
-#: Pipes of one process that are counted; the last one is among them.
+#: Maximum number of counted pipes per process, which always include the last one.
 PIPES = 60
 MAIN, WORKER, DISPATCHER = 1, 2, 3
 
 
 def _exchanged(rows: list[Any], one: int, other: int) -> list[Any]:
-    """Described pipes of which two have each other's place; so do those that they are read by."""
+    """Returns the described pipes with two of them exchanged, including references to them."""
     places = {one: other, other: one}
     rows = [(*row[:3], places.get(row[3], row[3]), *row[4:]) for row in rows]
     rows[one], rows[other] = rows[other], rows[one]
@@ -34,7 +35,7 @@ def _exchanged(rows: list[Any], one: int, other: int) -> list[Any]:
 
 
 class Counting:
-    """A process's page.
+    """The page of a process.
 
     Args:
         board: the loader's counters.
@@ -48,13 +49,13 @@ class Counting:
         self._epoch = 0
 
     def adopt_child(self, setup: Any, sender: Sender, dispatched: Collector | None, commands: Collector) -> None:
-        """Takes the page of a worker, or of the dispatching process.
+        """Takes the page of a worker or of the dispatching process.
 
         Args:
             setup: the `ChildSetup`.
-            sender: where its items go out.
-            dispatched: where a worker gets items of the dispatching process, if it does.
-            commands: where it gets its commands.
+            sender: the link over which the process sends its items.
+            dispatched: the link over which a worker receives items of the dispatching process, if any.
+            commands: the link over which the process receives its commands.
         """
         self.board.adopt(self.page, DISPATCHER if setup.dispatches else WORKER, setup.worker_id)
         sender.count_into(self.board, self.page, 0, setup.output_peers)
@@ -64,40 +65,42 @@ class Counting:
         answer_for_stacks(self.board, self.page)
 
     def adopt_main(self) -> None:
-        """Takes the page of main."""
+        """Takes the page of the main process."""
         self.board.adopt(self.page, MAIN, 0)
         answer_for_stacks(self.board, self.page)
 
     def receive(self, collector: Collector, pages: Sequence[int], first: int = 0) -> None:
-        """Counts in main what workers send over links that are counted from that number on; `pages` are theirs."""
+        """Counts, in the main process, what workers send. `pages` are the workers' pages, and `first` is the first
+        link's number.
+        """
         collector.count_into(self.board, self.page, first, pages, True)
 
     def bind(self, datapipe: Any, shard: int = 0) -> None:
-        """Counts the pipes of the graph that ends in `datapipe`, unless they are counted already.
+        """Counts the pipes of the graph that ends in `datapipe`, unless they are already counted.
 
         Args:
             datapipe: the last pipe.
-            shard: which shard of this process it is; their counts are added up.
+            shard: the shard of this process. The counts of its shards are added.
         """
         if datapipe is self._bound.get(shard):
             return
         self._bound[shard] = datapipe
         rows = describe_pipes(datapipe, self.board.full)
-        end = max(0, len(rows) - 1)  # a service may give an iterator that is no pipe
-        if end >= PIPES:  # its items are the loader's: it takes the place of another one
+        end = max(0, len(rows) - 1)  # a service may provide an iterator that is not a pipe
+        if end >= PIPES:  # its items are the loader's items, so it replaces another pipe
             rows, end = _exchanged(rows, end, PIPES - 1), PIPES - 1
         self.board.bind(self.page, rows, end)
 
     def begin(self, epoch: int | None = None) -> None:
-        """An epoch begins, or goes on with another pass, in a child."""
+        """Records, in a child process, that an epoch begins or continues with another pass."""
         self._epoch = self._epoch if epoch is None else epoch
         tidy()
         self.board.begin_span(self.page, self._epoch)
 
     def end(self) -> None:
-        """The epoch is over, or given up."""
+        """Records that the epoch has ended or was abandoned."""
         self.board.end_span(self.page)
 
     def close(self) -> None:
-        """The process is about to end."""
+        """Records that the process is about to exit."""
         answer_no_more(self.board, self.page)

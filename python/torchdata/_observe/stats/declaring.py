@@ -1,6 +1,7 @@
-"""How a field of statistics is declared, once: its meaning, what exporters measure of it, how it is summed.
+"""Declares each field of statistics in one place: its meaning, its exported measurement, and how it is summed.
 
-Role: knows no statistics. The model declares its fields by it; docstrings, sums and measurements follow from that.
+Role: independent of particular statistics. The model declares its fields with it. Docstrings, sums and measurements are
+derived from the declarations.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ _FAMILY, _HELP, _SUM = "family", "help", "sum"
 
 @dataclass(frozen=True)
 class Family:
-    """Measurements of one name.
+    """A metric family: measurements with the same name.
 
     Args:
-        name: without the prefix `torchdata_`, and of counters without `_total`. In a declaration "" is the field's.
-        kind: whether it only grows.
-        help: its meaning.
-        labels: what tells its measurements apart, besides the rank.
+        name: the name without the prefix `torchdata_`, and for counters without `_total`. "" in a declaration uses the
+            field's.
+        kind: "counter" for values that only increase, or "gauge".
+        help: the meaning.
+        labels: the labels that distinguish its measurements, besides the rank.
     """
 
     name: str
@@ -35,23 +37,23 @@ class Family:
 
 
 def counter(name: str = "") -> Family:
-    """A measurement that only grows."""
+    """Declares a measurement that only increases."""
     return Family(name, "counter")
 
 
 def gauge(name: str = "") -> Family:
-    """A measurement of now, or of late."""
+    """Declares a measurement of the current or recent value."""
     return Family(name, "gauge")
 
 
 def told(meaning: str, family: Family | None = None, *, summed: str = "", **options: Any) -> Any:
-    """A field of statistics.
+    """Declares a field of statistics.
 
     Args:
-        meaning: goes into the docstring of its class, and into what exporters say.
-        family: what exporters measure of it; None: nothing.
-        summed: over what the field is a sum, or "most" for the largest.
-        options: further ones of `dataclasses.field`.
+        meaning: the text for the class docstring and for exporters.
+        family: the exported measurement; None for none.
+        summed: what the field is a sum over, or "most" for the maximum.
+        options: further arguments of `dataclasses.field`.
     """
     return field(metadata={_HELP: meaning, _FAMILY: family, _SUM: summed}, **options)
 
@@ -64,7 +66,7 @@ def described(cls: C) -> C:
 
 
 def families_of(cls: type, prefix: str = "", labels: Iterable[str] = ()) -> dict[str, Family]:
-    """By field of a class of statistics: what exporters measure of it."""
+    """Returns the exported measurement for each field of a class of statistics."""
     found = {}
     for one in fields(cls):
         family: Family | None = one.metadata.get(_FAMILY)
@@ -76,5 +78,5 @@ def families_of(cls: type, prefix: str = "", labels: Iterable[str] = ()) -> dict
 
 
 def fields_summed(cls: type, over: str) -> list[str]:
-    """The fields of a class that are declared as sums over that."""
+    """Returns the fields of a class that are declared as sums over `over`."""
     return [one.name for one in fields(cls) if one.metadata.get(_SUM) == over]

@@ -1,7 +1,7 @@
-"""The verdict: what limits a loader, in one sentence, and what would help.
+"""The diagnosis: describes in one sentence what limits a loader, and what would help.
 
-Role: looks at a `LoaderStats`. Each rule knows one situation and says it, or None; the first that speaks is right.
-Shares and factors from which a rule speaks are wide of what chance does, so that a verdict means something.
+Role: evaluates a `LoaderStats`. Each rule recognizes one situation and returns a diagnosis or None. The first diagnosis
+counts. The thresholds of the rules are far from random fluctuations, so that a diagnosis is meaningful.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ if TYPE_CHECKING:
 
 __all__ = ["RULES", "Verdict", "diagnose"]
 
-#: Items from which on there is something to say.
+#: Minimum number of items for a diagnosis.
 FEWEST = 10
-#: Items from which on there is something to say of a thousandth of a second.
+#: Minimum number of items for a diagnosis that concerns about a millisecond.
 MANY = 1000
-#: Below this share of its time in the loader a program is limited by itself.
+#: A program that spends less than this fraction of its time in the loader is limited by itself.
 LITTLE = 0.10
-#: Seconds of one wait from which on nothing seems to come any more.
+#: A single wait of this many seconds counts as a stall.
 STALL = 5.0
-#: Share of the cores that workers who fight over them must get: those who get less wait for other programs.
+#: Minimum share of the cores for workers that compete for them. With less, they wait for other programs.
 OWN_CORES = 0.1
-#: Pipes that hand on what there is.
+#: Pipes that only pass items on.
 _LITTLE = frozenset(
     {"IterableWrapper", "MapToIterConverter", "SequenceWrapper", "Shuffler", "Batcher", "Enumerator", "Prefetcher"}
 )
-#: More workers than that are not advised.
+#: Maximum number of workers to suggest.
 MOST_WORKERS = 64
-#: Share of what a pipe takes to which it can be brought by work on it: less is not advised.
+#: The smallest fraction of a pipe's time that is realistic after optimization. Less is not suggested.
 WITHIN_REACH = 0.1
-#: Seconds of an item from which on workers are advised: one comes from a worker in half a microsecond, at best.
+#: Minimum seconds per item for suggesting workers. Receiving an item from a worker takes at least half a microsecond.
 WORTH_A_WORKER = 2e-6
-#: Seconds that sending an item takes from which on it may be said to limit a program.
+#: Minimum seconds for sending an item that may count as the limit of a program.
 WORTH_PACKING = 1e-3
 
 
@@ -55,10 +55,10 @@ class Verdict:
         kind: the situation: "empty", "stalled", "too early", "first item", "training", "memory", "cores",
             "dispatching", "network", "sending", "packing", "idle workers", "slow source", "work before sharding",
             "skewed shard", "slow worker" or "loading".
-        text: a sentence or two: what it is, with numbers, and what would help.
-        process: the process at fault, if one is.
-        pipe: the pipe at fault, if one is known.
-        location: where the pipe's function stands.
+        text: one or two sentences with numbers: the limit, and what would help.
+        process: the responsible process, if any.
+        pipe: the responsible pipe, if known.
+        location: the location of the pipe's function.
     """
 
     kind: str
@@ -72,7 +72,7 @@ class Verdict:
 
 
 def diagnose(stats: LoaderStats) -> Verdict:
-    """Finds the limit of the loader of which these are the statistics."""
+    """Determines the limit of the loader with these statistics."""
     for rule in RULES:
         verdict = rule(stats)
         if verdict is not None:
@@ -81,7 +81,7 @@ def diagnose(stats: LoaderStats) -> Verdict:
 
 
 def _with_skipped(verdict: Verdict, stats: LoaderStats) -> Verdict:
-    """The verdict, with a sentence on items that `on_error` has skipped."""
+    """Adds a sentence about items that `on_error` has skipped."""
     skipped = added(
         {f"{kind} in {pipe.name}": count for kind, count in pipe.skipped_kinds.items()} for pipe in stats.pipes
     )
@@ -93,10 +93,11 @@ def _with_skipped(verdict: Verdict, stats: LoaderStats) -> Verdict:
 
 
 def empty(stats: LoaderStats) -> Verdict | None:
-    """An epoch is over in which nothing came."""
+    """Recognizes an epoch without items."""
     if stats.items or stats.running or not stats.epochs:
         return None
-    processes = sorted(stats.processes, key=lambda process: process.role == "main")  # which reads from the others
+    # the main process reads from the others
+    processes = sorted(stats.processes, key=lambda process: process.role == "main")
     pipes = [pipe for process in processes for pipe in process.pipes]
     dry = next((pipe for pipe in pipes if not pipe.items_out), None)
     if dry is None:
@@ -114,7 +115,7 @@ def empty(stats: LoaderStats) -> Verdict | None:
 
 
 def too_early(stats: LoaderStats) -> Verdict | None:
-    """Nothing was counted that means anything."""
+    """Recognizes that too little was counted."""
     if stats.items >= FEWEST and stats.seconds > 0:
         return None
     idle = idle_workers(stats)
@@ -124,7 +125,7 @@ def too_early(stats: LoaderStats) -> Verdict | None:
 
 
 def stalled(stats: LoaderStats) -> Verdict | None:
-    """No item comes any more."""
+    """Recognizes that items no longer arrive."""
     main = stats.main
     if main is None or main.waits_seconds < STALL:
         return None
@@ -147,7 +148,7 @@ def stalled(stats: LoaderStats) -> Verdict | None:
 
 
 def blame(processes: Mapping[str, ProcessStats], name: str) -> list[ProcessStats]:
-    """The chain of processes that wait for each other, from one on: the last one is at fault."""
+    """Returns the chain of processes that wait for each other, starting with one. The last one is responsible."""
     chain: list[ProcessStats] = []
     while name in processes and processes[name] not in chain and processes[name].role != "main":
         chain.append(processes[name])
@@ -156,7 +157,7 @@ def blame(processes: Mapping[str, ProcessStats], name: str) -> list[ProcessStats
 
 
 def slow_first_item(stats: LoaderStats) -> Verdict | None:
-    """Epochs take longer to begin than to run."""
+    """Recognizes epochs that take longer to begin than to run."""
     main = stats.main
     first = stats.first_item_seconds
     if main is None or first is None or not stats.epochs:
@@ -180,7 +181,7 @@ def slow_first_item(stats: LoaderStats) -> Verdict | None:
 
 
 def training(stats: LoaderStats) -> Verdict | None:
-    """The loader keeps up."""
+    """Recognizes a loader that is fast enough."""
     share = stats.loading if stats.loading is not None else stats.waiting if stats.workers else None
     if share is None or share >= LITTLE:
         return None
@@ -198,7 +199,7 @@ def _spare(stats: LoaderStats) -> bool:
 
 
 def full_memory(stats: LoaderStats) -> Verdict | None:
-    """Items are copied because shared memory is full."""
+    """Recognizes items that are copied because shared memory is full."""
     fragments = stats.fragments * (64 << 10)
     if not stats.bytes or stats.copied_bytes + fragments < 0.2 * stats.bytes:
         return None
@@ -216,12 +217,12 @@ def full_memory(stats: LoaderStats) -> Verdict | None:
 
 
 def oversubscribed(stats: LoaderStats) -> Verdict | None:
-    """More threads want to run than there are cores."""
+    """Recognizes that more threads want to run than there are cores."""
     here = [p for p in stats.processes if p.role != "main" and p.node is None]
     children = [p for p in here if p.cpu_seconds is not None]
     ran = sum(child.cpu_seconds or 0.0 for child in children)
     stood = sum(child.waits_for_cpu_seconds or 0.0 for child in children)
-    # Processor time is counted from the start of a process on, and so with what comes before the first item.
+    # Processor time is counted from the start of a process, so it includes the work before the first item.
     wall = max((child.lived_seconds or 0.0 for child in children), default=0.0)
     there = stats.cores * wall
     if not children or there <= 0 or stood < 0.6 * ran or ran < OWN_CORES * there or ran + stood < 1.3 * there:
@@ -242,7 +243,7 @@ def oversubscribed(stats: LoaderStats) -> Verdict | None:
 
 
 def dispatching(stats: LoaderStats) -> Verdict | None:
-    """The dispatching process does not keep up with its readers."""
+    """Recognizes a dispatching process that is slower than its readers."""
     process = stats.dispatching
     if process is None or not stats.workers or process.room > 0.3 or _input_of(stats) < 0.4:
         return None
@@ -264,7 +265,7 @@ def _input_of(stats: LoaderStats) -> float:
 
 
 def network(stats: LoaderStats) -> Verdict | None:
-    """Workers on other machines wait for room and main for items: what lies between them is the limit."""
+    """Recognizes a slow network: remote workers wait for room, while the main process waits for items."""
     far = [worker for worker in stats.workers if worker.node is not None]
     if not far or stats.waiting < 0.5 or stats.dispatching is not None:
         return None
@@ -293,7 +294,7 @@ def network(stats: LoaderStats) -> Verdict | None:
 
 
 def sending(stats: LoaderStats) -> Verdict | None:
-    """Items are so small that it takes longer to bring them over than to make them."""
+    """Recognizes items that are so small that sending them takes longer than creating them."""
     made = sum(worker.busy for worker in stats.workers)
     if any(worker.node is not None for worker in stats.workers):
         return None
@@ -311,7 +312,7 @@ def sending(stats: LoaderStats) -> Verdict | None:
 
 
 def packing(stats: LoaderStats) -> Verdict | None:
-    """Workers take longer to send items than to make them."""
+    """Recognizes workers that take longer to send items than to create them."""
     worker = max(stats.workers, key=lambda worker: stats.waited_for.get(worker.name, 0.0), default=None)
     if worker is None or not worker.items or stats.waiting < 0.5:
         return None
@@ -329,7 +330,7 @@ def packing(stats: LoaderStats) -> Verdict | None:
 
 
 def idle_workers(stats: LoaderStats) -> Verdict | None:
-    """There are fewer items to share than workers, or fewer blocks of them."""
+    """Recognizes that there are fewer items, or blocks of items, to distribute than workers."""
     idle = [worker for worker in stats.workers if not worker.items]
     if not idle or stats.running or not stats.items:
         return None
@@ -351,7 +352,7 @@ def _shares(pipe: PipeStats) -> bool:
 
 
 def work_before_sharding(stats: LoaderStats) -> Verdict | None:
-    """Each worker does the work for all items, and drops the most of them after it."""
+    """Recognizes that each worker processes all items, and then drops most of them."""
     if len(stats.workers) < 2:
         return None
     worker = max(stats.workers, key=lambda worker: stats.waited_for.get(worker.name, 0.0))
@@ -369,7 +370,7 @@ def work_before_sharding(stats: LoaderStats) -> Verdict | None:
             return None
         if (worst.own_seconds or 0.0) < others:
             return None
-    else:  # without times it is certain only if nothing else can take long; which function does is not known
+    else:  # without times, this is certain only if nothing else is slow, and the slow function is unknown
         worst = next((pipe for pipe in before if _maps(pipe) and not pipe.put_off), None)
         if worst is None or not all(map(_takes_little, [*behind, *(pipe for pipe in before if not _maps(pipe))])):
             return None
@@ -406,7 +407,7 @@ def _maps(pipe: PipeStats) -> bool:
 
 
 def skewed_shard(stats: LoaderStats) -> Verdict | None:
-    """One worker has much more to do than the others, which are done before it."""
+    """Recognizes a worker that has much more work than the others, which finish earlier."""
     workers = stats.workers
     if len(workers) < 2:
         return None
@@ -425,7 +426,7 @@ def skewed_shard(stats: LoaderStats) -> Verdict | None:
 
 
 def slow_worker(stats: LoaderStats) -> Verdict | None:
-    """One worker takes longer for its items than the others, and in strict order all wait for it."""
+    """Recognizes a worker that is slower than the others, which all wait for it in strict order."""
     workers = [worker for worker in stats.workers if worker.items]
     if len(workers) < 2 or not stats.waiting_seconds:
         return None
@@ -434,7 +435,8 @@ def slow_worker(stats: LoaderStats) -> Verdict | None:
     others = [worker for worker in workers if worker is not slow]
     usual = median(other.busy_seconds / other.items for other in others)
     blamed = stats.waited_for.get(slow.name, 0.0) / stats.waiting_seconds
-    # On a busy machine main waits for the others, too, which stand still; but they are ahead, and it is not.
+    # On a busy machine, the main process also waits for the others, which are suspended. But they are ahead, unlike
+    # this one.
     behind = median(other.room for other in others) - slow.room > 0.3
     if each < 1.7 * usual or (blamed < 0.6 and not behind):
         return None
@@ -452,7 +454,7 @@ def slow_worker(stats: LoaderStats) -> Verdict | None:
 
 
 def loading(stats: LoaderStats) -> Verdict | None:
-    """Everything else: the pipes are slower than the training step."""
+    """Applies to everything else: the pipes are slower than the training step."""
     return _loading_in_workers(stats) if stats.workers else _loading_in_main(stats)
 
 
@@ -501,7 +503,7 @@ def _where(worst: PipeStats | None, stats: LoaderStats) -> str:
 
 
 def _remedy(stats: LoaderStats, worker: ProcessStats, worst: PipeStats) -> str:
-    """How many workers, or how fast a pipe, would do."""
+    """Suggests a number of workers, or a speed of the pipe, that would be sufficient."""
     step = stats.step_seconds
     busy = sum(one.busy_seconds for one in stats.workers)
     items = sum(one.items for one in stats.workers)
@@ -527,7 +529,7 @@ def _remedy(stats: LoaderStats, worker: ProcessStats, worst: PipeStats) -> str:
 
 
 def _with_workers(stats: LoaderStats, workers: int, words: str) -> str:
-    """What so many workers, which `words` name, would bring."""
+    """Describes the effect of a number of workers, which `words` describes."""
     surely, _ = _workers_that_fit(stats)
     text = f" With {words} {_limit(stats.step_seconds)}"
     if workers <= surely:
@@ -541,16 +543,18 @@ def _limit(step: float | None) -> str:
 
 
 def _workers_that_fit(stats: LoaderStats) -> tuple[float, float]:
-    """How many workers find cores: so many at least, and at most. Those of other machines find their own."""
+    """Returns how many workers have cores, as a lower and an upper bound. Remote workers use the cores of their
+    machines.
+    """
     if any(worker.node is not None for worker in stats.workers):
         return math.inf, math.inf
-    # A process computes while it starts, too, which its first item waits for.
+    # A process also computes while it starts, before its first item.
     before = (stats.first_item_seconds or 0.0) * (stats.epochs + 1)
     processors = processors_of(stats.workers or stats.processes, before)
     if processors is None:
         return stats.cores, math.inf
     least, most = processors
-    if not stats.workers:  # main trains, too, by any number of threads
+    if not stats.workers:  # the main process also trains, with any number of threads
         return max(stats.cores, workers_that_fit(most, stats.cores)), math.inf
     surely = workers_that_fit(most, free_of_main(stats, stats.cores))
     return max(stats.cores, surely), max(stats.cores, workers_that_fit(least, stats.cores))
@@ -581,7 +585,7 @@ def _each(pipe: PipeStats) -> str:
     return f"{duration(pipe.seconds_per_item)} an item"
 
 
-#: In the order in which they are asked.
+#: The rules in the order in which they are applied.
 RULES: tuple[Callable[[LoaderStats], Verdict | None], ...] = (
     stalled,
     empty,

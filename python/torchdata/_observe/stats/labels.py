@@ -1,6 +1,6 @@
-"""Names of pipes in statistics: their class, the user's function, and where that stands.
+"""Names of pipes in statistics: their class, the user's function, and its location.
 
-Role: pure text about a graph. Runs in every process that holds pipes, once per graph.
+Role: pure functions that describe a graph. Runs in every process that has pipes, once per graph.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ __all__ = ["Flag", "describe_pipes", "location_of"]
 class Flag(enum.IntFlag):
     """The role of a pipe in statistics."""
 
-    #: It yields each item that it reads, some later: what it read and did not yield, it holds.
+    #: It yields each item that it reads, possibly later. It holds the items that it has read and not yielded.
     HOLDS = 1
-    #: Its items come from another process: its own time is waiting.
+    #: Its items come from another process, so its own time is waiting time.
     INPUT = 2
-    #: It is read by index, and so not counted.
+    #: It is read by index, and is therefore not counted.
     UNCOUNTED = 4
     #: It reads its source in a thread.
     THREAD = 8
-    #: It yields one item for each that it reads, before it reads the next.
+    #: It yields one item for each item that it reads, before it reads the next one.
     ONE_TO_ONE = 16
-    #: What it does is put off until a filter has chosen the items of its share.
+    #: Its work is postponed until a filter has selected the items of its share.
     PUT_OFF = 32
 
 
-#: By class name: pipes that yield each item that they read. A class that derives from one counts as that one.
+#: Pipes that yield each item that they read, by class name. Subclasses count as the same class.
 _HOLDERS = {
     "_PrefetchBase": Flag.HOLDS | Flag.THREAD,
     "Shuffler": Flag.HOLDS,
@@ -51,11 +51,12 @@ _HOLDERS = {
 
 
 def describe_pipes(datapipe: Any, full: bool) -> list[tuple[IterationToken, str, str, int | None, int, int]]:
-    """The pipes of a graph that are counted, sources first: token, name, place, number of the reader, flags, capacity.
+    """Returns the counted pipes of a graph, sources first: token, name, location, number of the reader, flags,
+    capacity.
 
     Args:
         datapipe: the last pipe, or the graph.
-        full: whether their time is taken.
+        full: whether their times are measured.
     """
     graph = graph_of(datapipe)
     put_off = _put_off(graph)
@@ -87,9 +88,9 @@ def describe_pipes(datapipe: Any, full: bool) -> list[tuple[IterationToken, str,
 
 
 def _codes_of(pipe: Any, full: bool) -> list[UsersCode]:
-    """The code of the user's data set that a pipe reads, if the pipe does nothing else.
+    """Returns the code of the user's dataset that a pipe reads, if the pipe does nothing else.
 
-    If map pipes are not timed, the pipe that reads one stands for it.
+    If map-style pipes are not timed, the pipe that reads them represents them.
     """
     if not isinstance(pipe, IterDataPipe):
         return codes_of_dataset(pipe, INDEXED)
@@ -99,14 +100,14 @@ def _codes_of(pipe: Any, full: bool) -> list[UsersCode]:
 
 
 def _is_counted(pipe: Any, graph: Graph, full: bool) -> bool:
-    """Whether a pipe is counted: a map pipe only if it is timed and runs code of the user's."""
+    """Returns whether a pipe is counted. A map-style pipe is counted only if it is timed and runs user code."""
     if isinstance(pipe, IterDataPipe):
         return True
     return full and isinstance(pipe, MapDataPipe) and bool(_codes_of(pipe, full)) and _is_timed(pipe, graph)
 
 
 def _is_timed(pipe: Any, graph: Graph) -> bool:
-    """Whether a map pipe is read by a pipe that times it: see `getter_of`."""
+    """Returns whether a map-style pipe is read by a pipe that times it; see `getter_of`."""
     readers = [other for other in graph if any(source is pipe for source in graph.sources(other))]
     return any(
         isinstance(reader, IterDataPipe) or (hasattr(reader, "_getter") and _is_timed(reader, graph))
@@ -115,7 +116,7 @@ def _is_timed(pipe: Any, graph: Graph) -> bool:
 
 
 def _put_off(graph: Graph) -> set[int]:
-    """The pipes whose work a `sharding_filter` has put off, by identity."""
+    """Returns the ids of the pipes whose work a `sharding_filter` has postponed."""
     found: set[int] = set()
     for pipe in graph:
         if hasattr(pipe, "apply_sharding"):
@@ -133,9 +134,9 @@ def _flags(pipe: Any) -> Flag:
 
 
 def location_of(pipe: Any) -> str | None:
-    """Where the user's function that the pipe calls stands, as `file:line`; or the user's class.
+    """Returns the location, as `file:line`, of the user's function that the pipe calls, or of the user's class.
 
-    None if all is ours.
+    Returns None if all code belongs to this package.
     """
     for attribute, value in vars(pipe).items():
         if attribute.endswith("fn") and callable(value):

@@ -1,7 +1,7 @@
 """The statistics of a loader as plain, immutable values.
 
-Role: the data of what `DataLoader2.stats` returns. `reading` builds it from what the processes have counted. Times are
-in seconds, sizes in bytes, shares between 0 and 1. None stands for what was not measured.
+Role: the data that `DataLoader2.stats` returns. `reading` creates it from the counters of the processes. Times are in
+seconds, sizes in bytes, fractions between 0 and 1. None means that a value was not measured.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from torchdata._observe.stats.declaring import counter, described, fields_summed
 __all__ = ["STATEFUL", "LoaderStats", "Page", "PipeStats", "ProcessStats", "Reading", "SlowItem", "added"]
 
 Page = dict[str, Any]
-#: How the rows of statistics name a `StatefulDataLoader`, by which its own arguments are advised.
+#: The name of a `StatefulDataLoader` in statistics, which determines the arguments in the advice.
 STATEFUL = "StatefulDataLoader"
-#: Fields of `LoaderStats` that are not for showing.
+#: Fields of `LoaderStats` that are not displayed.
 _HIDDEN = ("reading",)
 
 
 @described
 @dataclass(frozen=True)
 class SlowItem:
-    """An item that took long to make."""
+    """An item that took a long time to create."""
 
     process: str = told("the process that made it")
     epoch: int = told("in which of the process's epochs, from 1 on")
@@ -134,7 +134,7 @@ class ProcessStats:
 
     @property
     def called(self) -> str:
-        """Its name, and the machine that it is on if that is another one."""
+        """Its name, and the machine if it runs on another one."""
         return self.name if self.node is None else f"{self.name} on node {self.node}"
 
 
@@ -143,11 +143,11 @@ class Reading:
     """The counters of a board at one moment.
 
     Attributes:
-        at: when, in nanoseconds of the monotonic clock.
-        full: whether the time of each pipe is taken.
-        pages: by index, what each process has counted.
-        cpu: by index, seconds of processor time, of waiting for it and of life; None if the system does not tell.
-        alive: the indices of processes that run.
+        at: the time, in nanoseconds of the monotonic clock.
+        full: whether the time of each pipe is measured.
+        pages: by index, the counters of each process.
+        cpu: by index, the seconds of processor time, of waiting for a processor, and since the start; None if unknown.
+        alive: the indices of running processes.
     """
 
     at: int
@@ -160,9 +160,9 @@ class Reading:
 @described
 @dataclass(frozen=True)
 class LoaderStats:
-    """The statistics of a loader, of all epochs or since an earlier `LoaderStats`."""
+    """The statistics of a loader, from its beginning or since an earlier `LoaderStats`."""
 
-    #: The counters that it was made of: later statistics count from here.
+    #: The counters from which it was created. Later statistics can count from here.
     reading: Reading = field(repr=False, compare=False)
     full: bool = told("whether the time of each pipe was taken")
     epoch: int = told("the epoch that runs, or ran last, from 1 on; 0 before the first", gauge())
@@ -223,7 +223,7 @@ class LoaderStats:
 
     @property
     def is_stateful_loader(self) -> bool:
-        """Whether it is a `StatefulDataLoader` that is counted."""
+        """Whether these are the statistics of a `StatefulDataLoader`."""
         main = self.main
         return main is not None and any(pipe.name == STATEFUL for pipe in main.pipes)
 
@@ -248,7 +248,7 @@ class LoaderStats:
         return tuple(pipe for process in self.processes for pipe in process.pipes)
 
     def merged_pipes(self) -> tuple[PipeStats, ...]:
-        """The pipes of all processes, where those of the workers, which run replicas, are taken together.
+        """Returns the pipes of all processes, with those of the workers, which run replicas, merged.
 
         Counts and times are sums, `p50` and `p99` those of the worker that took longest.
         """
@@ -259,7 +259,7 @@ class LoaderStats:
         return tuple(_merged(pipes) for pipes in groups.values())
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it in dictionaries, lists, numbers and strings, as JSON has them."""
+        """Returns all statistics as dicts, lists, numbers and strings, in a form for JSON."""
         plain = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in _HIDDEN}
         plain["waited_for"] = dict(self.waited_for)
         plain["processes"] = [asdict(process) for process in self.processes]
@@ -270,7 +270,7 @@ class LoaderStats:
 
 
 def added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """The sums of counts by kind."""
+    """Returns the sums of counts by kind."""
     sums: Counter[str] = Counter()
     for one in counts:
         sums.update(one)

@@ -1,6 +1,6 @@
-"""The processor time of a process, as the system tells it.
+"""Reads the processor time of a process from the system.
 
-Role: in whichever process looks, at another one that it may look at.
+Role: runs in any process, for processes that it may inspect.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _NS = 1e-9
 
 
 def processor_times(pid: int) -> tuple[float, float, float] | None:
-    """Seconds that the threads of a process ran, that they were ready to and did not, and that it has lived."""
+    """Returns how many seconds the threads of a process ran, waited for a processor, and have existed."""
     ran = waited = 0
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -29,9 +29,10 @@ def processor_times(pid: int) -> tuple[float, float, float] | None:
 
 
 def working_time(pid: int) -> float | None:
-    """Seconds that a process ran, and that its threads were ready to, where the system knows; None for no such process.
+    """Returns how many seconds a process's threads ran or, where known, waited for a processor; None for no such
+    process.
 
-    They are less than before if a thread has ended, and its share is not known any more.
+    The result decreases if a thread ends, because its share is then unknown.
     """
     times = processor_times(pid)
     if times is not None:
@@ -44,13 +45,13 @@ def working_time(pid: int) -> float | None:
 
 
 def _fields(pid: int) -> list[int]:
-    """The numbers of `/proc/PID/stat` behind the name, as in proc_pid_stat(5); the state, a letter, is 0."""
+    """Returns the numbers in `/proc/PID/stat` after the name, as in proc_pid_stat(5). The state letter becomes 0."""
     with open(f"/proc/{pid}/stat") as file:
         return [0, *map(int, file.read().rpartition(")")[2].split()[1:])]
 
 
 def _as_ps_says(pid: int) -> float | None:
-    """Seconds that a process ran, where there is no `/proc`."""
+    """Returns how many seconds a process ran, on systems without `/proc`."""
     try:
         said = subprocess.run(["ps", "-o", "time=", "-p", str(pid)], capture_output=True, text=True, timeout=5).stdout
         days, _, clock = said.strip().rpartition("-")

@@ -1,7 +1,7 @@
-"""From what the processes have counted to the statistics of a loader.
+"""Computes the statistics of a loader from the counters of its processes.
 
-Role: reads a board and does sums. Runs in main, or in a process that observes a loader from outside. Counters are not
-read at one moment, so sums may be off by what happens meanwhile.
+Role: reads a board and computes sums. Runs in the main process, or in a process that observes a loader. Counters are
+not all read at the same moment, so sums may deviate slightly.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _NS = 1e-9
 
 
 def read_board(board: StatsBoard, numbers: Mapping[int, int] | None = None) -> Reading:
-    """Reads a board, and what the system says of the processes.
+    """Reads a board, and the processor times of its processes.
 
     Args:
         board: the board.
-        numbers: by the number of a process that stands on the board, the one that it has here; None: the same.
+        numbers: a mapping from process ids on the board to process ids here; None if they are the same.
     """
     pages = {page["page"]: _as_seen_here(page, numbers) for page in board.read()}
     alive = frozenset(i for i, page in pages.items() if _is_alive(page))
@@ -43,7 +43,7 @@ def read_board(board: StatsBoard, numbers: Mapping[int, int] | None = None) -> R
 
 
 def _as_seen_here(page: Page, numbers: Mapping[int, int] | None) -> Page:
-    """A page whose texts can be shown, with the number of the process as this one knows it; 0 if it knows none."""
+    """Returns a page whose texts are safe to show, with the process id that is valid here; 0 if it is unknown."""
     for pipe in page["pipes"]:
         pipe["label"], pipe["location"] = printable(pipe["label"]), printable(pipe["location"])
     page["place"] = printable(page["place"])
@@ -54,7 +54,7 @@ def _as_seen_here(page: Page, numbers: Mapping[int, int] | None) -> Page:
 
 def _is_alive(page: Page) -> bool:
     pid = page["pid"]
-    if page["place"]:  # its number is that of a process elsewhere
+    if page["place"]:  # its id belongs to a process on another machine
         return not page["gone"]
     if pid == os.getpid():
         return True
@@ -68,24 +68,24 @@ def _is_alive(page: Page) -> bool:
 
 
 def _cpu(page: Page) -> tuple[float, float, float] | None:
-    """As of `processor_times`, for the process of a page."""
+    """Returns `processor_times` for the process of a page."""
     if page["place"]:
         return (page["ran"] * _NS, page["stood"] * _NS, page["lived"] * _NS) if page["lived"] else None
     return processor_times(page["pid"])
 
 
 def _elapsed(wait: Mapping[str, int], at: int) -> int:
-    """Nanoseconds of waits, the one that is under way included."""
+    """Returns the nanoseconds of waits, including the current one."""
     return wait["total"] + (max(0, at - wait["since"]) if wait["since"] else 0)
 
 
 def _as_of(page: Page | None, reading: Reading) -> int:
-    """When a page was as it was read: those of processes elsewhere come a while later."""
+    """Returns the time at which a page was valid. Pages of remote processes arrive with a delay."""
     return min(reading.at, page["heard"]) if page is not None and page["heard"] else reading.at
 
 
 class _Since:
-    """Counters of a process as they have grown since an earlier reading."""
+    """The increase of a process's counters since an earlier reading."""
 
     def __init__(self, now: Reading, earlier: Reading | None, index: int) -> None:
         self.page = now.pages[index]
@@ -107,7 +107,7 @@ class _Since:
         return max(0, _elapsed(self.page[name], self.at) - before)
 
     def average(self, name: str) -> float | None:
-        """Seconds of a wait that is over, on average; None where there was none."""
+        """Returns the average seconds of completed waits; None if there were none."""
         now, before = self.page[name], self.before[name] if self.before else {"total": 0, "count": 0}
         times = now["count"] - before["count"]
         return (now["total"] - before["total"]) * _NS / times if times > 0 else None
@@ -136,11 +136,11 @@ class _Since:
 
 
 def summarise(now: Reading, earlier: Reading | None = None) -> ShownStats:
-    """The statistics of what happened up to a reading.
+    """Returns the statistics up to a reading.
 
     Args:
         now: the reading.
-        earlier: one of the same board, from which on to count; None counts from the beginning.
+        earlier: a reading of the same board from which to start counting; None counts from the beginning.
     """
     names = {index: name_of_process(page) for index, page in now.pages.items()}
     sinces = {index: _Since(now, earlier, index) for index in sorted(now.pages)}
@@ -162,7 +162,7 @@ def summarise(now: Reading, earlier: Reading | None = None) -> ShownStats:
     slowest = [
         SlowItem(names[index], epoch, item, took * _NS)
         for index, page_ in ((index, since.page) for index, since in sinces.items())
-        if page_["role"] != 1 or not workers  # what main waits for was made in a worker
+        if page_["role"] != 1 or not workers  # the item that main waits for was created in a worker
         for epoch, took, item in page_["slow"]
     ]
     return ShownStats(
@@ -196,27 +196,27 @@ def summarise(now: Reading, earlier: Reading | None = None) -> ShownStats:
 
 
 def _sums(processes: list[ProcessStats]) -> dict[str, Any]:
-    """The fields of a loader that are sums over those of processes."""
+    """Returns the loader's fields that are sums over the fields of processes."""
     return {
         name: sum(getattr(process, name) for process in processes) for name in fields_summed(LoaderStats, "processes")
     }
 
 
 def _inside(main: _Since | None, waiting: float, seconds: float) -> float | None:
-    """Seconds in the loader's `next`: estimated, but never less than what was waited for certain."""
+    """Estimates the seconds in the loader's `next`, which include at least the measured waits."""
     if main is None or not main.count("inside_samples"):
         return None
     return min(seconds, max(waiting, main.count("inside") * _NS))
 
 
 def _held(process: ProcessStats | None) -> tuple[int, int]:
-    """Items that threads of a process have read ahead, and may."""
+    """Returns how many items the threads of a process have read ahead, and how many they may."""
     held = [pipe for pipe in process.pipes if pipe.capacity] if process else []
     return sum(pipe.buffered_items or 0 for pipe in held), sum(pipe.capacity or 0 for pipe in held)
 
 
 def name_of_process(page: Page) -> str:
-    """The process of a page, as statistics and messages call it."""
+    """Returns the name of a page's process in statistics and messages."""
     if page["role"] == 2:
         return f"worker process {page['number']}"
     return "main" if page["role"] == 1 else "the dispatching process"
@@ -292,7 +292,7 @@ def _process(since: _Since, now: Reading, names: Mapping[int, str]) -> ProcessSt
 
 
 def _state(page: Page, now: Reading, names: Mapping[int, str]) -> tuple[str, str | None, float]:
-    """The state of a process now, the process that it waits for, and how long it has waited."""
+    """Returns the current state of a process, the process that it waits for, and for how long."""
 
     def since(wait: Mapping[str, int]) -> float:
         return max(0, now.at - wait["since"]) * _NS
@@ -315,7 +315,7 @@ def _state(page: Page, now: Reading, names: Mapping[int, str]) -> tuple[str, str
 
 
 def _in_flight(page: Page, now: Reading) -> tuple[int, int]:
-    """Items that a process has sent and that its readers have not taken, and how many may be."""
+    """Returns how many items of a process are sent but not received, and the maximum."""
     items = limit = 0
     for flow in page["flows"]:
         if not flow["sends"] or flow["peer"] not in now.pages:
@@ -373,7 +373,7 @@ def _pipes(since: _Since, process: str, item_size: float | None) -> tuple[PipeSt
 
 
 def _skipped_kinds(pipe: Page, before: Page | None) -> dict[str, int]:
-    """By kind of exception, how many items were skipped since an earlier reading."""
+    """Returns how many items were skipped since an earlier reading, by kind of exception."""
     earlier = dict(before["skipped_kinds"]) if before else {}
     grown = {kind: count - earlier.get(kind, 0) for kind, count in pipe["skipped_kinds"]}
     others = pipe["skipped"] - (before["skipped"] if before else 0) - sum(grown.values())
@@ -381,9 +381,10 @@ def _skipped_kinds(pipe: Page, before: Page | None) -> dict[str, int]:
 
 
 def pipe_at_work(page: Page) -> str | None:
-    """The pipe that a process is in: where times are taken that is known, else if it has an item that it has not given.
+    """Returns the pipe that a process is running: from times if measured, otherwise from an item that was not yielded
+    yet.
 
-    None if it is not known.
+    Returns None if it is unknown.
     """
     pipes, current = page["pipes"], page["current"]
     if 0 < current <= len(pipes):

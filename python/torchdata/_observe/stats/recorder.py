@@ -1,7 +1,7 @@
-"""The recorder of a loader's statistics: finds or makes the board, binds its pipes, reads it.
+"""The recorder of a loader's statistics: finds or creates the board, registers the pipes, and reads the board.
 
-Role: owned by one `DataLoader2`; runs in main. If the service starts processes, the board is theirs; otherwise it
-has one page. Loading never fails for want of statistics.
+Role: owned by one `DataLoader2`, in the main process. If the service starts processes, the board belongs to them.
+Otherwise, it has one page. Loading never fails because of statistics.
 """
 
 from __future__ import annotations
@@ -34,34 +34,35 @@ __all__ = ["Recorder", "StatsLevel"]
 
 StatsLevel = Literal["counts", "full"]
 _LEVELS = ("counts", "full")
-#: The variable of the environment that sets the level, if the loader is not told.
+#: The environment variable for the level, if the loader's argument does not set it.
 VARIABLE = "TORCHDATA_STATS"
-#: The variable of the environment that turns the warning of long waits off, by "0".
+#: The environment variable whose value "0" disables the warning about long waits.
 WAIT_VARIABLE = "TORCHDATA_WAIT_WARNING"
-#: The default of `wait_warning`: the share of an epoch that a program may wait for the loader without a warning.
+#: The default of `wait_warning`: the fraction of an epoch that a program may wait for the loader without a warning.
 WAIT = 0.3
-#: Shorter epochs, in seconds, give no warning.
+#: Minimum duration of an epoch for a warning, in seconds.
 LEAST = 10.0
 
 
 class CountedService(Protocol):
-    """The interface of a reading service to the statistics."""
+    """The interface of a reading service for statistics."""
 
     def engine_processes(self) -> Any:
-        """The processes that run the graph and have a board; None without such."""
+        """Returns the processes that run the graph and have a board; None if there are none."""
 
     def stats_notes(self) -> Sequence[str]:
-        """Sentences below the table."""
+        """Returns sentences to show below the table."""
 
 
 class Recorder:
     """The statistics of one loader.
 
     Args:
-        level: "counts", or "full" to take the time of each pipe, too; None for what the environment says.
-        stall_warning: after how many seconds without an item a warning says who waits for whom; None: never.
-        wait_warning: the share of an epoch that the program may wait for the loader before a warning says so, once;
-            None: never.
+        level: "counts", or "full" to measure the time of each pipe as well; None uses the environment.
+        stall_warning: the number of seconds without an item before a warning names the waiting processes; None disables
+            it.
+        wait_warning: the fraction of an epoch that the program may wait for the loader before a warning is issued once;
+            None disables it.
     """
 
     #: The class of the loader.
@@ -80,25 +81,25 @@ class Recorder:
         if wait_warning is not None and (isinstance(wait_warning, bool) or not 0 < wait_warning <= 1):
             raise ValueError(f"wait_warning is a share from 0 to 1 or None, not {wait_warning!r}")
         self.stall_warning, self.wait_warning = stall_warning, wait_warning
-        #: Whether the warning of a long wait was given or is turned off; when this epoch began, and the counters then.
+        #: Whether the warning was issued or is disabled, when this epoch began, and the counters at that time.
         self._is_wait_told = wait_warning is None or os.environ.get(WAIT_VARIABLE) == "0"
         self._began = 0.0
         self._since: Reading | None = None
         self._pid = 0
-        #: The loader's delivery, as long as its calls are watched, and the number that they are known by.
+        #: The loader's delivery while its calls are monitored, and its number in the monitor.
         self._watched: tuple[int, Delivery] | None = None
         self._counting: Counting | None = None
-        #: The counters when the loader was shut down, and that moment.
+        #: The counters when the loader was shut down, and the time of that.
         self._last: tuple[int, bool, list[Any]] | None = None
-        #: Whether a warning has said that pages of the board are damaged.
+        #: Whether a warning about damaged pages was issued.
         self._is_damage_told = False
         #: The processes that ran the graph in the last epoch.
         self._processes: Any = None
-        #: The sentences of the service below the table.
+        #: The service's sentences below the table.
         self._notes: Callable[[], Sequence[str]] = tuple
 
     def begin(self, service: CountedService, datapipe: Any, delivery: Delivery) -> None:
-        """An epoch is about to begin that reads `datapipe`, and hands out items by `delivery`."""
+        """Records that an epoch begins which reads `datapipe` and returns items through `delivery`."""
         processes = service.engine_processes()
         if self._counting is None or self._pid != os.getpid() or processes is not self._processes:
             self._counting = self._take_board(service)
@@ -124,7 +125,7 @@ class Recorder:
         return counting
 
     def end(self) -> None:
-        """The epoch is over."""
+        """Records that the epoch has ended."""
         if self._processes is not None and self._pid == os.getpid():
             self._processes.end_epoch()
         if self._counting is not None and self._pid == os.getpid():
@@ -132,14 +133,14 @@ class Recorder:
             self._warn_if_slow()
 
     def _note_beginning(self) -> None:
-        """Notes the counters at the beginning of an epoch, with which it is compared at its end."""
+        """Records the counters at the beginning of an epoch, for comparison with those at its end."""
         if not self._is_wait_told and self.board is not None:
             pages = self.board.read()
             self._began = time.monotonic()
             self._since = _reading_of(time.monotonic_ns(), self.full, pages)
 
     def _warn_if_slow(self) -> None:
-        """Warns, once, if the program has waited for the loader for much of the epoch that is over."""
+        """Warns once if the program spent much of the finished epoch waiting for the loader."""
         if self._is_wait_told or self._since is None or time.monotonic() - self._began < LEAST:
             return
         from torchdata._observe.stats.waiting import waited_for_long
@@ -152,19 +153,19 @@ class Recorder:
             self._is_wait_told = True
             try:
                 warn_outside(words, WaitWarning)
-            except Warning as error:  # the epoch is over in order, whatever becomes of warnings
+            except Warning as error:  # the epoch has ended regularly, even if warnings are errors
                 threading.excepthook(threading.ExceptHookArgs((type(error), error, None, threading.current_thread())))
 
     def close(self) -> None:
-        """The loader is shut down: what was counted stays to be read."""
+        """Keeps the counters when the loader is shut down."""
         if self._watched is not None:
             warn_of_calls_no_more(*self._watched)
             self._watched = None
         self._processes = None
         counting = self._counting
         if counting is not None and self._pid == os.getpid():
-            # As it is: at the interpreter's end nothing can be imported that would make something of it. And before the
-            # board is given up: another thread may ask meanwhile.
+            # Stored unprocessed, because nothing can be imported at interpreter exit. Stored before the board is
+            # released, because another thread may request statistics in between.
             board = counting.board
             self._warn_of_damage(board)
             self._last = time.monotonic_ns(), board.full, board.read()
@@ -176,11 +177,11 @@ class Recorder:
     @property
     def board(self) -> StatsBoard | None:
         """The counters; None before the first epoch and after the end."""
-        counting = self._counting  # once: another thread may shut the loader down
+        counting = self._counting  # read once, because another thread may shut the loader down
         return None if counting is None else counting.board
 
     def reading(self) -> Reading:
-        """The counters so far."""
+        """Returns the current counters."""
         from torchdata._observe.stats.reading import read_board
 
         board = self.board
@@ -191,7 +192,7 @@ class Recorder:
         return _reading_of(at, full, read)
 
     def _warn_of_damage(self, board: StatsBoard) -> None:
-        """Warns, once, if pages are left out. It raises nothing, even where warnings are errors."""
+        """Warns once if pages are left out. Never raises, even if warnings are errors."""
         damage = None if self._is_damage_told else board.damage()
         if damage is not None:
             self._is_damage_told = True
@@ -203,7 +204,7 @@ class Recorder:
             )
 
     def skipped(self, since: Reading | None) -> dict[tuple[str, str], int]:
-        """By kind of exception and pipe, how many items other processes than this one have skipped since a reading."""
+        """Returns how many items other processes have skipped since a reading, by kind of exception and pipe."""
         from torchdata._observe.stats.reading import summarise
 
         found: dict[tuple[str, str], int] = {}
@@ -217,19 +218,19 @@ class Recorder:
         """See `DataLoader2.stats`."""
         earlier = None if since is None else since.reading
         if earlier is not None and earlier.at < self._made:
-            earlier = None  # of workers before these, whose counters are gone
+            earlier = None  # belongs to earlier workers, whose counters no longer exist
         return replace(self._summary(earlier), choices=tuple(self._notes()))
 
     def copied(self) -> Recorder:
-        """The recorder of a copy of the loader."""
+        """Returns the recorder for a copy of the loader."""
         return Recorder("full" if self.full else "counts", self.stall_warning, self.wait_warning)
 
     def diagnose(self, since: LoaderStats | None = None, ended: int = 0) -> Verdict:
         """See `DataLoader2.diagnose`.
 
         Args:
-            since: earlier statistics, from which on to look.
-            ended: how many epochs have ended, if none runs.
+            since: earlier statistics, from which to start counting.
+            ended: how many epochs have ended, if none is running.
         """
         from torchdata._observe.stats.diagnosis import diagnose
 
@@ -245,7 +246,7 @@ class Recorder:
 
     @property
     def _made(self) -> int:
-        """When the counters were made that are read now, in nanoseconds; 0 if there are none."""
+        """Returns when the current counters were created, in nanoseconds; 0 if there are none."""
         board = self.board
         return 0 if board is None else board.made()[1]
 

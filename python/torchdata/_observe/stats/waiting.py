@@ -1,4 +1,4 @@
-"""The line on an epoch that has waited for its loader for long. Pure text about statistics, in main."""
+"""The message about an epoch that spent much time waiting for its loader. Pure functions over statistics."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["waited_for_long"]
 
 
 def waited_for_long(stats: LoaderStats, loader: str, share: float) -> str | None:
-    """One line on an epoch that has waited for its loader for more than a share of its time; None if it has not.
+    """Returns a line about an epoch that waited for its loader for more than `share` of its time; None if it did not.
 
     Args:
         stats: the statistics of the epoch.
         loader: the class of the loader.
-        share: the share.
+        share: the fraction of the epoch.
     """
     first = (stats.first_item_seconds or 0.0) * stats.epochs
     inside = stats.loading if stats.loading is not None else stats.waiting

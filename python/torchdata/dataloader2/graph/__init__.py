@@ -1,9 +1,9 @@
 """Tools that look at a pipe graph and change it: find, list, replace, remove and seed its pipes.
 
-A graph is a nested dictionary `{id(pipe): (pipe, graph of its sources)}` with one entry, the last pipe. It is a
-picture of the moment at which `traverse_dps` was called.
+A graph is a nested dictionary `{id(pipe): (pipe, graph of its sources)}` with one entry, the last pipe. It describes
+the moment at which `traverse_dps` was called.
 
-Role: the public names. Runs in whichever process holds the pipes; graphs own nothing but references to them.
+Role: the public names. Runs in any process that has pipes. Graphs hold only references to pipes.
 """
 
 from torchdata.dataloader2.graph import cutting, utils
@@ -30,5 +30,5 @@ __all__ = [
     "traverse_dps",
 ]
 
-# Its place and name in 0.9.
+# Its location and name in 0.9.
 setattr(utils, "_find_replicable_branches", cutting.find_replicable_branches)  # noqa: B010 - not known to checkers there

@@ -1,18 +1,18 @@
 """Copies of the pipes of a graph, over the same data.
 
-Role: decides what a copy shares with its original. Runs in the main process, in the thread that makes a loader or
+Role: decides what a copy shares with its original. Runs in the main process, in the thread that creates a loader or
 loads a state.
 
-A loader changes the graph that it reads: it shards, seeds and iterates the pipes. So it reads a copy, and the graph of
-the user stays as it is. The data in the graph is not copied, because a copy costs memory and time, and because not
-every object survives it: some lose their contents, their views of one memory or their open files.
+A loader changes the graph that it reads: it shards, seeds and iterates the pipes. It therefore reads a copy, and the
+user's graph stays unchanged. The data in the graph is not copied, because a copy costs memory and time, and because not
+every object can be copied: some lose their contents, their shared memory or their open files.
 
 - A pipe of the graph is copied, and so is an object that refers to one: a list of pipes, a method of a pipe, an
   instance with a pipe in an attribute.
-- A list, a dict or another container of the standard library is copied, over the same members, because pipes keep the
-  items of an iteration in containers. Containers in it are copied, too, up to `LARGEST_STRUCTURE` members in all.
+- A list, a dict or another container of the standard library is copied with the same members, because pipes keep the
+  items of an iteration in containers. Nested containers are also copied, up to `LARGEST_STRUCTURE` members in all.
 - A random generator is copied.
-- The copy has the same object for everything else: a dataset, a function, an array, an open file. So it has for the
+- Everything else is shared with the copy: a dataset, a function, an array, an open file. The same applies to the
   attributes that the class of the pipe names in `data_attributes`, unless they refer to a pipe.
 """
 
@@ -40,15 +40,15 @@ __all__ = ["attribute_copier", "duplicate", "replica"]
 T = TypeVar("T")
 LockType = type(Lock())
 
-#: The containers that are copied, by their exact type: a class derived from one may hold more than its members.
+#: Containers that are copied, by exact type, because a subclass may have more data than its members.
 _CONTAINERS = frozenset({list, tuple, set, frozenset, deque, bytearray, dict, defaultdict, OrderedDict, Counter})
 
-#: Types whose objects `copy.deepcopy` shares anyway.
+#: Types whose objects `copy.deepcopy` shares in any case.
 _ATOMS = frozenset({NoneType, bool, int, float, str, bytes, type, range, FunctionType, BuiltinFunctionType})
 
 
 def duplicate(obj: T) -> T:
-    """A copy of a pipe and of all pipes that it reads from, over the same data; a deep copy of anything else.
+    """Returns a copy of a pipe and all its sources, over the same data; a deep copy of any other object.
 
     Each pipe is copied by `copy.deepcopy`, so `__deepcopy__`, `__reduce_ex__` and `__getstate__` of its class apply.
     """
@@ -65,7 +65,7 @@ def duplicate(obj: T) -> T:
 
 
 def _copied_pipe(pipe: Any, memo: dict[int, Any]) -> Any:
-    """What `copy.deepcopy` makes of a pipe; in a third of the time if its class does not define how it is copied."""
+    """Returns `copy.deepcopy` of a pipe, in a third of the time if its class does not define how to copy it."""
     cls: Any = type(pipe)
     if id(pipe) in memo or hasattr(cls, "__deepcopy__") or hasattr(cls, "__setstate__"):
         return copy.deepcopy(pipe, memo)
@@ -80,7 +80,7 @@ def _copied_pipe(pipe: Any, memo: dict[int, Any]) -> Any:
 
 
 def attribute_copier(obj: Any) -> Callable[[Any], Any]:
-    """A function that copies the value of one attribute as `duplicate` does."""
+    """Returns a function that copies the value of one attribute in the same way as `duplicate`."""
     if not is_pipe(obj):
         return copy.deepcopy
     graph = Graph(obj)
@@ -94,13 +94,13 @@ def attribute_copier(obj: Any) -> Callable[[Any], Any]:
 
 
 class _Sharing:
-    """What the copy of a graph shares with the graph.
+    """Determines what the copy of a graph shares with the graph.
 
     Args:
         graph: the graph.
 
     Attributes:
-        memo: the memo for `copy.deepcopy`: by the id of an object, what the copy has in its place.
+        memo: the memo for `copy.deepcopy`: the replacement of each object in the copy, by the object's id.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -110,7 +110,7 @@ class _Sharing:
         self._left = 0
 
     def pin_attributes(self, pipe: Any) -> None:
-        """Enters into the memo what a copy of the pipe shares with it."""
+        """Adds to the memo what a copy of the pipe shares with it."""
         data = getattr(type(pipe), "data_attributes", ())
         for name, value in list(vars(pipe).items()):
             if name in data and not self._refers(value):
@@ -119,7 +119,7 @@ class _Sharing:
                 self.pin(value)
 
     def pin(self, value: Any) -> None:
-        """Enters into the memo what a copy of the value of one attribute shares with it."""
+        """Adds to the memo what a copy of the value of one attribute shares with it."""
         self._left = LARGEST_STRUCTURE
         self._pin(value)
 
@@ -143,11 +143,11 @@ class _Sharing:
             self._pin(part)
 
     def _refers(self, value: Any, levels: int = 2) -> bool:
-        """Whether an object refers to a pipe of the graph.
+        """Returns whether an object refers to a pipe of the graph.
 
         Args:
             value: the object.
-            levels: how many objects the search opens, one in the other. Containers do not count.
+            levels: how many nested objects to search, not counting containers.
         """
         if type(value) in _ATOMS:
             return False
@@ -159,7 +159,7 @@ class _Sharing:
 
 
 def _parts(value: Any) -> list[Any]:
-    """The objects to which a container, a bound method, a partial function or an instance of a class refers."""
+    """Returns the objects to which a container, a bound method, a partial function or an instance refers."""
     if isinstance(value, dict):
         return [*value.keys(), *value.values()]
     if isinstance(value, (list, tuple, set, frozenset, deque)):
@@ -175,7 +175,7 @@ def _parts(value: Any) -> list[Any]:
 
 
 def _generator_types() -> tuple[type, ...]:
-    """The types of random generators of the libraries that are loaded."""
+    """Returns the types of random generators in the loaded libraries."""
     types: list[type] = [random.Random]
     if (numpy_random := loaded("numpy.random")) is not None:
         types += [numpy_random.Generator, numpy_random.RandomState, numpy_random.BitGenerator]
@@ -185,29 +185,29 @@ def _generator_types() -> tuple[type, ...]:
 
 
 def _copied(generator: Any) -> Any:
-    if type(generator) is random.Random:  # `copy` would go through 625 numbers
+    if type(generator) is random.Random:  # `copy` would copy 625 numbers individually
         twin = random.Random(0)
         twin.setstate(generator.getstate())
         return twin
     try:
         return copy.deepcopy(generator)
-    except Exception as error:  # one of the system, or of a device
+    except Exception as error:  # for example, a generator of the system or of a device
         if is_of_handler(error):
             raise
         return generator
 
 
-#: Data of so many bytes, and containers of so many members as a graph is not searched in, are the same in all replicas.
+#: Data of at least this many bytes, and containers too large to be searched for pipes, are shared by all replicas.
 _SHARED_BYTES = 1 << 16
-#: What cannot be copied, or has nothing that changes.
+#: Types that cannot be copied, or whose objects never change.
 _SHARED_TYPES = (type, FunctionType, BuiltinFunctionType, ModuleType, GeneratorType, IOBase, LockType)
 
 
 def replica(obj: T) -> T:
-    """A copy of a graph for another shard in the same process, which changes nothing of this one.
+    """Returns a copy of a graph for another shard in the same process, which is independent of this graph.
 
-    It is copied as for another process, by pickle. Large data is the same object in both, and so is what cannot be
-    copied: open files, locks, functions, running generators. If the graph cannot be pickled, `duplicate` copies it.
+    It is copied by pickle, as for another process. Both share large data, and objects that cannot be copied: open
+    files, locks, functions, running generators. If the graph cannot be pickled, `duplicate` copies it.
     """
     shared: list[Any] = []
 
@@ -235,7 +235,7 @@ def replica(obj: T) -> T:
 
 
 def _is_shared(part: Any) -> bool:
-    """Whether replicas have the same object."""
+    """Returns whether replicas share the object."""
     if isinstance(part, _SHARED_TYPES):
         return True
     if type(part) in _CONTAINERS:

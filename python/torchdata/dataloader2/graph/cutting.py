@@ -1,8 +1,8 @@
-"""Cutting a pipe graph into the parts that run in the dispatching process, in the workers and in main.
+"""Cuts a pipe graph into the parts that run in the dispatching process, in the workers and in the main process.
 
-Role: decides where to cut, and holds the pipe that stands at the cut in every worker. The functions run in
-the main process before workers start; `DispatchedSource` runs in the workers, where the worker runtime owns
-the stream that it reads.
+Role: decides where to cut, and defines the pipe that replaces the dispatched part in every worker. The functions run in
+the main process before workers start. `DispatchedSource` runs in the workers, where the worker runtime owns the stream
+that it reads.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ __all__ = [
 
 
 class DispatchedSource(IterDataPipe[Any]):
-    """Stands in a worker's graph for the part that runs in the dispatching process.
+    """Represents the part that runs in the dispatching process in a worker's graph.
 
-    Its place in the stream is kept by the dispatching process; its state says only how far it has read.
+    The dispatching process stores its position in the stream. The state of this pipe only contains how far it has read.
 
     Attributes:
-        open_stream: makes an iterator over the items that are dealt to this worker. Set by the worker
-            runtime; it stays after when the pipe is pickled.
-        share: what was read of them: the pass; items and checksum. Set and left behind likewise.
+        open_stream: creates an iterator over the items that are dealt to this worker. The worker runtime sets it;
+            pickling leaves it out.
+        share: returns what was read of them: the pass; items and checksum. Set and left out in the same way.
     """
 
     open_stream: Callable[[], Iterator[Any]] | None = state(saved=False, lasts=True)
@@ -51,30 +51,30 @@ class DispatchedSource(IterDataPipe[Any]):
         return self.open_stream()
 
     def state_dict(self) -> dict[str, Any]:
-        """The share that was read in this pass: items and checksum."""
+        """Returns the share that was read in this pass: items and checksum."""
         return {"share": list(self.share()[1]) if self.share is not None else [0, 0]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes nothing: the next stream is opened where the last one was left."""
+        """Does nothing, because the next stream is opened where the last one was left."""
 
 
 class _DummyIterDataPipe(IterDataPipe[Any]):
-    """The pipe that 0.9 had in a worker's graph until a function of the worker connected it to the dispatching process.
+    """The pipe in a worker's graph of 0.9, which a function of the worker connected to the dispatching process.
 
-    Functions that users put in place of `process_init_fn` look for it. They find none, because `DispatchedSource` is
-    connected by the worker runtime, and have nothing to do. In graphs of their own it stands for dispatched items.
+    Functions with which users replace `process_init_fn` search for it. They find none, because the worker runtime
+    connects a `DispatchedSource`, and therefore do nothing. In their own graphs, it represents dispatched items.
     """
 
 
 def find_lca_round_robin_sharding_dp(graph: Graph | DataPipeGraph) -> DataPipe | None:
-    """The last pipe that runs in the dispatching process, or None if nothing is dispatched.
+    """Returns the last pipe that runs in the dispatching process, or None if nothing is dispatched.
 
-    It is the first pipe (seen from the sources) through which all items of all
-    `sharding_round_robin_dispatch` pipes pass. If a branch shares a source with a dispatched one, both are
-    dispatched; pipes that read from each other in a circle are dispatched together.
+    It is the first pipe (from the sources) through which all items of all `sharding_round_robin_dispatch` pipes pass.
+    If a branch shares a source with a dispatched one, both are dispatched. Pipes that read from each other in a cycle
+    are dispatched together.
 
     Args:
-        graph: the graph, or what `traverse_dps` returned.
+        graph: the graph, or a result of `traverse_dps`.
     """
     graph = whole(graph)
     dispatched: set[int] = set()
@@ -85,11 +85,11 @@ def find_lca_round_robin_sharding_dp(graph: Graph | DataPipeGraph) -> DataPipe |
     cuts: dict[int, Any] = {}
 
     def cut_of(pipe: Any) -> Any:
-        """The one pipe below which all that is dispatched on the way to `pipe` lies."""
+        """Returns the single pipe through which all dispatched items pass on the way to `pipe`."""
         if id(pipe) in dispatched:
             return pipe
         if id(pipe) not in cuts:
-            cuts[id(pipe)] = None  # what a circle gets to see of its own beginning
+            cuts[id(pipe)] = None  # seen by a cycle for its own beginning
             found = {id(cut): cut for cut in map(cut_of, graph.sources(pipe)) if cut is not None}
             cuts[id(pipe)] = pipe if len(found) > 1 else next(iter(found.values()), None)
         return cuts[id(pipe)]
@@ -108,13 +108,13 @@ def cut_dispatched(graph: Graph, source: DispatchedSource | None = None) -> tupl
 
 
 def skipping_as_before(part: Graph, graph: Graph) -> Graph:
-    """A part that is to run in other processes, with an `on_error` at its end if one after the cut speaks for it.
+    """Appends an `on_error` to a part that runs in other processes, if one after the cut applies to it.
 
-    Exceptions are skipped in the process that raises them, so each process has a pipe that does.
+    Exceptions are skipped in the process that raises them, so each process needs such a pipe.
 
     Args:
         part: the part.
-        graph: the graph that it was cut from.
+        graph: the graph from which it was cut.
     """
     for skipper in graph:
         if not isinstance(skipper, OnError):
@@ -132,15 +132,15 @@ def skipping_as_before(part: Graph, graph: Graph) -> Graph:
 
 
 def find_non_dispatching_branches(graph: Graph | DataPipeGraph) -> list[DataPipe]:
-    """The ends of the branches that no item of the dispatching process passes; workers shard these themselves.
+    """Returns the ends of the branches without dispatched items, which workers shard themselves.
 
-    Its items come out of a `DispatchedSource`, or of the `_DummyIterDataPipe` that old code puts there.
+    Dispatched items come from a `DispatchedSource`, or from the `_DummyIterDataPipe` of old code.
 
     Args:
-        graph: a worker's graph, or what `traverse_dps` returned for it.
+        graph: a worker's graph, or a result of `traverse_dps` for it.
 
     Returns:
-        The last pipe of the graph alone if nothing is dispatched, and an empty list if everything is.
+        Only the last pipe of the graph if nothing is dispatched, and an empty list if everything is.
     """
     graph = whole(graph)
     dispatched = (DispatchedSource, _DummyIterDataPipe)
@@ -156,18 +156,18 @@ def _is_replicable(datapipe: DataPipe) -> bool:
 
 
 def find_replicable_branches(graph: Graph | DataPipeGraph) -> list[DataPipe]:
-    """The ends of the branches that may be copied into worker processes.
+    """Returns the ends of the branches that may be copied to worker processes.
 
-    A pipe whose `is_replicable()` is False must exist once, and so must all pipes that read from it. The other pipes
-    form branches; of branches that read from one another, the foremost one is returned. If pipes refer to each other in
-    a circle, one does not count as a reader of another that stands nearer to the end.
+    A pipe whose `is_replicable()` is False must exist only once, and so must all its direct and indirect readers. The
+    other pipes form branches. Of branches that read from each other, the one closest to the end is returned. If pipes
+    refer to each other in a cycle, a pipe does not count as a reader of another one that is closer to the end.
 
     Args:
-        graph: the graph, or what `traverse_dps` returned.
+        graph: the graph, or a result of `traverse_dps`.
 
     Returns:
-        The ends of the branches: the last pipe of the graph alone if all pipes are replicable, and an
-        empty list if none is.
+        The ends of the branches: only the last pipe of the graph if all pipes are replicable, and an empty list if none
+            is.
     """
     graph = whole(graph)
     if all(map(_is_replicable, graph)):
@@ -190,7 +190,7 @@ def find_replicable_branches(graph: Graph | DataPipeGraph) -> list[DataPipe]:
 
 
 def _reads_outside_circles(graph: Graph) -> dict[int, list[DataPipe]]:
-    """The sources of each pipe by id, without pipes in a circle that are nearer to the end."""
+    """Returns the sources of each pipe by id, without pipes in a cycle that are closer to the end."""
     distance = {id(graph.end): 0}
     waiting = deque([graph.end])
     reads: dict[int, list[DataPipe]] = {}
@@ -212,7 +212,7 @@ def _reads_outside_circles(graph: Graph) -> dict[int, list[DataPipe]]:
 
 
 def _upstream(pipe: DataPipe, reads: dict[int, list[DataPipe]]) -> list[DataPipe]:
-    """The pipe and all that it reads from, directly or not."""
+    """Returns the pipe and all its direct and indirect sources."""
     found = {id(pipe): pipe}
     waiting = [pipe]
     while waiting:

@@ -1,10 +1,10 @@
 """Copies of pipe graphs and reading services, and their bytes for the state of a loader.
 
-Role: the one module that copies and pickles what the user built. Runs in the main process when a loader is made, when a
-state is loaded into it, and when its state is saved.
+Role: the only module that copies and pickles user-defined objects. Runs in the main process when a loader is created,
+when it loads a state, and when its state is saved.
 
-A loader copies the pipes of a graph, and not the data in them: see `duplicate`. Pickling is left to `serialize`, which
-is called only when a state is to hold the pipeline.
+A loader copies the pipes of a graph, but not the data in them; see `duplicate`. `serialize` pickles, and is called only
+if a state must contain the pipeline.
 """
 
 from __future__ import annotations
@@ -46,37 +46,38 @@ _WHY_PICKLED = (
 
 
 class Snapshot:
-    """A graph or a service as it was at one moment, of which any number of copies can be made later.
+    """A graph or a service at one moment, from which any number of copies can be created later.
 
     Args:
         obj: a pipe, a reading service or None.
 
     Raises:
-        TypeError: the object cannot be copied; the message names the pipe and the attribute that is at fault.
+        TypeError: the object cannot be copied; the message names the responsible pipe and attribute.
     """
 
     def __init__(self, obj: Any) -> None:
         self._kept = clone(obj)
 
     def copy(self) -> Any:
-        """A new object like the one that the snapshot was made of."""
+        """Returns a new copy of the object."""
         return clone(self._kept)
 
     def serialize(self) -> bytes:
-        """The object as bytes, for `deserialize_datapipe`, by pickle if it can, else by cloudpickle (lambdas, local
-        classes)."""
+        """Returns the object as bytes for `deserialize_datapipe`, by pickle if possible, otherwise by cloudpickle
+        (lambdas, local classes).
+        """
         try:
             return pickle.dumps(self._kept, protocol=pickle.HIGHEST_PROTOCOL)
-        except Exception as error:  # whatever a user's __getstate__ raises; the second way decides
+        except Exception as error:  # a user's __getstate__ may raise anything; the second attempt decides
             if is_of_handler(error):
                 raise
             return _cloudpickled(self._kept)
 
     def fits(self, most: int) -> bool:
-        """Whether the object can be pickled, and has at most this many bytes then. No more than these are made."""
+        """Returns whether the object can be pickled in at most this many bytes. No more bytes are created."""
         try:
             return _fits(pickle.Pickler, self._kept, most)
-        except Exception as error:  # whatever a user's __getstate__ raises; the second way decides
+        except Exception as error:  # a user's __getstate__ may raise anything; the second attempt decides
             if is_of_handler(error):
                 raise
         from torchdata._by_value import ByValuePickler
@@ -90,11 +91,11 @@ class Snapshot:
 
 
 class _TooLargeError(Exception):
-    """A pickle has more bytes than there may be."""
+    """A pickle exceeds the maximum size."""
 
 
 class _Limited:
-    """A file that counts the bytes written to it, and keeps none."""
+    """A file that counts and discards the bytes written to it."""
 
     def __init__(self, most: int) -> None:
         self.left = most
@@ -124,10 +125,10 @@ def _fits(base: Any, obj: Any, most: int) -> bool:
 
 
 def clone(obj: T) -> T:
-    """A copy of a pipe with all the pipes that it reads from, over the same data; or a copy of a reading service.
+    """Returns a copy of a pipe with all its sources, over the same data; or a copy of a reading service.
 
     Raises:
-        TypeError: it cannot be copied; the message names the pipe and the attribute that is at fault.
+        TypeError: it cannot be copied; the message names the responsible pipe and attribute.
     """
     try:
         return duplicate(obj)
@@ -138,22 +139,22 @@ def clone(obj: T) -> T:
 
 
 def serialize_datapipe(datapipe: Any) -> bytes:
-    """The pipe (or the one that a `Snapshot` was made of) and all its sources as bytes.
+    """Returns the pipe (or the one in a `Snapshot`) and all its sources as bytes.
 
     Raises:
-        TypeError: it does not pickle; the message names the pipe and the attribute that is at fault.
+        TypeError: it cannot be pickled; the message names the responsible pipe and attribute.
     """
     snapshot = datapipe if isinstance(datapipe, Snapshot) else Snapshot(extract_wrapper(datapipe))
     return snapshot.serialize()
 
 
 def deserialize_datapipe(serialized_state: bytes) -> Any:
-    """The pipe that `serialize_datapipe` turned into bytes. Unpickling runs code: load only what you trust."""
+    """Returns the pipe in a result of `serialize_datapipe`. Unpickling runs code, so load only trusted bytes."""
     return pickle.loads(serialized_state)
 
 
 class _DataPipeSerializationWrapper:
-    """A pipe that pickles even if plain pickle cannot take what lies in it. Old code puts pipes into these.
+    """A pipe that can be pickled even if plain pickle does not support its contents. Old code wraps pipes in it.
 
     Args:
         datapipe: the pipe.
@@ -169,28 +170,28 @@ class _DataPipeSerializationWrapper:
         self._datapipe = deserialize_datapipe(state)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return type(self)(copy.deepcopy(self._datapipe, memo))  # without the pickle
+        return type(self)(copy.deepcopy(self._datapipe, memo))  # without pickling
 
     def __len__(self) -> int:
         return length_of(self, self._datapipe)
 
 
 class _IterDataPipeSerializationWrapper(_DataPipeSerializationWrapper, IterDataPipe[Any]):
-    """Such a pipe that is read by iterating."""
+    """Such a pipe of iterable style."""
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._datapipe)
 
 
 class _MapDataPipeSerializationWrapper(_DataPipeSerializationWrapper, MapDataPipe[Any]):
-    """Such a pipe that is read by index."""
+    """Such a pipe of map style."""
 
     def __getitem__(self, index: Any) -> Any:
         return self._datapipe[index]
 
 
 def attach_wrapper(datapipe: Any) -> Any:
-    """The pipe in a wrapper that pickles what plain pickle cannot; a wrapper, and what is not a pipe, as it is."""
+    """Wraps a pipe so that it can be pickled in any case; returns wrappers and other objects unchanged."""
     if isinstance(datapipe, _DataPipeSerializationWrapper) or not is_pipe(datapipe):
         return datapipe
     if isinstance(datapipe, IterDataPipe):
@@ -199,7 +200,7 @@ def attach_wrapper(datapipe: Any) -> Any:
 
 
 def extract_wrapper(datapipe: Any) -> Any:
-    """The pipe in such a wrapper; anything else as it is."""
+    """Returns the pipe in such a wrapper; other objects unchanged."""
     return datapipe._datapipe if isinstance(datapipe, _DataPipeSerializationWrapper) else datapipe
 
 
@@ -213,7 +214,7 @@ def _cloudpickled(obj: Any) -> bytes:
 
 
 def _why_not(obj: Any, what: str, attempt: Any, error: Exception) -> str:
-    """Names the attribute of a pipe, or of the service, that cannot be pickled."""
+    """Names the attribute of a pipe or service that cannot be pickled."""
     reason = f"{type(error).__name__}: {error}"
     for owner in Graph(obj) if is_pipe(obj) else [obj]:
         own_sources = set(map(id, sources_of(owner))) if is_pipe(owner) else set()
@@ -242,7 +243,7 @@ def unpickled(field: str, pickled: Any) -> Any:
     """Unpickles a field of a state.
 
     Raises:
-        ValueError: it cannot be unpickled; the message tells damage from modules that are missing here.
+        ValueError: it cannot be unpickled; the message distinguishes damage from missing modules.
     """
     if not isinstance(pickled, bytes):
         raise damaged(field, f"it holds an object of type {type(pickled).__name__} where bytes should be")

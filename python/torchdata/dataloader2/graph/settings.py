@@ -1,7 +1,7 @@
-"""Settings that are applied to all pipes of a graph which understand them: seeds, shuffling, sharding.
+"""Applies settings to all pipes of a graph that support them: seeds, shuffling, sharding.
 
-Role: finds the pipes by the methods they define (`set_seed`, `set_shuffle`, `apply_sharding`), so that pipes
-of users and of torch take part. Runs in every process that holds a graph, between two iterations.
+Role: finds the pipes by their methods (`set_seed`, `set_shuffle`, `apply_sharding`), so that pipes of users and of
+torch are included. Runs in every process that has a graph, between two iterations.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ __all__ = [
 
 
 def is_random(datapipe: Any) -> TypeGuard[Any]:
-    """Whether the pipe takes a seed."""
+    """Returns whether the pipe accepts a seed."""
     return has_method(datapipe, "set_seed")
 
 
 def is_shuffler(datapipe: Any) -> bool:
-    """Whether the pipe shuffles and can be told not to."""
+    """Returns whether the pipe shuffles and can be switched off."""
     return has_method(datapipe, "set_shuffle") and is_random(datapipe)
 
 
 def is_sharding(datapipe: Any) -> bool:
-    """Whether the pipe keeps only its share of the items after `apply_sharding`."""
+    """Returns whether the pipe keeps only its share of the items after `apply_sharding`."""
     return has_method(datapipe, "apply_sharding")
 
 
 def get_all_graph_pipes(graph: DataPipeGraph) -> list[DataPipe]:
-    """All pipes of a graph, each once, depth first."""
+    """Returns all pipes of a graph, each once, depth first."""
     return all_dps(graph)
 
 
@@ -147,7 +147,7 @@ def apply_sharding(
     told: set[int] = set()
 
     def descend(graph: DataPipeGraph, behind: Any) -> None:
-        """`behind` is the filter that items of this part of the graph meet later, if any."""
+        """Visits a part of the graph. `behind` is the filter that its items pass later, if any."""
         for pipe, sources in graph.values():
             if (id(pipe), id(behind)) in seen:
                 continue
@@ -179,7 +179,7 @@ def _takes_group(datapipe: Any, sharding_group: Any) -> bool:
 
 
 def _tell_share(datapipe: Any, num_of_instances: int, instance_id: int, sharding_group: Any) -> None:
-    if len(signature_of(datapipe.apply_sharding).parameters) < 3:  # written before groups existed
+    if len(signature_of(datapipe.apply_sharding).parameters) < 3:  # from before groups existed
         datapipe.apply_sharding(num_of_instances, instance_id)
     else:
         datapipe.apply_sharding(num_of_instances, instance_id, sharding_group=sharding_group)
@@ -249,7 +249,7 @@ def apply_random_seed(datapipe: DataPipe, rng: Any) -> DataPipe:
 
 
 def _seed_source(rng: Any) -> Callable[[], int]:
-    """A function that draws 63-bit seeds from the generator."""
+    """Returns a function that draws 63-bit seeds from the generator."""
     if isinstance(rng, random.Random):
         return lambda: rng.getrandbits(63)
     if callable(getattr(rng, "generate_shared_seed", None)):

@@ -1,7 +1,7 @@
-"""Reading and rewiring pipe graphs.
+"""Reads and modifies the connections of pipe graphs.
 
-Role: the shape of a graph, nothing about what its pipes do. No function here serialises a pipe: a pipe may
-hold any amount of data, and locks and open files, in its attributes.
+Role: concerns only the structure of a graph, not the behavior of its pipes. No function here serializes a pipe, because
+a pipe's attributes may contain any amount of data, locks and open files.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DataPipeGraph = dict[int, tuple[DataPipe, "DataPipeGraph"]]
 
 
 def has_method(datapipe: Any, name: str) -> TypeGuard[Any]:
-    """Whether the pipe itself defines the method `name`; a functional form of that name does not count."""
+    """Returns whether the pipe itself defines the method `name`; a functional form of this name does not count."""
     return callable(getattr(type(datapipe), name, None)) or callable(getattr(datapipe, "__dict__", {}).get(name))
 
 
@@ -68,10 +68,10 @@ def traverse_dps(datapipe: DataPipe) -> DataPipeGraph:
 
 
 def whole(end: DataPipe | Graph | DataPipeGraph) -> Graph:
-    """The graph that ends in a pipe, or that was given as `traverse_dps` returns it.
+    """Returns the graph that ends in a pipe, or that is given as a result of `traverse_dps`.
 
     Raises:
-        TypeError: it is not a pipe.
+        TypeError: the value is neither.
     """
     if isinstance(end, Graph):
         return end
@@ -83,11 +83,11 @@ def whole(end: DataPipe | Graph | DataPipeGraph) -> Graph:
 
 
 def nested(graph: Graph) -> DataPipeGraph:
-    """A graph as nested dictionaries, see `traverse_dps`."""
+    """Returns a graph as nested dictionaries; see `traverse_dps`."""
     finished: dict[int, DataPipeGraph] = {}
 
     def sources(pipe: DataPipe, path: set[int]) -> tuple[DataPipeGraph, bool]:
-        """The graph of the pipe's sources, and whether it is the same on every path that leads to the pipe."""
+        """Returns the graph of the pipe's sources, and whether it is the same on every path to the pipe."""
         if id(pipe) in finished:
             return finished[id(pipe)], True
         path.add(id(pipe))
@@ -101,7 +101,7 @@ def nested(graph: Graph) -> DataPipeGraph:
             found[id(source)] = (source, below)
             everywhere &= same
         path.discard(id(pipe))
-        if everywhere:  # shared below all readers: a chain of forks and zips stays linear in size
+        if everywhere:  # shared by all readers, so that a chain of forks and zips has linear size
             finished[id(pipe)] = found
         return found, everywhere
 
@@ -113,7 +113,7 @@ def _described(obj: Any) -> str:
 
 
 def end_of(graph: DataPipeGraph) -> DataPipe:
-    """The last pipe of a graph."""
+    """Returns the last pipe of a graph."""
     if not isinstance(graph, dict) or len(graph) != 1:
         what = f"{len(graph)} entries" if isinstance(graph, dict) else _described(graph)
         raise ValueError(f"a graph, as traverse_dps returns it, has one last pipe, but got {what}")
@@ -121,7 +121,7 @@ def end_of(graph: DataPipeGraph) -> DataPipe:
 
 
 def all_dps(graph: DataPipeGraph) -> list[DataPipe]:
-    """All pipes of the graph, each once, depth first: a pipe stands before its sources."""
+    """Returns all pipes of the graph, each once, depth first: a pipe precedes its sources."""
     found: dict[int, DataPipe] = {}
 
     def descend(level: DataPipeGraph) -> None:
@@ -229,8 +229,8 @@ def replace_dp(graph: DataPipeGraph, old_datapipe: DataPipe, new_datapipe: DataP
 
 
 def put_in_place(graph: Graph, old_datapipe: Any, new_datapipe: Any) -> Any:
-    """Puts a pipe in place of another one of a graph; returns the end of the graph as it is from then on."""
-    # In a circle, what reads the old pipe is also found after it, and is to read the new one all the same.
+    """Replaces a pipe of a graph by another one; returns the new end of the graph."""
+    # In a cycle, the readers of the old pipe are also reachable from it, and must read the new pipe nevertheless.
     kept = _reached(new_datapipe, old_datapipe, sources_of)
     for pipe_id, pipe in _reached(graph.end, old_datapipe, graph.sources).items():
         if pipe_id not in kept:
@@ -239,7 +239,7 @@ def put_in_place(graph: Graph, old_datapipe: Any, new_datapipe: Any) -> Any:
 
 
 def _reached(end: DataPipe, without: DataPipe, sources: Callable[[DataPipe], list[DataPipe]]) -> dict[int, DataPipe]:
-    """By id, the pipes that `end` reads from, and itself, on ways that do not come past the pipe `without`."""
+    """Returns `end` and its direct and indirect sources by id, reached without passing the pipe `without`."""
     found: dict[int, DataPipe] = {}
     waiting = [end]
     while waiting:
@@ -305,7 +305,7 @@ def _require_member(pipes: list[DataPipe], datapipe: DataPipe) -> None:
 def _rewire(datapipe: DataPipe, choose: Callable[[Any], Any]) -> None:
     """Replaces every source of the pipe by the result of `choose`.
 
-    Goes through the attributes alone in which the bounded search finds a pipe to exchange.
+    Modifies only attributes in which the bounded search finds a pipe to replace.
     """
     opened: set[int] = set()
     for name, value in list(vars(datapipe).items()):
@@ -317,7 +317,7 @@ def _rewire(datapipe: DataPipe, choose: Callable[[Any], Any]) -> None:
 
 
 def _rewired(obj: Any, choose: Callable[[Any], Any], opened: set[int]) -> Any:
-    """`obj` with its pipes exchanged: mutable containers are changed in place, others are built anew."""
+    """Returns `obj` with its pipes replaced. Mutable containers are modified in place, and others are rebuilt."""
     if is_pipe(obj):
         return choose(obj)
     if not isinstance(obj, (dict, list, tuple, set, frozenset, deque)):
@@ -336,7 +336,7 @@ def _rewired_container(obj: Any, exchange: Callable[[Any], Any]) -> Any:
         before: Any = list(obj.items())
         pairs = [(exchange(key), exchange(value)) for key, value in before]
         if any(k is not key or v is not value for (k, v), (key, value) in zip(pairs, before, strict=True)):
-            obj.clear()  # all pairs anew, so that the order of the keys stays
+            obj.clear()  # all pairs are added again, so that the order of the keys is kept
             obj.update(pairs)
         return obj
     before = list(obj)

@@ -1,4 +1,4 @@
-"""Seeds for everything random in a pipeline: `SeedGenerator`, and sharing a seed among ranks."""
+"""Seeds for everything random in a pipeline: `SeedGenerator`, and a function that shares a seed among ranks."""
 
 from torchdata._publishing import publish
 from torchdata.dataloader2.random.distributed import dist_share_seed

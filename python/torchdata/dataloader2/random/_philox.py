@@ -1,6 +1,6 @@
-"""The generator of 0.9 by its name, based on the present generator. Its numbers are other ones than there.
+"""The generator of 0.9 under its old name, based on the present generator, with different numbers.
 
-Role: for code that made its seeds by `PhiloxEngine` itself. Runs wherever that code runs; nothing here uses it.
+Role: for code that used `PhiloxEngine` to create seeds. Runs in that code; this package does not use it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _UINT64 = (1 << 64) - 1
 
 
 class PhiloxEngine:
-    """A stream of seeds that follow from one number. Deprecated: use `SeedGenerator`, which it draws from.
+    """A stream of seeds derived from one number. Deprecated: use `SeedGenerator`, on which it is based.
 
     Args:
-        seed: an integer, of which the lower 64 bits count; None: `seed` is called before numbers are drawn.
+        seed: an integer, of which the lower 64 bits are used; None requires a call of `seed` before numbers are drawn.
 
     Raises:
         TypeError: the seed is not an integer.
@@ -47,22 +47,22 @@ class PhiloxEngine:
         return self
 
     def generate(self) -> int:
-        """The next number, from 0 to 2**64 - 1.
+        """Returns the next number, from 0 to 2**64 - 1.
 
         Raises:
-            AssertionError: there is no seed yet.
+            AssertionError: no seed was set.
         """
         return self._seeded().generate_seed()
 
     def clone(self) -> PhiloxEngine:
-        """An engine that continues alike."""
+        """Returns an engine that continues with the same numbers."""
         return copy.deepcopy(self)
 
     def spawn(self, index: int) -> PhiloxEngine:
-        """The engine number `index` of those that are independent of this one and of each other.
+        """Returns the engine with number `index` among those that are independent of this one and of each other.
 
         Raises:
-            AssertionError: there is no seed yet, or `index` is negative.
+            AssertionError: no seed was set, or `index` is negative.
         """
         if index < 0:
             raise AssertionError(f"Expected a non-negative value for spawn, but found {index}")

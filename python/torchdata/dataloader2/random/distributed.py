@@ -19,6 +19,16 @@ def dist_share_seed(seed: int, process_group: Any = None) -> int:
 
     Raises:
         RuntimeError: torch.distributed is not available or not initialized.
+
+    Example:
+        >>> import random
+        >>> from torchdata.dataloader2 import DataLoader2
+        >>> from torchdata.dataloader2.random import dist_share_seed
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> def seeded_loader():  # on every rank, after torch.distributed.init_process_group
+        ...     loader = DataLoader2(IterableWrapper(range(9)).shuffle())
+        ...     loader.seed(dist_share_seed(random.getrandbits(63)))
+        ...     return loader
     """
     try:
         import torch
@@ -31,7 +41,7 @@ def dist_share_seed(seed: int, process_group: Any = None) -> int:
             "torch.distributed.init_process_group first"
         )
     root = dist.get_global_rank(process_group, 0) if process_group is not None else 0
-    # torch has no unsigned 64-bit broadcast everywhere: the bits travel as a signed number.
+    # Not every torch backend broadcasts unsigned 64-bit numbers, so the bits are sent as a signed number.
     signed = seed - 2**64 if seed >= 2**63 else seed
     shared = torch.tensor(signed, dtype=torch.int64, device="cuda" if _needs_cuda(dist, process_group) else "cpu")
     dist.broadcast(shared, src=root, group=process_group)
@@ -40,6 +50,6 @@ def dist_share_seed(seed: int, process_group: Any = None) -> int:
 
 
 def _needs_cuda(dist: Any, process_group: Any) -> bool:
-    """Whether the group sends tensors in the memory of GPUs alone."""
+    """Returns whether the group only sends tensors in GPU memory."""
     backend = str(dist.get_backend(process_group))
     return "nccl" in backend and "gloo" not in backend

@@ -1,4 +1,4 @@
-"""The seed generator of a loader: a thin wrapper of the native one (rust/core/src/seed.rs)."""
+"""The seed generator of a loader: a thin wrapper around the native generator (rust/core/src/seed.rs)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _UINT64_UPPER_BOUND = 2**64
 
 
 def check_seed(seed: Any) -> int:
-    """`seed` as an int, or the error that says what is wrong with it."""
+    """Returns `seed` as an int, or raises a clear error."""
     if isinstance(seed, bool) or not hasattr(seed, "__index__"):
         raise TypeError(f"a seed must be an integer, not {seed!r}")
     seed = seed.__index__()
@@ -23,16 +23,16 @@ def check_seed(seed: Any) -> int:
 
 
 class SeedGenerator:
-    """Draws seeds, all of which follow from one number.
+    """Draws seeds, all of which are derived from one number.
 
-    It holds two streams. *Shared* seeds are equal wherever the generator was seeded alike: on every rank and in every
-    worker. The other stream gives the same seeds in the same order, until it becomes independent of all others by
-    `spawn`: so a shuffle that is read in one process has the order of a shuffle before a `sharding_filter` in workers.
-    ChaCha12 generates both.
+    It has two streams. *Shared* seeds are equal in all generators with the same seed: on every rank and in every
+    worker. The other stream also yields the same seeds in the same order, until `spawn` makes it independent of all
+    others. A shuffle that is read in one process therefore has the same order as a shuffle before a `sharding_filter`
+    in workers. ChaCha12 generates both streams.
 
     Args:
-        seed: an integer from 0 to 2**64 - 1; None draws one from torch's global generator if torch is loaded, else
-            from Python's `random`.
+        seed: an integer from 0 to 2**64 - 1; None (the default) draws one from torch's global generator if torch is
+            imported, otherwise from Python's `random`.
         _rngs: internal: the native generator to wrap.
 
     Raises:
@@ -58,22 +58,22 @@ class SeedGenerator:
         return draw_seed() if seed is None else check_seed(seed)
 
     def seed(self, seed: int | None = None) -> None:
-        """Starts over from `seed`; None draws a new one, so that two epochs without a seed differ."""
+        """Starts over from `seed`; None draws a new seed, so that two epochs without a seed differ."""
         self._native.seed(self._checked(seed))
 
     def generate_shared_seed(self) -> int:
-        """A seed from 0 to 2**64 - 1 that is equal on all ranks and workers."""
+        """Returns a seed from 0 to 2**64 - 1 that is equal on all ranks and workers."""
         return self._native.generate_shared_seed()
 
     def generate_seed(self) -> int:
-        """A seed from 0 to 2**64 - 1 of this rank's or worker's own."""
+        """Returns a seed from 0 to 2**64 - 1 that belongs to this rank or worker."""
         return self._native.generate_seed()
 
     def spawn(self, worker_id: int, inplace: bool = False) -> SeedGenerator:
-        """The generator of worker (or rank) `worker_id`.
+        """Returns the generator of worker (or rank) `worker_id`.
 
-        Its shared seeds are this one's, its own seeds are independent. `inplace` turns this generator into it;
-        otherwise this one is not disturbed.
+        Its shared seeds are the same as here, and its other seeds are independent. With `inplace`, this generator
+        becomes the worker's generator. Otherwise, it is not changed.
         """
         if isinstance(worker_id, bool) or not isinstance(worker_id, int):
             raise TypeError(f"worker_id must be an integer, not {worker_id!r}")
@@ -87,15 +87,15 @@ class SeedGenerator:
         return SeedGenerator(_rngs=self._native.spawn(worker_id))
 
     def exported(self) -> bytes:
-        """The state of the generator; `imported` makes one of it that continues alike."""
+        """Returns the state of the generator, from which `imported` creates a generator with the same future seeds."""
         return self._native.export()
 
     @classmethod
     def imported(cls, state: bytes) -> SeedGenerator:
-        """The generator whose state was exported.
+        """Returns the generator with an exported state.
 
         Raises:
-            ValueError: it was not.
+            ValueError: `state` is not such a state.
         """
         return cls(_rngs=_native.SeedGenerator.from_state(state))
 

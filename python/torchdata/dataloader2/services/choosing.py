@@ -16,7 +16,7 @@ from torchdata.datapipes.iter.threads.synchronizing import FullSync
 
 __all__ = ["LEAST", "MOST", "Choice", "choose_workers", "refuse_ranks", "say"]
 
-#: The least and the most workers that are chosen.
+#: The minimum and the maximum number of workers.
 LEAST, MOST = 2, 16
 
 _logger = logging.getLogger("torchdata")
@@ -42,7 +42,7 @@ def choose_workers() -> Choice:
 
 
 def refuse_ranks(graph: Graph) -> None:
-    """Raises ValueError if ranks share out the items: each of them might choose another number."""
+    """Raises ValueError if the items are distributed among ranks, because each rank might choose another number."""
     for pipe in graph:
         if isinstance(pipe, FullSync) or _is_shared_by_ranks(pipe):
             raise ValueError(

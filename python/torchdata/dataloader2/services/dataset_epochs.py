@@ -1,7 +1,7 @@
-"""The epochs of data sets and samplers that have `set_epoch`, sent from the main process to the workers.
+"""Sends the epochs of datasets and samplers with `set_epoch` from the main process to the workers.
 
-Role: the user calls `set_epoch` of an object in the main process, and workers read copies of it. At the start of each
-epoch, the service reads the epochs of the objects and sends each worker a function that sets them in its copies.
+Role: the user calls `set_epoch` of an object in the main process, but workers read copies of it. At the start of each
+epoch, the service reads the epochs of the objects, and sends each worker a function that sets them in its copies.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class DatasetEpochs:
     """The epochs of the objects in a graph, copies of which run in other processes.
 
     Args:
-        graph: the graph; None for one without objects.
+        graph: the graph; None for a graph without such objects.
     """
 
     def __init__(self, graph: Graph | None) -> None:
@@ -34,9 +34,9 @@ class DatasetEpochs:
         return [epoch_of(holder) for holder in self._holders]
 
     def and_then(self, reset_fn: _ResetFn | None) -> _ResetFn | None:
-        """The function that sets the epochs in a copy of the graph, and then resets it.
+        """Returns the function that sets the epochs in a copy of the graph, and then resets it.
 
-        As long as the user has not set an epoch, that is `reset_fn`: the copies may count epochs by themselves.
+        Until the user sets an epoch, this is `reset_fn`, because the copies may count epochs themselves.
         """
         before, self._last = self._last, self._now()
         self._has_changed = self._has_changed or self._last != before
@@ -51,7 +51,7 @@ class _SetEpochs:
 
     def __call__(self, datapipe: DataPipe) -> DataPipe:
         holders = [*_holders(Graph(datapipe))]
-        if len(holders) == len(self.epochs):  # else a function of the user's has changed the graph
+        if len(holders) == len(self.epochs):  # otherwise, a user's function has changed the graph
             for holder, epoch in zip(holders, self.epochs, strict=True):
                 if epoch is not None and epoch != epoch_of(holder):
                     holder.set_epoch(epoch)
@@ -59,7 +59,7 @@ class _SetEpochs:
 
 
 def _holders(graph: Graph) -> Iterator[Any]:
-    """The data sets and samplers in the pipes of a graph that show an epoch."""
+    """Yields the datasets and samplers in the pipes of a graph that expose an epoch."""
     seen: set[int] = set()
     for pipe in graph:
         for value in vars(pipe).values():

@@ -1,11 +1,11 @@
-"""The comparison of the orders in which workers read their sources.
+"""Compares the orders in which workers read their sources.
 
-Role: in the main process, receives the samples that each worker takes before its `sharding_filter`
+Role: runs in the main process. Receives the samples that each worker takes before its `sharding_filter`
 (`_pipe/witnessing.py`), and raises an exception if workers read the same items in different orders. A different value
-at one position is no evidence, because a source may augment its items at random. The same value at another position is,
-if the workers also disagree at positions that both have sampled.
+at one position proves nothing, because a source may augment its items at random. The same value at another position is
+evidence if the workers also disagree at positions that both have sampled.
 
-If a source is taken to divide itself among the workers, it is the reverse: the same items are an error.
+If a source is assumed to split itself among the workers, the reverse applies: equal items are an error.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torchdata.datapipes._pipe.witnessing import Note
 
 __all__ = ["Orders"]
 
-#: Items at different positions, and positions with different items, that prove that two orders differ. If the items are
-#: random draws from a few values, as many coincidences come once in a million epochs.
+#: How many items at different positions, and positions with different items, prove that two orders differ. If the items
+#: are random draws from a few values, this many coincidences occur once in a million epochs.
 _PROOF = 20
 
 
@@ -26,15 +26,15 @@ class _Order:
     """The samples of one filter in one epoch."""
 
     def __init__(self) -> None:
-        #: By checksum, the position and the worker that had it first.
+        #: By checksum: its first position, and the worker.
         self._first: dict[int, tuple[int, int]] = {}
-        #: By position, the checksum that came first.
+        #: By position: the first checksum.
         self._at: dict[int, int] = {}
-        #: By worker, the positions at which another worker had another item.
+        #: By worker: how many positions have another item in another worker.
         self._differs: Counter[int] = Counter()
-        #: By two workers, the items that they had at different positions.
+        #: By two workers: how many items they had at different positions.
         self._moved: Counter[tuple[int, int]] = Counter()
-        #: By worker, all of its checksums, as long as it may be all of a short source.
+        #: By worker: all its checksums, while they may cover a short source completely.
         self._begun: dict[int, list[int]] = {}
         self._whole: dict[int, list[int]] = {}
 
@@ -65,12 +65,12 @@ class _Order:
 
 
 class _Shares:
-    """The samples of one source that is taken to divide itself, in one epoch."""
+    """The samples of a source that is assumed to split itself, in one epoch."""
 
     def __init__(self) -> None:
-        #: By worker, the checksums of its samples, which differ from each other.
+        #: By worker: the distinct checksums of its samples.
         self._samples: dict[int, set[int]] = {}
-        #: By worker, whether they are all of its items.
+        #: By worker: whether they cover all its items.
         self._is_whole: dict[int, bool] = {}
 
     def same(self, worker: int, note: Note) -> int | None:
@@ -95,14 +95,14 @@ class Orders:
         self._shares: dict[int, _Shares] = {}
 
     def begin(self) -> None:
-        """Forgets the last epoch."""
+        """Drops the data of the last epoch."""
         self._orders, self._shares = {}, {}
 
     def hear(self, worker: int, notes: Sequence[Note]) -> None:
-        """Compares what a worker has read with what others have.
+        """Compares the items of a worker with those of the others.
 
         Raises:
-            RuntimeError: the orders differ, or workers have read the same part of a source that divides itself.
+            RuntimeError: the orders differ, or workers have read the same part of a source that splits itself.
         """
         for each in notes:
             note = Note(*each)

@@ -1,6 +1,7 @@
 """The reading service that runs a loader's graph in shards.
 
-Role: pure functions, in main: where an epoch resumes in shards that others have begun, or has a fixed number of them.
+Role: pure functions in the main process, for an epoch that resumes with its original shards or has a fixed number of
+them.
 """
 
 from __future__ import annotations
@@ -15,17 +16,19 @@ __all__ = ["divided", "in_shards"]
 
 
 def in_shards(service: Any) -> ReadingServiceInterface:
-    """The service that runs a graph in shards, in the place of a service or of none: in its workers, or in main."""
+    """Returns the service that runs a graph in shards, in its workers or in the main process, instead of the given
+    service.
+    """
     if service is None:
         return MultiProcessingReadingService.without_workers()
     contract = contract_of(service).with_shards()
     if contract.runs_shards() or (contract is not service and not isinstance(service, ReadingServiceInterface)):
-        return contract  # it does, or is none of this package's
+        return contract  # it runs shards itself, or does not belong to this package
     return SequentialReadingService(contract, MultiProcessingReadingService.without_workers())
 
 
 def divided(service: Any, splits: int) -> ReadingServiceInterface:
-    """The service that runs each epoch in so many shards, over all ranks, in the place of a service or of none.
+    """Returns the service that runs each epoch in `splits` shards over all ranks, instead of the given service.
 
     Raises:
         ValueError: the service cannot run shards.

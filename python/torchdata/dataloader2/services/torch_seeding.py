@@ -1,11 +1,11 @@
-"""Seeding torch's generators, of all devices, at the cost of seeding them.
+"""Seeds torch's generators, including all devices, without additional cost.
 
-Role: `torch.manual_seed` also seeds devices that nobody has used yet: it leaves a note for each kind of device, with
-the text of the stack that asked, for the error message of a device that cannot be seeded later. Making these texts (a
-walk of the stack each, with a look at each source file on disk) takes ten to fifty times as long as all the seeding.
-A worker seeds at the start of every epoch, where the first item waits for it.
+Role: `torch.manual_seed` also seeds devices that were not used yet. For each kind of device, it stores the text of the
+caller's stack, for the error message of a device that cannot be seeded later. Creating these texts (by walking the
+stack and checking each source file on disk) takes ten to fifty times as long as the seeding itself. A worker seeds at
+the start of every epoch, when its first item is awaited.
 
-The seeding itself stays torch's own: the same generators, the same seeds, whatever devices this torch knows. Runs in
+The seeding itself is torch's own: the same generators and seeds for all devices that this torch supports. Runs in
 workers and in the dispatching process, at the start of an epoch.
 """
 
@@ -20,10 +20,10 @@ _LIMIT = "tracebacklimit"
 
 
 def seed_torch(torch: Any, seed: int) -> None:
-    """Does `torch.manual_seed(seed)`, without texts of the stack."""
+    """Does the same as `torch.manual_seed(seed)`, without texts of the stack."""
     missing = object()
     limit = getattr(sys, _LIMIT, missing)
-    # A limit of the standard library's: no text of a stack has more entries than this.
+    # A limit in the standard library for the number of entries in a stack text.
     setattr(sys, _LIMIT, 0)
     try:
         torch.manual_seed(seed)

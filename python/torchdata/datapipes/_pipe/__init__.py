@@ -1,1 +1,1 @@
-"""Parts that all pipes share: checks, traversal, columns, streams, seeds, functional forms."""
+"""Helpers that all pipes share: argument checks, graph traversal, columns, streams, seeds and functional forms."""

@@ -1,7 +1,7 @@
-"""NumPy arrays of the columns of an Arrow table: `arrays_of`.
+"""Converts the columns of an Arrow table to NumPy arrays: `arrays_of`.
 
-Role: what frames by `library="numpy"` are. Runs in the process that iterates the pipe, and owns nothing. pyarrow and
-NumPy are imported where a table is at hand.
+Role: implements `library="numpy"` for data frames. Runs in the process that iterates the pipe and keeps no state.
+pyarrow and NumPy are imported only once a table is available.
 """
 
 from __future__ import annotations
@@ -12,19 +12,21 @@ __all__ = ["arrays_of"]
 
 
 def arrays_of(table: Any, pipe: str, writable: bool = True) -> dict[str, Any]:
-    """An array of each column, by name; with `writable` a new one, else one over Arrow's memory where that can be.
+    """Returns a dict from column name to array.
 
-    pyarrow's own conversion turns integers next to nulls into floats, and in some types nulls into values. So here each
-    kind of type has its rule:
+    With `writable`, every array is a new copy. Otherwise, an array shares Arrow's memory where possible.
+
+    pyarrow's own conversion turns integers with nulls into floats and, for some types, nulls into ordinary values. This
+    function uses the following rules instead:
 
     - numbers and booleans: an array of that dtype; a null is NaN in floats and an error elsewhere;
-    - dates, timestamps (in UTC, if they have a zone) and durations: datetime64 and timedelta64; a null is NaT;
-    - lists: an array of objects, one array per row, which is made by the same rules; a null is None;
+    - dates, timestamps (in UTC, if they have a time zone) and durations: datetime64 and timedelta64; a null is NaT;
+    - lists: an array of objects, one array per row, converted by the same rules; a null is None;
     - tensors of one shape in a Ray Dataset: one array whose rows are tensors;
-    - all else: an array of objects, as `to_pylist` gives them (structs are dicts); a null is None.
+    - other types: an array of the objects that `to_pylist` returns (structs are dicts); a null is None.
 
     Raises:
-        ValueError: two columns have one name, or integers or booleans have nulls.
+        ValueError: two columns have the same name, or integers or booleans contain nulls.
     """
     names = table.column_names
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -56,7 +58,7 @@ def _array_of(column: Any, name: str, pipe: str, writable: bool) -> Any:
 
 
 def _tensors(column: Any, writable: bool) -> Any:
-    """One array of the tensors of all rows."""
+    """Returns one array with the tensors of all rows."""
     import numpy as np
 
     pieces = [chunk.to_numpy(zero_copy_only=False) for chunk in getattr(column, "chunks", [column])]
@@ -64,22 +66,22 @@ def _tensors(column: Any, writable: bool) -> Any:
 
 
 def _numbers(column: Any) -> Any:
-    """An array of a column: over its memory if that is one piece, of numbers, without nulls."""
+    """Returns an array of a numeric column, without a copy if the column is a single chunk without nulls."""
     one = getattr(column, "num_chunks", 0) == 1
     return column.chunk(0).to_numpy(zero_copy_only=False) if one else column.to_numpy()
 
 
 def _owned(column: Any) -> Any:
-    """An array that can be written to: one that lies over Arrow's memory cannot, and would keep its table alive."""
+    """Returns a writable array. An array over Arrow's memory is read-only and would keep its table alive."""
     values = column.to_numpy()
     return values if values.flags.writeable else values.copy()
 
 
 def _lists(column: Any, name: str, pipe: str, writable: bool) -> Any:
-    """One array per row: views of one array of the values of all rows."""
+    """Returns one array per row. The arrays are views of a single array with the values of all rows."""
     import pyarrow.compute
 
-    lengths = pyarrow.compute.list_value_length(column).to_pylist()  # of a null: None, and it has no values
+    lengths = pyarrow.compute.list_value_length(column).to_pylist()  # None for a null, which has no values
     values = _array_of(pyarrow.compute.list_flatten(column), name, pipe, writable)
     rows, start = [], 0
     for length in lengths:
@@ -89,7 +91,7 @@ def _lists(column: Any, name: str, pipe: str, writable: bool) -> Any:
 
 
 def _objects(values: list[Any]) -> Any:
-    """An array of the values as they are: NumPy would look into sequences."""
+    """Returns an object array with exactly these values. `numpy.array` would unpack sequences."""
     import numpy as np
 
     array = np.empty(len(values), dtype=object)

@@ -1,7 +1,7 @@
-"""Finds the source of the parts of any table: `arrow_source`.
+"""Finds out how to read a given table part by part: `arrow_source`.
 
 Role: recognizes the library of a table, and opens tables that are given by a path. Runs in the process that builds the
-pipe; no library is imported before one of its tables is at hand.
+pipe. A library is imported only if one of its tables was given.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torchdata.datapipes._pipe.ray_blocks import RayBlocks
 
 __all__ = ["arrow_source"]
 
-#: What a source is made of, for messages.
+#: Supported tables, for error messages.
 _KINDS = (
     "a pyarrow data set or table, a table of deltalake, pyiceberg or lance, a Ray Data set, a path, or a list of paths"
 )
@@ -28,17 +28,17 @@ def _arrow(module: str) -> Any:
 
 
 def arrow_source(source: Any, filter: Any, format: str, part_rows: int | None = None) -> ArrowSource:
-    """The parts of a table.
+    """Returns the source that reads the given table part by part.
 
     Args:
-        source: what `ArrowParts` takes.
-        filter: likewise.
-        format: of files that are given by their paths.
-        part_rows: rows of a part of a Lance dataset.
+        source: a table, as `ArrowParts` accepts it.
+        filter: a filter, as `ArrowParts` accepts it.
+        format: the format of files that are given by their paths.
+        part_rows: the number of rows per part of a Lance dataset.
 
     Raises:
-        TypeError: it is not a table.
-        ValueError: `part_rows` is given for another one.
+        TypeError: `source` is not a table.
+        ValueError: `part_rows` is given for a source that is not a Lance dataset.
         ModuleNotFoundError: pyarrow is not installed.
     """
     library = type(source).__module__.partition(".")[0]
@@ -56,7 +56,7 @@ def arrow_source(source: Any, filter: Any, format: str, part_rows: int | None = 
     if library == "ray":
         return RayBlocks(source, filter)
     arrow, dataset = (_arrow(module) for module in ("pyarrow", "pyarrow.dataset"))
-    library = type(source).__module__.partition(".")[0]  # of what was opened meanwhile
+    library = type(source).__module__.partition(".")[0]  # the library may have changed by opening
     if library == "pyiceberg":
         return IcebergFiles(source, filter)
     if library == "deltalake":

@@ -1,10 +1,9 @@
-"""Tables that are read part by part: datasets of pyarrow, tables in memory, tables of Delta Lake, Iceberg and Lance.
+"""Tables that are read part by part: pyarrow datasets, in-memory tables, and Delta Lake, Iceberg and Lance tables.
 
-Role: what `ArrowParts` lists and `ArrowReader` reads. A part is a row group of a Parquet file, a file of another
-format, a chunk of a table in memory, a data file of an Iceberg table, or a range of rows of a Lance dataset
-(`lance_rows.py`). Listing reads the directories of files alone.
-Sources are plain values: they pickle, and hold no open file. They run in any process; pyarrow is imported when a source
-is made (`arrow_opening.py`).
+Role: `ArrowParts` lists these parts, and `ArrowReader` reads them. A part is a row group of a Parquet file, a file of
+another format, a chunk of an in-memory table, a data file of an Iceberg table, or a range of rows of a Lance dataset
+(`lance_rows.py`). Listing the parts reads only the metadata of the files. Sources are plain values that can be pickled
+and hold no open file. They run in any process. pyarrow is imported when a source is created (`arrow_opening.py`).
 """
 
 from __future__ import annotations
@@ -25,28 +24,28 @@ class ArrowSource:
     """The parts of a table.
 
     Args:
-        names: by part, what messages call it.
-        schema: that of the table.
+        names: the name of each part, for error messages.
+        schema: the schema of the table.
     """
 
     def __init__(self, names: Sequence[str], schema: Any) -> None:
         self.names, self.schema = names, schema
 
     def __deepcopy__(self, memo: Any) -> ArrowSource:
-        return self  # nothing changes it, and a table may fill the memory
+        return self  # immutable, and possibly large
 
     def read(self, part: int, columns: list[str] | None, use_threads: bool) -> Any:
-        """The table of a part, filtered.
+        """Returns the filtered table of one part.
 
         Args:
-            part: its number.
-            columns: the columns to read, in their order; None for all.
-            use_threads: whether columns are decoded by several threads.
+            part: the number of the part.
+            columns: the columns to read, in this order; None reads all columns.
+            use_threads: whether several threads decode the columns.
         """
         raise NotImplementedError
 
     def read_all(self, parts: list[int], columns: list[str] | None, use_threads: bool) -> Any:
-        """The table of several parts, in their order."""
+        """Returns the table of several parts, in the given order."""
         return _arrow().concat_tables([self.read(part, columns, use_threads) for part in parts])
 
     def check_columns(self, columns: list[str] | None) -> None:
@@ -60,7 +59,7 @@ class ArrowFragments(ArrowSource):
     """The row groups, or files, of a pyarrow dataset that the filter does not exclude.
 
     Args:
-        lacks: whether a file may lack a column, which is null in its rows then.
+        lacks: whether a file may lack a column. The rows of such a file contain nulls in this column.
     """
 
     def __init__(self, dataset: Any, filter: Any, lacks: bool = False) -> None:
@@ -86,9 +85,9 @@ class ArrowFragments(ArrowSource):
 
 
 def _check_fragment(fragment: Any, present: Any, schema: Any, wanted: list[str], lacks: bool) -> None:
-    """Raises ValueError if a file lacks a column, or has it in a type of another kind.
+    """Raises ValueError if a file lacks a column or stores it with an incompatible type.
 
-    pyarrow would fill the column with nulls, or parse and print its values, without a word.
+    Without this check, pyarrow would silently fill the column with nulls, or convert its values to or from text.
     """
     known = _arrow("pyarrow.dataset").get_partition_keys(fragment.partition_expression)
     for column in wanted:
@@ -101,7 +100,7 @@ def _check_fragment(fragment: Any, present: Any, schema: Any, wanted: list[str],
 
 
 def _family(kind: Any) -> str:
-    """The kind of types that values keep their meaning between."""
+    """Returns the group of types between which values can be converted without changing their meaning."""
     types = _arrow().types
     if types.is_dictionary(kind):
         return _family(kind.value_type)
@@ -131,7 +130,7 @@ class ArrowChunks(ArrowSource):
 
 
 class IcebergFiles(ArrowSource):
-    """The data files of an Iceberg table, as its library plans to read them: with deletes, and columns by their ids."""
+    """The data files of an Iceberg table, as planned by pyiceberg: with deletes applied and columns matched by id."""
 
     def __init__(self, table: Any, filter: Any) -> None:
         scan = table.scan() if filter is None else table.scan(row_filter=filter)

@@ -1,7 +1,7 @@
-"""Tables cut out of the parts of a larger one: what `ArrowReader` and `ParquetDataFrameLoader` make their items of.
+"""Cuts tables of a fixed number of rows out of the parts of a larger table.
 
-Role: determines the rows of an item, and the position after it. Runs in the process that iterates such a pipe,
-and holds one part in memory. pyarrow is imported where a table is at hand.
+Role: determines the rows of each item, and the position after it, for `ArrowReader` and `ParquetDataFrameLoader`. Runs
+in the process that iterates the pipe, and holds one part in memory. pyarrow is imported once a table is available.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ def _arrow() -> Any:
 def tables_of(
     read: Callable[[int], Any], parts: Iterable[int], row: int, size: int | None, *, copy: bool
 ) -> Iterator[tuple[Any, tuple[int, int]]]:
-    """Tables of consecutive rows, each with the position after it: a part, and a row in this part.
+    """Yields tables of consecutive rows, each with the position after it: a part and a row within this part.
 
     Args:
-        read: makes the table of a part.
-        parts: the parts to read, by their numbers.
-        row: the row of the first part to begin at.
-        size: rows per table, across parts; the last table may have fewer. None for a table of each part.
-        copy: whether a table has its own memory. A slice keeps the memory of its whole part, also if it is pickled.
+        read: a function that returns the table of a part.
+        parts: the numbers of the parts to read.
+        row: the row of the first part at which to begin.
+        size: rows per table, which may span several parts; the last table may have fewer. None yields one table per
+            part.
+        copy: whether each table owns its memory. A slice keeps the memory of its whole part alive and pickles all of
+            it.
     """
     if size is None:
         for part in parts:
@@ -48,7 +50,7 @@ def tables_of(
                 yield whole, (part, row) if row < table.num_rows else (part + 1, 0)
                 del whole
         row = 0
-        del table  # before the next part is read
+        del table  # frees its memory before the next part is read
     if pieces:
         yield _arrow().concat_tables(pieces), (part + 1, 0)
 
@@ -61,5 +63,5 @@ def _rows(table: Any, start: int, count: int | None, copy: bool) -> Any:
 
 
 def is_of_arrow(error: Exception) -> bool:
-    """Whether an error is Arrow's, of damaged data or of values that do not fit, and no other system's."""
+    """Returns whether Arrow raised an error because of damaged data or unsuitable values."""
     return isinstance(error, _arrow().ArrowException) or (type(error) is OSError and error.errno is None)

@@ -1,6 +1,6 @@
-"""Names for pipes that have raised: a pipe that only reads a data set has the name of the data set's own code.
+"""Names pipes in error messages. A pipe that only reads a dataset is named after the dataset's code.
 
-Pure functions, in whichever process an exception passes a pipe.
+Pure functions, which run in the process in which the exception is raised.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ __all__ = ["blamed_name", "codes_read_by", "counted_at"]
 
 
 def codes_read_by(datapipe: Any) -> list[UsersCode]:
-    """The user's code that makes the items of the map pipes which a pipe reads."""
+    """Returns the user code that produces the items of the map-style pipes read by `datapipe`."""
     read = [source for source in sources_of(datapipe) if not is_iter_pipe(source)]
     return [code for source in read for code in codes_of_dataset(source, INDEXED)]
 
 
 def counted_at(datapipe: Any) -> IterationToken:
-    """Where the items are counted that are skipped at a pipe: at the map pipe that it reads, if that is counted."""
+    """Returns the token that counts a pipe's skipped items: that of the map-style pipe that it reads, if any."""
     for source in sources_of(datapipe):
         if not is_iter_pipe(source) and hasattr(source, "__dict__") and (token := token_of(source)).is_timed:
             return token
@@ -31,11 +31,11 @@ def counted_at(datapipe: Any) -> IterationToken:
 
 
 def blamed_name(datapipe: Any, error: BaseException | None = None) -> str:
-    """What a pipe that has raised is called: by the user's code that it runs, if it only reads a data set.
+    """Returns the name under which a failed pipe is reported: its user's code if the pipe only reads a dataset.
 
     Args:
         datapipe: the pipe.
-        error: what was raised; None if that is not known any more.
+        error: the exception; None if it is no longer known.
     """
     codes = codes_read_by(datapipe)
     if not codes and hasattr(datapipe, "iterable"):

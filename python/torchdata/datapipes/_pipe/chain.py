@@ -1,7 +1,7 @@
-"""A pipeline in words: a line for each pipe, with its parameters.
+"""Describes a pipeline in text, with one line per pipe and its parameters.
 
-Role: what `str(pipe)` is. Reads attributes alone: no data is copied, no library imported. Secrets, and values that may
-be large or slow to print, are not printed.
+Role: implements `str(pipe)`. Reads only attributes: it neither copies data nor imports a library. Secrets, and values
+that may be large or slow to print, are left out.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _short.maxlevel = 2
 
 
 def short_name(datapipe: Any) -> str:
-    """The name of a pipe's class, as its user knows it."""
+    """Returns the class name of a pipe as it appears in user code."""
     name: str = getattr(type(datapipe), "drawn_as", type(datapipe).__name__)
     return name.removesuffix("IterDataPipe").removesuffix("MapDataPipe") or name
 
 
 def parameters(datapipe: Any) -> list[tuple[str, str]]:
-    """Names and values of a pipe's parameters, but for the pipes among them and for those that are as by default."""
+    """Returns the names and values of a pipe's parameters, except for pipes and default values."""
     try:
         signature = signature_of(type(datapipe).__init__)
     except (TypeError, ValueError):
@@ -75,19 +75,19 @@ def _in_words(value: Any) -> str:
 
 
 def _hidden_in(value: str | bytes) -> Any:
-    """The text without secrets."""
+    """Returns the text with secrets replaced."""
     return redacted(value) if isinstance(value, str) else redacted(value.decode("latin-1")).encode("latin-1", "replace")
 
 
 def _is_plain_container(value: Any) -> bool:
-    """Whether it holds numbers alone; texts may be data."""
+    """Returns whether a container holds only numbers. Texts may be data."""
     if type(value) not in (list, tuple, set, frozenset):
         return False
     return len(value) < 100_000 and all(isinstance(one, _NUMBERS) for one in value)
 
 
 def chain(datapipe: Any) -> str:
-    """The graph that ends in a pipe: a line for each, sources first, numbered as in the notes of exceptions."""
+    """Describes the graph that ends in a pipe, sources first. The numbers are those in exception notes."""
     graph = Graph(datapipe)
     pipes = graph.pipes
     numbers = {id(pipe): number for number, pipe in enumerate(pipes, 1)}

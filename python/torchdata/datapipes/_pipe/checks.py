@@ -1,7 +1,7 @@
 """Checks of constructor arguments that many pipes share.
 
-Role: turns a wrong argument into one clear sentence at construction, not into a puzzle inside a worker.
-Pure functions; they run wherever a pipe is built.
+Role: reports a wrong argument at construction with a clear message, instead of a confusing error in a worker. Pure
+functions; they run in the process that builds the pipe.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def check_callable(pipe: str, argument: str, function: Any) -> None:
 
 
 def check_iterable(pipe: str, argument: str, value: Any) -> None:
-    """Raises TypeError unless `value` can be iterated over (without iterating over it)."""
+    """Raises TypeError unless `value` is iterable. Does not begin an iteration."""
     if not (hasattr(type(value), "__iter__") or hasattr(type(value), "__getitem__")):
         raise TypeError(f"{pipe}: {argument} must be iterable, but got {value!r} of type {type(value).__name__}")
 
@@ -67,12 +67,12 @@ def check_generator_function(pipe: str, argument: str, function: Any) -> None:
         ) from error
 
 
-#: The pipes over plain data, by the base of their kind: module and name of the class. They stand above this module.
+#: The pipes that wrap plain data: module and class name, by the base class of the pipe. Those modules import this one.
 _wrappers: dict[type, tuple[str, str]] = {}
 
 
 def wrap_data_by(kind: type, module: str, name: str) -> None:
-    """Says which class of pipes is to stand between plain data and the pipes of a kind."""
+    """Registers the class that wraps plain data for pipes of a kind."""
     _wrappers[kind] = module, name
 
 
@@ -83,9 +83,9 @@ def _wrapper(kind: type) -> Callable[..., Any]:
 
 
 def check_source(pipe: str, value: Any, argument: str = "datapipe") -> Any:
-    """The pipe to read: `value` itself, or if it is another iterable or a data set, an IterableWrapper over it.
+    """Returns the pipe to read: `value` itself, or an IterableWrapper over a dataset or another iterable.
 
-    So that the place of a pipe that was built over a list is kept in a state, too.
+    Wrapping ensures that the state of a pipe over a plain list includes the position in the list.
 
     Raises:
         TypeError: `value` cannot be iterated over, or is a pipe that is read by index.
@@ -105,10 +105,10 @@ def check_source(pipe: str, value: Any, argument: str = "datapipe") -> Any:
 
 
 def check_pipe(pipe: str, argument: str, value: Any, kind: type) -> Any:
-    """The pipe of `kind` (IterDataPipe or MapDataPipe): `value` itself, or one that reads the data set `value`.
+    """Returns a pipe of `kind` (IterDataPipe or MapDataPipe): `value` itself, or a pipe that reads the dataset `value`.
 
     Raises:
-        TypeError: `value` is neither; plain data is to be wrapped by the user, since it may stand there by mistake.
+        TypeError: `value` is neither. Plain data must be wrapped explicitly because it may be a mistake.
     """
     if isinstance(value, kind) or any(cls.__name__ == kind.__name__ for cls in type(value).__mro__):
         return value
@@ -126,16 +126,16 @@ def check_pipe(pipe: str, argument: str, value: Any, kind: type) -> Any:
 def check_sources(
     pipe: str, values: Iterable[Any], words: str = "Expected all inputs to be `IterDataPipe`"
 ) -> tuple[Any, ...]:
-    """The pipes to read: each of `values`, or for a data set among them an IterableWrapper over it.
+    """Returns the pipes to read: each of `values`, or an IterableWrapper for each dataset among them.
 
     Args:
-        pipe: who reads them, for messages.
-        values: what was given.
-        words: what torchdata 0.9 says of others.
+        pipe: the name of the reading pipe, for error messages.
+        values: the pipes and datasets that the user passed.
+        words: the error message of torchdata 0.9 for other values.
 
     Raises:
-        TypeError: one of them is no IterDataPipe, ours or another library's, and no data set; plain data is to be
-            wrapped by the user, since it may stand there by mistake.
+        TypeError: one of the values is neither an IterDataPipe nor a dataset. Plain data must be wrapped explicitly
+            because it may be a mistake.
     """
     pipes = []
     for position, value in enumerate(values):
@@ -152,7 +152,7 @@ def check_sources(
 
 
 def is_dataset(value: Any) -> bool:
-    """Whether `value` is a data set, read by index or by iterating: neither a pipe nor plain data nor a mapping."""
+    """Returns whether `value` is an indexable or iterable dataset, rather than a pipe, plain data or a mapping."""
     if is_built_in(value) or isinstance(value, (IterDataPipe, MapDataPipe, Mapping, type)):
         return False
     if is_indexed(value) or is_iterable_dataset(value):
@@ -164,7 +164,7 @@ def _is_foreign_pipe(value: Any) -> bool:
     return not isinstance(value, MapDataPipe) and any(cls.__name__ == "IterDataPipe" for cls in type(value).__mro__)
 
 
-#: The message of torchdata 0.9 for numbers that have to be positive, by their names.
+#: The message of torchdata 0.9 for numbers that must be positive; the placeholder is the argument's name.
 POSITIVE = "'{}' is required to be a positive integer."
 
 #: The message of torchdata 0.9 for a wrong batch size.
@@ -180,19 +180,19 @@ def check_int(
     error: type[Exception] = ValueError,
     words: str = "",
 ) -> int:
-    """The integer `value`, which must be at least `least`.
+    """Returns the integer `value`, which must be at least `least`.
 
     Args:
-        pipe: who was given it, for messages.
-        argument: as what.
-        value: what was given.
-        least: how small it may be.
-        error: the exception that is raised if it is smaller.
-        words: what torchdata 0.9 says then: old code looks for it at the end of the message.
+        pipe: the name of the pipe, for error messages.
+        argument: the name of the argument.
+        value: the value that the user passed.
+        least: the smallest value that is allowed.
+        error: the exception type to raise if the value is too small.
+        words: the error message of torchdata 0.9, which old code expects at the end of the message.
 
     Raises:
-        TypeError: it is no integer (a bool is none either).
-        error: it is too small.
+        TypeError: the value is not an integer, or it is a bool.
+        error: the value is too small.
     """
     if isinstance(value, bool) or not hasattr(type(value), "__index__"):
         raise TypeError(f"{pipe}: {argument} must be an integer, but got {value!r} of type {type(value).__name__}")
@@ -202,11 +202,12 @@ def check_int(
 
 
 def check_weights(pipe: str, argument: str, value: Any, *, positive: bool) -> list[float]:
-    """The weights of a dict, which are finite and not negative; some are, or with `positive` all are, not zero.
+    """Returns the weights in a dict. They must be finite and nonnegative, with at least one (or with `positive` all)
+    above 0.
 
     Raises:
-        TypeError: `value` is no dict or holds something other than numbers.
-        ValueError: it is empty, or holds weights that are none.
+        TypeError: `value` is not a dict, or it contains values that are not numbers.
+        ValueError: the dict is empty or contains invalid weights.
     """
     if not isinstance(value, dict):
         raise TypeError(
@@ -241,11 +242,11 @@ def check_hashable(pipe: str, argument: str, columns: Iterable[Any]) -> None:
 
 
 def check_output_col(pipe: str, function: Any, input_col: Any, output_col: Any) -> Any:
-    """The one column that a result goes to (None: the first of `input_col`), for `function` of `input_col`.
+    """Returns the single column that receives a function's result; None stands for the first of `input_col`.
 
     Raises:
-        ValueError: there is an `output_col` without an `input_col`, it names several columns, or `input_col` names
-            none or another number of columns than `function` takes.
+        ValueError: `output_col` is given without `input_col` or names several columns, or `input_col` is empty or does
+            not match the number of arguments of `function`.
     """
     if input_col is None and output_col is not None:
         raise ValueError(f"{pipe}: `output_col` must be None when `input_col` is None, but got {output_col!r}")
@@ -263,9 +264,9 @@ def check_output_col(pipe: str, function: Any, input_col: Any, output_col: Any) 
 
 
 def check_input_col(pipe: str, function: Any, input_col: Any) -> None:
-    """Raises ValueError if `function` cannot be called with the columns of `input_col`, one argument each.
+    """Raises ValueError if `function` does not accept one argument per column of `input_col`.
 
-    A function without a readable signature (many that are written in C) passes.
+    Functions without an inspectable signature, such as many C functions, are accepted.
     """
     try:
         parameters = list(signature_of(function).parameters.values())
@@ -291,7 +292,7 @@ def check_input_col(pipe: str, function: Any, input_col: Any) -> None:
 
 
 def length_of(pipe: Any, source: Any) -> int:
-    """`len(source)`, or a TypeError that names the pipe that was asked and the source that does not know."""
+    """Returns `len(source)`, or raises a TypeError that names both the pipe and the source without a length."""
     try:
         return len(source)
     except (TypeError, NotImplementedError) as error:
@@ -299,15 +300,15 @@ def length_of(pipe: Any, source: Any) -> int:
 
 
 def no_length(pipe: Any, because: str) -> TypeError:
-    """Returns the error of a pipe whose length is not known. Old code matches the end of its message."""
+    """Returns the error for a pipe of unknown length. Old code matches the end of its message."""
     return TypeError(f"{because}. So this {type(pipe).__name__} instance doesn't have valid length")
 
 
 def check_name(pipe: str, argument: str, value: Any) -> str:
-    """`value`, which must be a str.
+    """Returns `value` if it is a str.
 
     Raises:
-        TypeError: it is something else.
+        TypeError: the value is not a str.
     """
     if not isinstance(value, str):
         raise TypeError(f"{pipe}: {argument} must be a str, but got {value!r} of type {type(value).__name__}")
@@ -315,11 +316,11 @@ def check_name(pipe: str, argument: str, value: Any) -> str:
 
 
 def check_mode(pipe: str, mode: Any, *, writes: bool = False) -> str:
-    """`mode`, which must be one of `open`'s; if the pipe writes, one that creates or appends.
+    """Returns `mode` if `open` accepts it. If the pipe writes files, the mode must create or append.
 
     Raises:
-        TypeError: it is no str.
-        ValueError: it is no such mode.
+        TypeError: the mode is not a str.
+        ValueError: the mode is not valid.
     """
     check_name(pipe, "mode", mode)
     kinds = sum(mode.count(kind) for kind in "rwax")
@@ -331,7 +332,7 @@ def check_mode(pipe: str, mode: Any, *, writes: bool = False) -> str:
 
 @contextmanager
 def explaining(pipe: object, action: str, path: Any) -> Iterator[None]:
-    """Notes on every error from within which pipe could not do what with which path."""
+    """Adds a note to each exception raised in the context: the pipe, what it was doing, and the path."""
     try:
         yield
     except Exception as error:
@@ -342,7 +343,7 @@ def explaining(pipe: object, action: str, path: Any) -> Iterator[None]:
 
 
 class _Asking(threading.local):
-    #: Whether this thread wants lengths that are certain, and had at no cost.
+    #: Whether this thread accepts only lengths that are exact and cheap to determine.
     certain = False
 
 
@@ -351,9 +352,9 @@ _asking = _Asking()
 
 @contextmanager
 def certain_lengths() -> Iterator[None]:
-    """Within this context, and in this thread alone, a length that would be warned of is a TypeError instead.
+    """Turns warnings about lengths into a TypeError within this context, and only in this thread.
 
-    Filters of `warnings` would be every thread's.
+    Filters of the `warnings` module would affect all threads.
     """
     before, _asking.certain = _asking.certain, True
     try:
@@ -363,7 +364,7 @@ def certain_lengths() -> Iterator[None]:
 
 
 def warn_of_length(message: str) -> None:
-    """Warns a caller that asks a pipe for its length that this is a guess, or costly."""
+    """Warns that the requested length of a pipe is a guess or is expensive to determine."""
     if _asking.certain:
         raise TypeError(message)
     warn_outside(message, UserWarning)

@@ -1,7 +1,7 @@
-"""Applying a function to columns of an item, as `map`, `filter` and `flatmap` do.
+"""Applies a function to columns of an item, for `map`, `filter` and `flatmap`.
 
-Role: builds, once per iteration, the cheapest function from item to result for given columns. Runs in the
-process that iterates the pipe.
+Role: once per iteration, builds the fastest function from item to result for the given columns. Runs in the process
+that iterates the pipe.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from torchdata._reporting import add_note
 
 
 def chosen(*columns: Any) -> Any:
-    """Returns the columns of an item as pipes hand them on: one column, or the item, as it is, several as a tuple."""
+    """Returns columns of an item in the form that pipes pass on: the single value as it is, or several as a tuple."""
     return columns[0] if len(columns) == 1 else columns
 
 
 def on_columns(function: Callable[..., Any], input_col: Any) -> Callable[[Any], Any]:
-    """A function of an item that calls `function` with its columns `input_col` (None: with the item)."""
+    """Returns a function of an item that calls `function` with the columns `input_col`, or with the item if that is
+    None.
+    """
     if input_col is None:
         return function
     if isinstance(input_col, (list, tuple)):
@@ -47,7 +49,7 @@ def on_columns(function: Callable[..., Any], input_col: Any) -> Callable[[Any], 
 
 
 def _note_columns(error: Exception, item: Any, input_col: Any) -> None:
-    """Notes which columns an item has that lacks one of `input_col`."""
+    """Adds a note with the columns of an item that lacks one of `input_col`."""
     if isinstance(item, Mapping):
         has = f"a {type(item).__name__} with the keys {', '.join(map(repr, islice(item, 20))) or 'none'}"
     elif isinstance(item, Sized) and not isinstance(item, (str, bytes)):
@@ -58,7 +60,7 @@ def _note_columns(error: Exception, item: Any, input_col: Any) -> None:
 
 
 def replacing_columns(function: Callable[..., Any], input_col: Any, output_col: Any) -> Callable[[Any], Any]:
-    """A function of an item that puts `function`'s result over the item's columns into the item.
+    """Returns a function that stores the result of `function` for the input columns in the item.
 
     The result is stored in `output_col` (-1 appends to a sequence). Without `output_col`, it replaces the first input
     column, and the other input columns are removed. Tuples are replaced by new tuples, and other items are changed in

@@ -1,7 +1,7 @@
-"""Telling what users give in place of a pipe: datasets that are read by index, iterables, generator functions.
+"""Recognizes what users pass instead of a pipe: indexable datasets, iterables and generator functions.
 
-Pure functions, which import nothing: they know PyTorch's classes if other code has loaded them. They run wherever
-a pipe is built.
+Pure functions without imports: they recognize PyTorch's classes only if other code has loaded PyTorch. They run in the
+process that builds the pipe.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ __all__ = [
     "splits_itself",
 ]
 
-#: The module and the name of classes of datasets that yield a worker's share wherever torch says that they are in a
-#: worker, if they are PyTorch's `IterableDataset`s.
+#: Classes of datasets that split themselves among workers inside a torch worker if they are PyTorch `IterableDataset`s:
+#: module and class name.
 _SPLITTING = (
     ("datasets.iterable_dataset", "IterableDataset"),
     ("litdata.streaming.combined", "CombinedStreamingDataset"),
@@ -42,13 +42,13 @@ _SPLITTING = (
     ("streaming.base.dataset", "StreamingDataset"),
 )
 
-#: Functions that give things a random order.
+#: Functions that produce a random order.
 _SHUFFLING = frozenset({"shuffle", "permutation", "permuted", "randperm", "sample"})
 
-#: The stages of webdataset's pipelines that split, or make each worker draw other shards.
+#: Stages of webdataset pipelines that split the shards among workers or draw different shards in each worker.
 _SPLITTING_STAGES = frozenset({"split_by_worker", "ResampledShards", "ResampledShardList"})
 
-#: Types whose values have a `repr` that is the same in each process.
+#: Types whose `repr` is the same in every process.
 _PLAIN = frozenset({str, bytes, int, bool, float, complex, type(None)})
 
 
@@ -58,10 +58,10 @@ def _instance_of(value: Any, module: str, name: str) -> bool:
 
 
 def is_indexed(value: Any) -> bool:
-    """Whether the value is a dataset with a length, read by the indices from 0 on: a sequence, PyTorch's `Dataset`, …
+    """Returns whether the value is a sized dataset with integer indices, such as a sequence or PyTorch's `Dataset`.
 
-    Mappings, whose keys are something else, are none. Nor are PyTorch's `IterableDataset`s, which inherit a
-    `__getitem__` that only raises.
+    Mappings do not count because their keys are arbitrary. PyTorch's `IterableDataset` does not count because its
+    inherited `__getitem__` only raises.
     """
     kind = type(value)
     return (
@@ -73,32 +73,32 @@ def is_indexed(value: Any) -> bool:
 
 
 def is_indexed_only(value: Any) -> bool:
-    """Whether the value is such a dataset and does not say how it is iterated over."""
+    """Returns whether the value is an indexable dataset that does not define its own iteration."""
     return is_indexed(value) and not hasattr(type(value), "__iter__")
 
 
 def is_iterable_dataset(value: Any) -> bool:
-    """Whether the value is one of PyTorch's `IterableDataset`s, which may be its own iterator."""
+    """Returns whether the value is a PyTorch `IterableDataset`, which may be its own iterator."""
     return _instance_of(value, "torch.utils.data", "IterableDataset")
 
 
 def is_built_in(value: Any) -> bool:
-    """Whether the value is plain data, of a type of Python's own."""
+    """Returns whether the value has a built-in Python type and is plain data."""
     return type(value).__module__ == "builtins"
 
 
 def is_generator_function(value: Any) -> bool:
-    """Whether the value is a function, perhaps with some arguments bound, that makes a new generator when called."""
+    """Returns whether calling the value creates a new generator. Partial functions are supported."""
     return inspect.isgeneratorfunction(value)
 
 
 def splits_itself(iterable: Any) -> bool:
-    """Whether an iterable yields a worker's share alone if torch says which worker it is in, as far as can be told.
+    """Returns whether an iterable yields only the current worker's share of the data, as far as that can be determined.
 
-    That is so of Hugging Face's `IterableDataset` where torch is loaded, of the streaming datasets of litdata and
-    mosaicml-streaming, and of webdataset's pipelines with a stage that splits. It is taken to be so of what uses the
-    names `get_worker_info` and `num_workers` in its class, or in its generator function. Without the number of workers
-    nothing can be divided: such code needs the seed of the worker, or a file that each worker opens.
+    Known examples are Hugging Face's `IterableDataset` if torch is loaded, the streaming datasets of litdata and
+    mosaicml-streaming, and webdataset pipelines with a splitting stage. Other code counts as splitting if its class or
+    generator function uses both names `get_worker_info` and `num_workers`. Code that does not use the number of workers
+    cannot split: it needs `get_worker_info` for a seed or for a file per worker.
     """
     if any(_instance_of(iterable, module, name) for module, name in _SPLITTING):
         return is_iterable_dataset(iterable)
@@ -109,18 +109,18 @@ def splits_itself(iterable: Any) -> bool:
 
 
 def is_known_to_split(iterable: Any) -> bool:
-    """Whether an iterable that splits itself is of a library that is known for it; else its code was looked at."""
+    """Returns whether a self-splitting iterable comes from a known library. Otherwise, its code was inspected."""
     known = (*_SPLITTING, ("webdataset.pipeline", "DataPipeline"))
     return any(_instance_of(iterable, module, name) for module, name in known)
 
 
 def shuffles_itself(iterable: Any) -> bool:
-    """Whether an iterable of the user's uses the name of a function that shuffles, so that its order may be its own."""
+    """Returns whether a user's iterable uses the name of a shuffling function, so its order may be random."""
     return _uses(iterable, _SHUFFLING)
 
 
 def _uses(iterable: Any, names: frozenset[str]) -> bool:
-    """Whether the class of an iterable, or a generator function, uses one of the names."""
+    """Returns whether the class of an iterable, or a generator function, uses one of the names."""
     functions = [iterable] if is_generator_function(iterable) else []
     for cls in type(iterable).__mro__:
         if cls.__module__ != "builtins" and cls.__module__.partition(".")[0] not in ("torch", "typing", "abc"):
@@ -129,7 +129,7 @@ def _uses(iterable: Any, names: frozenset[str]) -> bool:
 
 
 def splits_among_ranks(iterable: Any) -> bool:
-    """Whether it is known of an iterable that splits itself that it does so among ranks, too."""
+    """Returns whether a self-splitting iterable is known to split its items among ranks as well."""
     if _instance_of(iterable, "webdataset.pipeline", "DataPipeline"):
         return any(getattr(stage, "__name__", "") == "split_by_node" for stage in getattr(iterable, "pipeline", ()))
     libraries = ("litdata", "streaming")
@@ -137,28 +137,29 @@ def splits_among_ranks(iterable: Any) -> bool:
 
 
 def is_coordinated(iterable: Any) -> bool:
-    """Whether the workers of a dataset that splits itself coordinate over shared memory, as those of
-    mosaicml-streaming do: then each worker cannot read all of it."""
+    """Returns whether the workers of a self-splitting dataset coordinate over shared memory, as in mosaicml-streaming.
+    A single worker cannot read all of such a dataset.
+    """
     return _instance_of(iterable, "streaming.base.dataset", "StreamingDataset")
 
 
 def epoch_of(dataset: Any) -> int | None:
-    """The epoch of a dataset, or of a sampler, that has `set_epoch` and shows it; None of all others."""
+    """Returns the current epoch of a dataset or sampler that has `set_epoch` and exposes its epoch; otherwise None."""
     if not callable(getattr(type(dataset), "set_epoch", None)):
         return None
     for name in ("epoch", "_epoch"):
         try:
             return operator.index(getattr(dataset, name, None))  # type: ignore[arg-type]
-        except Exception:  # whatever a property of the user's raises
+        except Exception:  # a user's property may raise anything
             continue
     return None
 
 
 def in_fixed_order(iterable: Any) -> Any:
-    """An iterable whose order is the same in each process: the sorted members of a set, anything else as it is.
+    """Returns an iterable with the same order in every process: a sorted list for a set, otherwise the iterable itself.
 
     Raises:
-        UnorderedSet: a member of the set has a type without a stable name, so the set cannot be sorted.
+        UnorderedSet: a member of the set has no process-independent name to sort by.
     """
     if not isinstance(iterable, (set, frozenset)):
         return iterable
@@ -169,7 +170,7 @@ def in_fixed_order(iterable: Any) -> Any:
 
 
 def has_fixed_order(iterable: Any) -> bool:
-    """Whether the order of an iterable is the same in each process, as far as it is that of a set."""
+    """Returns whether an iterable has the same order in every process. Only sets may lack a fixed order."""
     try:
         in_fixed_order(iterable)
     except UnorderedSet:
@@ -178,14 +179,14 @@ def has_fixed_order(iterable: Any) -> bool:
 
 
 class UnorderedSet(TypeError):
-    """A set has members that no name sorts, so that its order would be another one in each process."""
+    """Raised for a set whose members cannot be sorted, because its order would differ between processes."""
 
 
 def _name_of_member(member: Any) -> str:
-    """A name of a member of a set, which is the same in each process, and which no unequal member has.
+    """Returns a name for a member of a set. Equal members have equal names in every process; other members differ.
 
     Raises:
-        UnorderedSet: it has none.
+        UnorderedSet: the member has no such name.
     """
     kind = type(member)
     if kind in _PLAIN:
@@ -207,9 +208,9 @@ def _name_of_member(member: Any) -> str:
 
 
 def _mentions(function: Any, names: frozenset[str]) -> bool:
-    """Whether a function, or one defined in it, uses one of the names."""
+    """Returns whether a function, or a function defined inside it, uses one of the names."""
     while not isinstance(function, FunctionType):
-        inner = getattr(function, "func", None)  # of functools.partial
+        inner = getattr(function, "func", None)  # a functools.partial
         function = function.__func__ if isinstance(function, (MethodType, classmethod, staticmethod)) else inner
         if function is None:
             return False

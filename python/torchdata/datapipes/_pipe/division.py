@@ -1,6 +1,6 @@
-"""Which items of a sequence are whose: the arithmetic of a `sharding_filter`.
+"""Computes which items of a sequence belong to which shard, for `sharding_filter`.
 
-Role: pure functions over numbers. A sequence is dealt out in *units*: one item each, or a block of consecutive ones.
+Role: pure functions over numbers. A sequence is dealt out in *units* of one item or of a block of consecutive items.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ __all__ = ["Division"]
 
 @dataclass(frozen=True)
 class Division:
-    """One share of several.
+    """One shard of a sequence.
 
     Args:
-        shards: how many shares there are.
-        shard: which one this is.
-        block: items of a unit.
+        shards: the number of shards.
+        shard: the number of this shard.
+        block: the number of items per unit.
     """
 
     shards: int
@@ -33,7 +33,7 @@ class Division:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the share is all there is."""
+        """Returns whether this shard is the whole sequence."""
         return self.shards == 1
 
     def share_of(
@@ -43,13 +43,13 @@ class Division:
         watch: Watch | None = None,
         has_ended: Callable[[], bool] | None = None,
     ) -> Iterator[Any]:
-        """The share of an iterator that yields item number `taken` next.
+        """Returns the shard's items of an iterator.
 
         Args:
             source: the iterator.
-            taken: the number of its next item.
-            watch: notes some items of the source; None for no notes.
-            has_ended: with a watch, whether the source has ended.
+            taken: the index in the sequence of the iterator's next item.
+            watch: a function that samples items of the source; None disables sampling.
+            has_ended: returns whether the source is exhausted; used only with `watch`.
         """
         if self.is_whole and watch is None:
             return source
@@ -57,7 +57,7 @@ class Division:
         if passes_over(source):
             offset = place % (shards * block)
             before, others = shard * block - offset, (shards - 1) * block
-            if -block < before <= 0:  # within the own block
+            if -block < before <= 0:  # within this shard's block
                 return ShareIterator(source, 0, block + before, others, block)
             return ShareIterator(source, before % (shards * block), block, others, block)
         own = [block * shard <= each < block * (shard + 1) for each in range(shards * block)]
@@ -66,31 +66,31 @@ class Division:
         return chain.from_iterable(_watched(source, own, block, place, taken, watch, has_ended))
 
     def after(self, taken: int, passed_on: int) -> int:
-        """How many items of the sequence were taken with the last one that was passed on.
+        """Returns how many items of the sequence were consumed when the most recent item was passed on.
 
         Args:
-            taken: how many had been taken at first.
-            passed_on: how many of the share were passed on since, at least one.
+            taken: how many items had been consumed at the start.
+            passed_on: how many items of the shard were passed on since then; at least one.
         """
         rounds, place = divmod(self.own_before(taken) + passed_on - 1, self.block)
         return (self.shard + self.shards * rounds) * self.block + place + 1
 
     def own_before(self, item: int) -> int:
-        """How many items of the share come before an item of the sequence."""
+        """Returns how many of the shard's items precede an item of the sequence."""
         unit, place = divmod(item, self.block)
         own = max(0, -(-(unit - self.shard) // self.shards)) * self.block
         return own + place if unit % self.shards == self.shard else own
 
 
 def _own_of(source: Iterator[Any], own: list[bool], block: int, place: int, count: int | None = None) -> Iterator[Any]:
-    """The own items among the next `count` ones of a source; None: among all.
+    """Returns the shard's items among the next `count` items of a source; None means among all.
 
     Args:
         source: the iterator.
-        own: for each item of a round, whether it is an own one.
-        block: how many of them are.
-        place: the number of the next item in the rounds.
-        count: how many items are taken.
+        own: for each item of a round, whether it belongs to the shard.
+        block: how many items of a round belong to the shard.
+        place: the index of the next item within its round.
+        count: how many items to consume.
     """
     offset = place % len(own)
     if block == 1:
@@ -110,11 +110,11 @@ def _watched(
     watch: Watch,
     has_ended: Callable[[], bool],
 ) -> Iterator[Iterator[Any]]:
-    """The own items of a source as iterators one behind the other, between which items are sampled."""
+    """Yields consecutive iterators over the shard's items, sampling the source between them."""
     sample = next_sample(taken)
     while not watch.is_full:
         yield _own_of(source, own, block, place, sample - taken)
-        if has_ended():  # it is not asked again: some iterators would start over
+        if has_ended():  # not asked again because some iterators would start over
             return
         place, taken = place + sample - taken, sample
         sampled = [*islice(source, 1)]
@@ -123,6 +123,6 @@ def _watched(
             return
         watch.add(taken, sampled[0])
         if own[place % len(own)]:
-            yield map(sampled.pop, (0,))  # no name keeps it alive
+            yield map(sampled.pop, (0,))  # no variable keeps the item alive
         place, taken, sample = place + 1, taken + 1, sample_behind(sample)
     yield _own_of(source, own, block, place)

@@ -1,8 +1,7 @@
-"""The note on an exception that passes through a pipeline: which pipe raised it, at which of its items.
+"""Adds a note to an exception that passes through a pipeline: which pipe raised the exception, and at which item.
 
-Role: the iterators of pipes hand every exception that passes them to `explain`, which is reached for nothing else.
-Runs in whichever process and thread the exception passes. It owns nothing: the exception carries its place in the
-graph.
+Role: pipe iterators call `explain` for every exception that passes through them, and only then. Runs in the process and
+thread that raised the exception. Keeps no state: the exception itself stores the position in the graph.
 """
 
 from __future__ import annotations
@@ -20,35 +19,36 @@ __all__ = ["explain", "no_fault_of_an_item", "not_the_end", "note_index"]
 
 E = TypeVar("E", bound=BaseException)
 
-#: The attribute in which an exception carries the index at which a dataset has failed, until a pipe is asked for more.
+#: The attribute of an exception that stores the failing index of a dataset until the next item is requested.
 _INDEX = "_torchdata_index"
-#: The attribute in which an exception carries its place in the graph.
+#: The attribute of an exception that stores the pipe that raised it.
 _ORIGIN = "_torchdata_origin"
 
 
 def explain(
     error: BaseException, frames: TracebackType | None, datapipe: Any, yielded: int | None, iterator: Any = None
 ) -> Any:
-    """Folds the traceback of an exception that passes `datapipe`, and notes which pipe it came from.
+    """Shortens the traceback of an exception that passes through `datapipe`, and notes which pipe raised it.
 
-    KeyboardInterrupt, and all that is no `Exception`, keeps its frames: where a program hangs, they tell.
+    KeyboardInterrupt and other non-`Exception` types keep their frames, which show where a program hangs.
 
     Args:
         error: the exception.
         frames: its traceback so far.
-        datapipe: the pipe whose iterator it passes.
-        yielded: how many items the pipe had yielded; None if its iteration was only to begin.
-        iterator: the pipe's own iterator, if it may be asked for the next item.
+        datapipe: the pipe whose iterator the exception passes through.
+        yielded: how many items the pipe had yielded; None if its iteration had not begun.
+        iterator: the pipe's own iterator, if the next item may be requested from it.
 
     Returns:
-        Whether that is to be done, as the item at which it was raised is skipped; or another exception to raise.
+        True if the failed item is skipped and the next item is to be requested; otherwise False, or an exception to
+        raise instead.
     """
     error.with_traceback(frames)
     if isinstance(error, Exception):
         fold(error)
         redact_error(error)
     if came_from(error) is not None:
-        return False  # the note tells the place in that process
+        return False  # the note describes the position in that process
     own = attributes_of(error)
     is_first = _ORIGIN not in own
     if is_first:
@@ -62,12 +62,12 @@ def explain(
 
 
 def note_index(error: BaseException, index: Any) -> None:
-    """Lets the note of the first pipe that the exception passes name the index at which a dataset was asked."""
+    """Stores the dataset index that failed, so that the note of the first pipe can name it."""
     attributes_of(error).setdefault(_INDEX, repr(index)[:80])
 
 
 def _origin_of(error: BaseException, datapipe: Any, yielded: int | None) -> dict[str, Any]:
-    """Where an exception was raised: the first pipe that it passed. In plain words, as it is pickled with the error."""
+    """Returns the first pipe that an exception passed through, as plain values that can be pickled with it."""
     sources = [represented(source) for source in sources_of(datapipe)]
     did = "began to iterate"
     if yielded is not None:
@@ -78,7 +78,7 @@ def _origin_of(error: BaseException, datapipe: Any, yielded: int | None) -> dict
     if index is not None:
         did = f"{did}, of index {index}"
     return {
-        "pipe": id(datapipe),  # in this process
+        "pipe": id(datapipe),  # valid only in this process
         "name": blamed_name(datapipe, error),
         "behind": f", behind {' and '.join(sources)}" if sources else "",
         "did": did,
@@ -87,10 +87,12 @@ def _origin_of(error: BaseException, datapipe: Any, yielded: int | None) -> dict
 
 
 def _note(error: BaseException, origin: dict[str, Any], last: Any) -> None:
-    """Notes the place in the graph that ends in `last`; in place of the note before, which knew less of the graph."""
+    """Adds a note with the position in the graph that ends in `last`. Replaces the previous note, which saw less of the
+    graph.
+    """
     numbers = list(map(id, walk(last)))
     if origin["pipe"] not in numbers:
-        return  # raised in another graph, and stored
+        return  # stored after it was raised in another graph
     which = f" ({_ordinal(numbers.index(origin['pipe']) + 1)} of {len(numbers)} pipes{origin['behind']})"
     if len(numbers) == 1:
         which = ""
@@ -110,17 +112,17 @@ def _ordinal(number: int) -> str:
 
 
 def no_fault_of_an_item(error: E) -> E:
-    """The error, marked: `on_error` is not to skip it, as it would come again, or items would be lost."""
+    """Marks an error that `on_error` must not skip because it would recur or items would be lost."""
     attributes_of(error)["never_skipped"] = True
     return error
 
 
 def not_the_end(name: str, error: BaseException) -> BaseException:
-    """The error of a function: a StopIteration would look like the end of the data (see PEP 479).
+    """Converts the error of a function: a StopIteration would be mistaken for the end of the data (see PEP 479).
 
     Args:
-        name: of the pipe that called the function.
-        error: its error.
+        name: the name of the pipe that called the function.
+        error: the function's error.
     """
     if not isinstance(error, StopIteration):
         return error

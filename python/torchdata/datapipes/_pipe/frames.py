@@ -1,8 +1,8 @@
-"""Data frames of pandas, polars and pyarrow, and dicts of arrays, after one small interface: `FrameFormat`.
+"""One interface to data frames of pandas, polars and pyarrow, and to dicts of arrays: `FrameFormat`.
 
-Role: makes frames of rows and of Arrow tables, in the library and with the dtypes that the user chose. Runs in the
-process that iterates the pipe; a `FrameFormat` owns nothing but its settings, and pickles. The libraries are imported
-where a format is made or used.
+Role: creates frames from rows and from Arrow tables, with the library and the dtypes that the user chose. Runs in the
+process that iterates the pipe. A `FrameFormat` holds only its settings and can be pickled. The libraries are imported
+where a format is created or used.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from torchdata.datapipes._pipe.checks import check_callable
 
 __all__ = ["FrameFormat", "check_column_names", "check_device"]
 
-#: The libraries that make frames, and the extra that installs each; NumPy makes dicts of arrays, by way of pyarrow.
+#: The supported libraries, and the extra that installs each. NumPy creates dicts of arrays by way of pyarrow.
 LIBRARIES = {"pandas": "parquet", "polars": "polars", "pyarrow": "parquet", "numpy": "parquet"}
 
 
 def check_column_names(pipe: str, columns: Any) -> list[str] | None:
-    """The names as a list.
+    """Returns the column names as a list.
 
     Raises:
-        TypeError: they are no sequence of str.
-        ValueError: there are none, or one comes twice.
+        TypeError: `columns` is not a sequence of str.
+        ValueError: the sequence is empty or has duplicates.
     """
     if columns is None:
         return None
@@ -51,20 +51,20 @@ def check_device(pipe: str, device: Any) -> None:
 
 
 class FrameFormat:
-    """The library that makes frames, and their dtypes.
+    """The library that creates frames, and their dtypes.
 
     Args:
         pipe: the name of the pipe, for messages.
         library: `"pandas"`, `"polars"`, `"pyarrow"`, or with `arrays` `"numpy"`.
         dtype: None, a `pyarrow.Schema`, a mapping from column to dtype, or one dtype for all columns.
-        dtype_generator: makes the dtype if `dtype` is None.
-        writable: whether arrays can be written to.
-        arrays: whether NumPy is a library, too; what it makes are dicts from column to array (see `arrays_of`).
+        dtype_generator: a function that returns the dtype if `dtype` is None.
+        writable: whether arrays are writable.
+        arrays: whether `"numpy"` is allowed, which creates dicts from column name to array (see `arrays_of`).
 
     Raises:
-        ValueError: the library is none of these, or does not know a dtype.
+        ValueError: the library is not supported, or it does not recognize a dtype.
         ModuleNotFoundError: the library is not installed.
-        TypeError: `dtype` is one of torcharrow's, or `dtype_generator` is not a function.
+        TypeError: `dtype` belongs to torcharrow, or `dtype_generator` is not callable.
     """
 
     def __init__(
@@ -91,20 +91,22 @@ class FrameFormat:
         self._check_dtype()
 
     def module(self) -> Any:
-        """The library."""
+        """Returns the module of the library."""
         return optional_import(self.library, extra=LIBRARIES[self.library], needed_by=self.pipe)
 
     def _arrow(self) -> Any:
         return optional_import("pyarrow", extra="parquet", needed_by=self.pipe)
 
     def generated(self) -> FrameFormat:
-        """The format with the dtype that `dtype_generator` gives now, or this format if there is none."""
+        """Returns the format with the dtype that `dtype_generator` returns now, or this format if there is no
+        generator.
+        """
         if self.dtype_generator is None:
             return self
         return FrameFormat(self.pipe, self.library, self.dtype_generator())
 
     def _check_dtype(self) -> None:
-        """Makes a frame without rows, to check whether the library supports the dtypes."""
+        """Creates an empty frame to check whether the library supports the dtypes."""
         kind = self.dtype if isinstance(self.dtype, type) else type(self.dtype)
         if kind.__module__.partition(".")[0] == "torcharrow":
             raise TypeError(
@@ -125,17 +127,17 @@ class FrameFormat:
     # -- dtypes ------------------------------------------------------------------------------------
 
     def _has_schema(self) -> bool:
-        arrow = sys.modules.get("pyarrow")  # not loaded: nothing can be a schema of it
+        arrow = sys.modules.get("pyarrow")  # if pyarrow is not loaded, the dtype cannot be a schema
         return arrow is not None and isinstance(self.dtype, arrow.Schema)
 
     def _names(self) -> list[str] | None:
-        """The columns that the dtype names, or None if it names none."""
+        """Returns the columns that the dtype names, or None if it names none."""
         if self._has_schema():
             return list(self.dtype.names)
         return list(self.dtype) if isinstance(self.dtype, Mapping) else None
 
     def _by_column(self, columns: Sequence[Any]) -> dict[Any, Any]:
-        """The dtypes of those columns that have one."""
+        """Returns the dtypes of those columns that have one."""
         if self.dtype is None:
             return {}
         names = self._names()
@@ -161,11 +163,11 @@ class FrameFormat:
     # -- frames of rows ----------------------------------------------------------------------------
 
     def of_rows(self, rows: list[Any], columns: list[str] | None) -> Any:
-        """A frame of rows, which are tuples or lists, mappings, or single values.
+        """Creates a frame from rows, which are tuples or lists, mappings, or single values.
 
         Raises:
             ValueError: the rows do not have the same columns.
-            TypeError: they are not of one kind.
+            TypeError: the rows are of different kinds.
         """
         return self._of_columns(self._columns_of(rows, columns))
 
@@ -201,7 +203,7 @@ class FrameFormat:
 
     def _columns_of_mappings(self, rows: list[Any], names: list[str] | None) -> dict[Any, Sequence[Any]]:
         if names is None:
-            found = dict.fromkeys(chain.from_iterable(rows))  # what any of the rows has
+            found = dict.fromkeys(chain.from_iterable(rows))  # the columns of any row
             if not found:
                 raise ValueError(f"{self.pipe}: no row of a frame has a column: all are {rows[0]!r}")
             return {name: [row.get(name) for row in rows] for name in found}
@@ -233,7 +235,7 @@ class FrameFormat:
     # -- frames of Arrow tables --------------------------------------------------------------------
 
     def of_table(self, table: Any) -> Any:
-        """A frame of an Arrow table.
+        """Creates a frame from an Arrow table.
 
         Raises:
             ValueError: the dtype contains a column that the table lacks, a value does not fit its dtype, or NumPy
@@ -249,7 +251,7 @@ class FrameFormat:
             return frame.cast(types) if types else frame
         for name, dtype in types.items():
             dtype = self.module().api.types.pandas_dtype(dtype)
-            if hasattr(dtype, "__from_arrow__"):  # exact, where a detour by floats would not be
+            if hasattr(dtype, "__from_arrow__"):  # exact, unlike a conversion by way of floats
                 frame[name] = self.module().Series(dtype.__from_arrow__(table[name]), index=frame.index)
             else:
                 frame[name] = frame[name].astype(dtype)

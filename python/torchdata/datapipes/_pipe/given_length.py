@@ -8,14 +8,14 @@ __all__ = ["GivenLength"]
 
 
 class GivenLength:
-    """A pipe whose length the user may set. Stands before the pipe's other bases."""
+    """A pipe whose length the user may set. Must precede the pipe's other base classes."""
 
     def _set_length(self, length: int) -> None:
-        """Checks what the user says, and keeps it.
+        """Checks and stores the length.
 
         Raises:
-            TypeError: it is no int.
-            ValueError: it is less than -1.
+            TypeError: the length is not an int.
+            ValueError: the length is less than -1.
         """
         #: The number of items; -1 if the user has not set it.
         self.length = check_int(type(self).__name__, "length", length, least=-1)

@@ -1,8 +1,9 @@
-"""The rows of a Lance dataset, by index: `LanceRows`.
+"""Reads rows of a Lance dataset by index: `LanceRows`.
 
-Role: a source of `ArrowParts` whose parts are ranges of rows. It holds how the dataset is opened in its version,
-and opens it in every process that reads: a handle does not outlive a fork. Listing asks for the number of rows alone;
-with a filter, Lance reads the columns of that. lance is imported where a source is made or read.
+Role: a source of `ArrowParts` whose parts are ranges of rows. It stores how to open the dataset in its version, and
+each reading process opens the dataset itself, because a handle does not survive a fork. Listing requests only the
+number of rows. With a filter, Lance also reads the filter's columns. lance is imported where a source is created or
+read.
 """
 
 from __future__ import annotations
@@ -17,19 +18,20 @@ from torchdata.datapipes._pipe.arrow_sources import ArrowSource
 
 __all__ = ["LanceRows", "lance_dataset"]
 
-#: Rows of a part by default.
+#: Default number of rows per part.
 PART_ROWS = 1024
 
-#: Handles that a parent process has opened. Dropped here, they would ask for threads that are the parent's.
+#: Handles that a parent process opened. Freeing them in this process would require threads that exist only in the
+#: parent.
 _inherited: list[Any] = []
 
 
 def lance_dataset(pipe: str, dataset: Any) -> Any:
-    """The dataset itself, or at a path or URI, in its latest version.
+    """Returns the dataset: the given one, or the latest version of the one at a path or URI.
 
     Raises:
-        TypeError: it is none.
-        OSError, ValueError: there is none at the path.
+        TypeError: the value is neither a Lance dataset nor a path.
+        OSError, ValueError: the path contains no dataset.
     """
     if isinstance(dataset, (str, os.PathLike)):
         lance = optional_import("lance", extra="lance", needed_by=pipe)
@@ -48,7 +50,7 @@ def lance_dataset(pipe: str, dataset: Any) -> Any:
 
 
 class _Ranges(Sequence[str]):
-    """The names of the parts, made when they are asked for: there may be one for each row."""
+    """The names of the parts, created on demand because there may be one per row."""
 
     def __init__(self, dataset: str, rows: int, part_rows: int, kind: str) -> None:
         self._dataset, self._rows, self._part_rows, self._kind = dataset, rows, part_rows, kind
@@ -68,15 +70,15 @@ class LanceRows(ArrowSource):
     """Ranges of the rows of a Lance dataset that the filter does not exclude.
 
     Args:
-        dataset: the dataset, whose present version is read.
-        filter: an SQL expression or one of pyarrow's, or None.
-        part_rows: rows of a part; the last part may have fewer.
+        dataset: the dataset, whose current version is read.
+        filter: a SQL expression, a pyarrow expression, or None.
+        part_rows: rows per part; the last part may have fewer.
     """
 
     def __init__(self, dataset: Any, filter: Any, part_rows: int | None) -> None:
         self._opening = dataset.__reduce__()
         self._part_rows = PART_ROWS if part_rows is None else part_rows
-        #: The indices of the rows that the filter leaves.
+        #: The indices of the rows that pass the filter.
         self._chosen: Any = None
         if filter is not None:
             self._chosen = dataset.to_table(columns=["_rowoffset"], filter=filter)["_rowoffset"].to_numpy()
@@ -104,7 +106,7 @@ class LanceRows(ArrowSource):
         return self.read_all([part], columns, use_threads)
 
     def read_all(self, parts: list[int], columns: list[str] | None, use_threads: bool) -> Any:
-        """The table of several parts, in their order, by one request to Lance."""
+        """Returns the table of several parts, in the given order, with a single request to Lance."""
         size = self._part_rows
         rows = [row for part in parts for row in range(part * size, min(part * size + size, self._count))]
         return self._dataset().take(rows if self._chosen is None else self._chosen[rows].tolist(), columns)

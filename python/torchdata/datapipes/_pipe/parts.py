@@ -1,9 +1,8 @@
-"""Results that are yielded member by member: what is left of one, as a state can hold it.
+"""Tracks results that are yielded member by member, so that a state can contain the remaining members.
 
 Role: a function that returns several items may return other items if it is called again, because it may draw random
-numbers or change its argument. The state therefore contains the remaining members if they are in memory. Only a
-generator is created again.
-Runs in the process that iterates the pipe.
+numbers or modify its argument. The state therefore contains the remaining members if they are in memory. Only a
+generator is created again. Runs in the process that iterates the pipe.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ __all__ = ["SLICED", "Parts", "detached", "listed", "restored", "state_of_member
 #: Types that can be sliced, and whose iterators report the number of remaining items.
 SLICED: frozenset[type] = frozenset({list, tuple, range, str, bytes, DataChunk})
 
-#: Types whose members are in memory, but must be converted to a list to be sliced.
-#: The views of dicts are named by their own types: abstract classes are slow to ask.
+#: Types whose members are in memory, but must be converted to a list for slicing. The views of dicts are listed by
+#: their concrete types, because `isinstance` with abstract classes is slow.
 _LISTED: tuple[type, ...] = (
     list,
     tuple,
@@ -35,25 +34,25 @@ _LISTED: tuple[type, ...] = (
 
 
 def listed(result: Any) -> list[Any] | None:
-    """The members of a result of another type than `SLICED`; None if they do not lie in memory."""
+    """Returns the members of a result whose type is not in `SLICED`; None if the members are not in memory."""
     in_memory = isinstance(result, _LISTED) or hasattr(type(result), "__array__")
     return list(result) if in_memory else None
 
 
 def state_of_members(members: Any, left: Iterator[Any]) -> dict[str, Any] | None:
-    """The state of a result in memory whose iterator has some members `left`; None if it has none."""
+    """Returns the state of an in-memory result with remaining members in `left`; None for other results."""
     count = left.__length_hint__()  # type: ignore[attr-defined]
     return {"members": members[len(members) - count :]} if count else None
 
 
 def detached(members: Any, left: Iterator[Any]) -> Any:
-    """The remaining members of an iterator, as they are kept after an iteration: without open files."""
+    """Returns the remaining members of an iterator in a form that holds no open files and can outlive the iteration."""
     rest = members[len(members) - left.__length_hint__() :]  # type: ignore[attr-defined]
     return list(map(with_detached_streams, rest)) if type(rest) in (list, tuple) else rest
 
 
 def restored(state: dict[str, Any]) -> Any:
-    """The members that a state holds."""
+    """Returns the members stored in a state."""
     return state["members"]
 
 
@@ -76,8 +75,8 @@ class Parts:
     """One of several results that are unfolded at the same time, with its remaining members.
 
     Args:
-        function: makes the result.
-        item: what the function gets.
+        function: the function that creates the result.
+        item: the argument of the function.
         done: how many members of the result to leave out.
     """
 
@@ -90,20 +89,20 @@ class Parts:
             self._item, self._members = None, members[done:] if done else members
             self.left: Iterator[Any] = iter(self._members)
         else:
-            # As the item is before the first member is asked for, which may read from a stream in it.
+            # The item is copied before the first member is requested, because that may read from a stream in the item.
             self._item, self._members = with_detached_streams(item), None
             source = iter(result)
-            next(islice(source, done, done), None)  # moves on by `done` members
+            next(islice(source, done, done), None)  # skips `done` members
             self.left = _Counted(source, done)
 
     def state_dict(self) -> dict[str, Any]:
-        """The members left, or what to make them of again."""
+        """Returns the remaining members, or the item from which to recreate them."""
         if isinstance(self.left, _Counted):
             return {"item": self._item, "done": self.left.done}
         return state_of_members(self._members, self.left) or {"members": ()}
 
     def detach(self) -> None:
-        """Keeps only what the state needs, after the iteration: no file stays open, and no generator half-way."""
+        """Reduces this object to its state after the iteration, which closes files and suspended generators."""
         if isinstance(self.left, _Counted):
             self.left = _Counted(iter(()), self.left.done)
         else:
@@ -112,7 +111,7 @@ class Parts:
 
     @classmethod
     def restored(cls, function: Callable[[Any], Iterable[Any]], state: dict[str, Any]) -> Parts:
-        """Parts that resume at the position of the state. The state can be used again."""
+        """Returns an object that resumes at the position of the state. The state can be reused."""
         if "members" in state:
             return cls(restored, state)
         return cls(function, state["item"], state["done"])

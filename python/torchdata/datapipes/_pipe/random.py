@@ -1,7 +1,7 @@
-"""Seeds for random pipes that were given none, and a course of the global generators of one's own.
+"""Seeds for random pipes without an explicit seed, and private states of the global generators.
 
-Role: decides which global generator provides seeds. Runs in the process that iterates the
-pipe, at the start of an iteration.
+Role: decides which global generator provides seeds. Runs in the process that iterates the pipe, at the start of an
+iteration.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import Any
 
 from torchdata._importing import loaded
 
-#: Whether this process runs a replica of a graph, as a worker does. Its runtime says so.
+#: Whether this process runs a replica of a graph, as a worker does. The worker's runtime sets this flag.
 is_replica = False
 
 
 def draw_seed(last: int | None = None, follows: bool = False) -> int:
-    """A fresh seed of 63 bits: from torch's global generator if torch is loaded, else from Python's.
+    """Returns a new 63-bit seed from torch's global generator if torch is loaded, otherwise from Python's.
 
-    So `torch.manual_seed` (or, without torch, `random.seed`) makes a run repeatable. The replicas of a pipe before a
-    `sharding_filter` must draw the same numbers, because items would otherwise be lost and repeated. Their global
-    generators differ. If a loader seeds the pipes, the seed of a pipe that is read again in one epoch (`cycle`)
-    therefore follows from its last seed. So the order is the same for any numbers of workers, none included, and of
-    ranks.
+    `torch.manual_seed` (or, without torch, `random.seed`) therefore makes a run reproducible. The replicas of a pipe
+    before a `sharding_filter` must draw the same numbers, because items would otherwise be lost or duplicated, but
+    their global generators differ. If a loader seeds the pipes, the seed of a pipe that is read more than once per
+    epoch (`cycle`) is therefore derived from its last seed. The order is thus the same for any number of workers,
+    including none, and for any number of ranks.
 
     Args:
-        last: the seed of the pipe's last iteration.
-        follows: whether the pipe is one of a loader that seeds it.
+        last: the seed of the pipe's previous iteration.
+        follows: whether a loader seeds the pipe.
     """
     if last is not None and (is_replica or follows):
         return random.Random(f"after {last}").getrandbits(63)
@@ -38,13 +38,13 @@ def draw_seed(last: int | None = None, follows: bool = False) -> int:
 
 
 class PrivateRandomness:
-    """Lets code draw from the global generators of Python, NumPy and torch as if it were alone with them.
+    """Gives code a private sequence from the global generators of Python, NumPy and torch.
 
-    Within `with` they resume from the seed, or from where the last such block left them; after it they are as they were
-    before. Generators of libraries that are not loaded do not count.
+    Inside the `with` block, the generators start from the seed, or resume where the previous block ended. After the
+    block, they have the state that they had before it. Generators of libraries that are not loaded are not affected.
 
     Args:
-        seed: the seed of the generators, of at most 63 bits.
+        seed: the seed of the generators, at most 63 bits.
     """
 
     def __init__(self, seed: int) -> None:
@@ -60,7 +60,7 @@ class PrivateRandomness:
         random.seed(self._seed)
         numpy_random, torch = loaded("numpy.random"), loaded("torch")
         if numpy_random is not None:
-            numpy_random.seed(self._seed & 0xFFFF_FFFF)  # the legacy generator takes 32 bits
+            numpy_random.seed(self._seed & 0xFFFF_FFFF)  # the legacy generator accepts 32 bits
         if torch is not None:
             torch.default_generator.manual_seed(self._seed)
 
@@ -70,7 +70,7 @@ class PrivateRandomness:
 
 
 def _states() -> list[Any]:
-    """The states of the global generators; None for libraries that are not imported."""
+    """Returns the states of the global generators; None for libraries that are not imported."""
     numpy_random, torch = loaded("numpy.random"), loaded("torch")
     return [
         random.getstate(),

@@ -1,6 +1,6 @@
-"""Named ranges around pipes, for torch's profiler.
+"""Marks the work of each pipe as a named range for PyTorch's profiler.
 
-Role: runs in the main process, in the thread that iterates. PyTorch is not imported for want of a range.
+Role: runs in the main process, in the thread that iterates. Never imports PyTorch itself.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from torchdata._reporting import name_of
 
 __all__ = ["ranges"]
 
-#: False in a forked child: the profiler of its parent does not record there.
+#: False in a forked child, where the parent's profiler does not record.
 _is_main = True
 
 
 def ranges() -> tuple[dict[str, Any], Callable[[Any], Callable[[None, None, None], object]]] | None:
-    """The names of torch's module of profilers, and the function that begins a range; None without PyTorch."""
+    """Returns the namespace of PyTorch's profiler module and the function that begins a range; None without PyTorch."""
     profiler = sys.modules.get("torch.autograd.profiler")
     return (vars(profiler), _begin) if profiler is not None and _is_main else None
 

@@ -1,8 +1,9 @@
-"""The blocks of a Ray Dataset that has been materialized: `RayBlocks`.
+"""Reads the blocks of a materialized Ray Dataset: `RayBlocks`.
 
-Role: a source of `ArrowParts` whose parts are blocks. Blocks stay in Ray's object store, on whichever machine they
-lie: a process that reads one asks for that alone. Worker processes join the cluster with their first read. A forked
-process cannot, because Ray uses threads, which a fork does not copy. ray is imported where a source is made or read.
+Role: a source of `ArrowParts` whose parts are blocks. The blocks stay in Ray's object store, possibly on several
+machines, and a process requests only the blocks that it reads. A worker process joins the cluster at its first read. A
+forked process cannot join, because Ray uses threads, which a fork does not copy. ray is imported where a source is
+created or read.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ from torchdata.datapipes._pipe.arrow_sources import ArrowSource
 
 __all__ = ["RayBlocks"]
 
-#: The process that is known to have joined a cluster. A forked child finds its parent's number here.
+#: The id of the process that has joined a cluster. A forked child inherits its parent's id, and can therefore detect
+#: the fork.
 _joined: int | None = None
 _joining = threading.Lock()
 
 
 class RayBlocks(ArrowSource):
-    """The blocks of a dataset.
+    """The blocks of a materialized dataset.
 
     Args:
-        dataset: a `ray.data.Dataset` that was materialized.
+        dataset: a materialized `ray.data.Dataset`.
         filter: a `pyarrow.compute.Expression`, or None.
 
     Raises:
@@ -51,7 +53,7 @@ class RayBlocks(ArrowSource):
             f"block {number} of {len(told)} ({rows} rows, checksum {checksum:08x})"
             for number, (rows, checksum, _) in enumerate(told)
         ]
-        # Blocks without rows may have no columns.
+        # Empty blocks may have no columns.
         full = [schema for rows, _, schema in told if rows] or [schema for *_, schema in told]
         if not full:
             full = [optional_import("pyarrow", extra="parquet", needed_by="ArrowParts").schema([])]
@@ -60,7 +62,7 @@ class RayBlocks(ArrowSource):
     def __getstate__(self) -> dict[str, Any]:
         if self._refs is None:
             return vars(self)
-        # As Ray pickles references, with who owns them; pickle by itself would leave that out.
+        # Ray's pickler records the owner of a reference, unlike plain pickle.
         ray = optional_import("ray", extra="ray", needed_by="ArrowParts of a Ray Data set")
         return {**vars(self), "_refs": None, "_pickled": ray.cloudpickle.dumps(self._refs)}
 
@@ -79,11 +81,11 @@ class RayBlocks(ArrowSource):
 
 
 def _join(ray: Any, address: str) -> None:
-    """Joins the cluster, if this process has not.
+    """Joins the cluster unless this process has already joined.
 
     Raises:
         RuntimeError: this process was forked from one that had joined it.
-        ConnectionError: the cluster is gone.
+        ConnectionError: the cluster no longer exists.
     """
     global _joined
     with _joining:
@@ -99,9 +101,11 @@ def _join(ray: Any, address: str) -> None:
 
 
 def _tell(ray: Any, refs: list[Any]) -> list[tuple[int, int, Any]]:
-    """By block: rows, checksum of the first one, schema. Asked for where the blocks lie."""
+    """Returns for each block the number of rows, the checksum of the first row, and the schema. Runs on the blocks'
+    machines.
+    """
 
-    def tell(table: Any) -> tuple[int, int, Any]:  # within, so that it is pickled by value
+    def tell(table: Any) -> tuple[int, int, Any]:  # a nested function, so that it is pickled by value
         from zlib import crc32
 
         import pyarrow

@@ -1,7 +1,7 @@
-"""Functional forms: the names under which pipes are found as methods of other pipes.
+"""Functional forms: the method names under which pipes are available on other pipes.
 
-Role: one registry per kind of pipe (iter, map). Filled at import time by `functional_datapipe`, and for pipes whose
-module is imported later by `register_late`.
+Role: one registry per kind of pipe (iter, map). `functional_datapipe` fills it at import time, and `register_late`
+registers pipes whose module is imported on first use.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ C = TypeVar("C")
 
 
 class FunctionalForms:
-    """Gives a pipe base class a registry of functional forms and the lookup of them as methods."""
+    """Gives a pipe base class a registry of functional forms, which are looked up as methods."""
 
     functions: ClassVar[dict[str, Callable[..., Any]]] = {}
 
-    #: Torch's base class of the same kind of pipe.
+    #: PyTorch's base class for the same kind of pipe.
     counterpart: ClassVar[Counterpart]
 
-    if not TYPE_CHECKING:  # or a checker would take any misspelt form for one that it does not know
+    if not TYPE_CHECKING:  # otherwise, a type checker would accept misspelled forms
 
         def __getattr__(self, name: str) -> Any:
             function = type(self).functions.get(name) or type(self).counterpart.form(name)
@@ -41,7 +41,7 @@ class FunctionalForms:
                 except AttributeError:
                     raise _no_attribute(self, name) from None
             if hasattr(function, "__name__"):
-                return MethodType(function, self)  # of which `help` shows signature and docstring
+                return MethodType(function, self)  # `help` shows its signature and docstring
             bound = functools.partial(function, self)
             functools.update_wrapper(bound, function, assigned=("__doc__",))
             return bound
@@ -54,7 +54,7 @@ class FunctionalForms:
         """Makes `function(pipe, ...)` available as `pipe.function_name(...)`.
 
         Raises:
-            ValueError: the name is taken, by something else than a class that this one was made anew of.
+            ValueError: the name is taken, unless the existing class is an older version of the same class.
         """
         before = cls.functions.get(function_name)
         if before is not None and not _may_replace(before, function):
@@ -71,18 +71,18 @@ class FunctionalForms:
     ) -> None:
         """Makes the pipe class `cls_to_register` available as `pipe.function_name(...)`.
 
-        `enable_df_api_tracing` is accepted for compatibility and has no effect: the data-frame
-        tracing API of torch is not part of this library.
+        `enable_df_api_tracing` is accepted for compatibility and has no effect, because this package does not include
+        PyTorch's data frame tracing.
         """
         cls.register_function(function_name, _constructor(cls, function_name, cls_to_register))
 
     @classmethod
     def register_late(cls, function_name: str, module: str, class_name: str) -> None:
-        """Makes a pipe available as `pipe.function_name(...)` whose module is imported when that is first used.
+        """Makes a pipe available as `pipe.function_name(...)`, and imports the pipe's module on first use.
 
         Args:
-            function_name: the form.
-            module: the full name of the module, in which the pipe registers itself under that form.
+            function_name: the name of the form.
+            module: the full name of the module, which registers the pipe under this name.
             class_name: the class of the pipe.
         """
         if function_name not in cls.functions:
@@ -90,11 +90,11 @@ class FunctionalForms:
 
     @classmethod
     def register_all_late(cls, package: str, modules: Mapping[str, Mapping[str, str | None]]) -> None:
-        """Makes pipes available by their forms, as `register_late` does.
+        """Makes several pipes available by their forms, as `register_late` does.
 
         Args:
-            package: where the modules are.
-            modules: by module, by name of the pipe, its form, or None.
+            package: the package that contains the modules.
+            modules: for each module, a mapping from the class name of a pipe to its form, or to None.
         """
         for module, forms in modules.items():
             for class_name, form in forms.items():
@@ -102,7 +102,7 @@ class FunctionalForms:
                     cls.register_late(form, f"{package}.{module}", class_name)
 
 
-#: What pipes offer in place of methods that other libraries' datasets and streams have.
+#: Methods of other libraries' datasets and streams, and the equivalent that pipes offer.
 _ELSEWHERE = {
     "apply": "write .map(function)",
     "concatenate": "write .concat(other)",
@@ -119,17 +119,17 @@ _ELSEWHERE = {
 
 
 def _no_attribute(pipe: Any, name: str) -> AttributeError:
-    """Returns the error for an unknown name. Python itself adds the most similar name where it prints the error."""
+    """Returns the error for an unknown name. Python adds the most similar name when it prints the error."""
     instead = f"; {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
     return AttributeError(f"{type(pipe).__name__!r} object has no attribute {name!r}{instead}", name=name, obj=pipe)
 
 
 class LateForm:
-    """The functional form of a pipe whose module is imported when the form is first used, or looked at.
+    """The functional form of a pipe whose module is imported when the form is first used or inspected.
 
     Args:
-        base: the base class of the pipe's kind.
-        name: the form.
+        base: the base class for this kind of pipe.
+        name: the name of the form.
         module: the full name of the module.
         class_name: the class of the pipe.
     """
@@ -138,9 +138,9 @@ class LateForm:
         self._base, self._name, self.module, self._class_name = base, name, module, class_name
 
     def form(self) -> Callable[..., Any]:
-        """The form itself."""
+        """Imports the pipe's module and returns the actual form."""
         pipe = getattr(import_whole(self.module), self._class_name)
-        form = self._base.functions.get(self._name, self)  # the pipe has registered itself there
+        form = self._base.functions.get(self._name, self)  # registered by the import of the module
         return _constructor(self._base, self._name, pipe) if form is self else form
 
     def __call__(self, source_datapipe: Any, *args: Any, **kwargs: Any) -> Any:
@@ -151,7 +151,7 @@ class LateForm:
 
 
 def _constructor(base: type[FunctionalForms], name: str, pipe: type) -> Callable[..., Any]:
-    """The function that makes a pipe of a class, as `base.name`."""
+    """Returns the function that creates a pipe of a class, under the name `base.name`."""
 
     def construct(source_datapipe: Any, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -163,10 +163,10 @@ def _constructor(base: type[FunctionalForms], name: str, pipe: type) -> Callable
             raise
 
     functools.update_wrapper(construct, pipe, assigned=("__module__", "__doc__"), updated=())
-    # The form's name is what `help` shows, and under which its bound method is pickled.
+    # `help` shows this name, and pickle finds the bound method by it.
     construct.__name__, construct.__qualname__ = name, f"{base.__name__}.{name}"
-    with contextlib.suppress(ValueError):  # of a class whose constructor is written in C
-        # A constructor returns None, and a form what it has made.
+    with contextlib.suppress(ValueError):  # the class has a constructor that is written in C
+        # The constructor returns None, but the form returns the new pipe.
         signature = signature_of(pipe)
         construct.__signature__ = signature.replace(return_annotation=pipe.__name__)  # type: ignore[attr-defined]
         construct.__doc__ = _without(next(iter(signature.parameters), None), construct.__doc__)
@@ -174,7 +174,7 @@ def _constructor(base: type[FunctionalForms], name: str, pipe: type) -> Callable
 
 
 def _note_names(error: TypeError, form: str, pipe: type, keywords: dict[str, Any]) -> None:
-    """Notes what a form takes, if it was called with a name that is none of these."""
+    """Adds a note with the accepted arguments if a form was called with an unknown keyword."""
     try:
         _, *parameters = signature_of(pipe).parameters.values()
     except ValueError:  # the constructor is written in C
@@ -185,22 +185,24 @@ def _note_names(error: TypeError, form: str, pipe: type, keywords: dict[str, Any
 
 
 def _without(parameter: str | None, docstring: str | None) -> str | None:
-    """The docstring of a class for a form, whose first parameter is the pipe that it is called on."""
+    """Returns a class's docstring for its form, without the first parameter, which is the pipe that the method is
+    called on.
+    """
     if parameter is None or docstring is None:
         return docstring
     found = re.search(rf"^( *)Args:\n\1    {parameter}: .*\n(?:\1     +.*\n)*", docstring, re.MULTILINE)
     if found is None:
         return docstring
     head, rest = docstring[: found.start()], docstring[found.end() :]
-    if re.match(rf"{found[1]}    \S", rest):  # further ones
+    if re.match(rf"{found[1]}    \S", rest):  # continuation lines
         return f"{head}{found[1]}Args:\n{rest}"
     return head + rest.lstrip("\n")
 
 
 def _may_replace(before: Any, now: Any) -> bool:
-    """Whether two forms make pipes of one class, of which the second is newer: a cell of a notebook was run again.
+    """Returns whether `now` is a newer version of the class behind the form `before`, as when a notebook cell is rerun.
 
-    So it is where the module of a late one is imported.
+    This also applies when the module of a late form is imported.
     """
     if isinstance(before, LateForm):
         return getattr(getattr(now, "__wrapped__", now), "__module__", None) == before.module
@@ -212,11 +214,11 @@ def _may_replace(before: Any, now: Any) -> bool:
 class functional_datapipe:
     """Class decorator that registers a pipe under a functional form.
 
-    Type checkers cannot know forms that are registered when a program runs, and take them for misspelt ones. Typed
-    code calls the class, `Doubler(pipe)`, or marks the line: `pipe.doubled()  # type: ignore[attr-defined]`.
+    Type checkers cannot see forms that are registered at run time, and report them as unknown attributes. Typed code
+    calls the class, `Doubler(pipe)`, or marks the line: `pipe.doubled()  # type: ignore[attr-defined]`.
 
-    A class of the same module and qualified name takes the place of the one that was there, so that the cell of a
-    notebook can be run again. Pipes that exist stay what they are.
+    A class replaces an earlier class with the same module and qualified name, so that a notebook cell can be rerun.
+    Existing pipes are not affected.
 
     Args:
         name: the method name under which the pipe is found on every pipe of its kind.
@@ -244,7 +246,7 @@ class functional_datapipe:
 
     def __call__(self, cls: C) -> C:
         kinds = FunctionalForms.__subclasses__() if isinstance(cls, type) else []
-        # Pipes of torch's are of a kind, too.
+        # PyTorch's pipes also belong to a kind.
         base = next((kind for kind in kinds if issubclass(cls, kind)), None)  # type: ignore[arg-type]
         if base is None:
             raise TypeError(f"functional_datapipe decorates IterDataPipe and MapDataPipe classes, not {cls!r}")

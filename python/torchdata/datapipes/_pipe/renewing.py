@@ -1,10 +1,9 @@
 """Recreates iterators of this package's pipes after a skipped exception.
 
 Role: a generator that has raised has ended, but the `__iter__` of a pipe resumes from the state that its class lists,
-as it does from a loaded one. A pass whose exceptions are skipped therefore has a chain of iterators of the same pipe.
-Each continues where the previous one has raised, and reads the existing iterators of the sources. Used by `skipping`,
-in
-the process that iterates the pipe. The chain owns the renewal, and that the sources' iterators.
+as it does from a loaded state. A pass whose exceptions are skipped therefore uses a chain of iterators of the same
+pipe. Each one continues where the previous one raised, and reads the existing iterators of the sources. Used by
+`skipping`, in the process that iterates the pipe. The chain owns the renewal, which owns the sources' iterators.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ _OURS = "torchdata.datapipes."
 
 
 class Renewal(Iterator[Iterator[Any]]):
-    """The iterators of one pass of a pipe, one after the other.
+    """The successive iterators of one pass of a pipe.
 
     Args:
         datapipe: the pipe.
-        function: its own `__iter__`.
-        sources: the pipes whose progress shows whether it would raise at the same item again.
+        function: the pipe's own `__iter__`.
+        sources: the pipes whose progress shows whether the next iterator would raise at the same item.
     """
 
     __slots__ = (
@@ -50,14 +49,14 @@ class Renewal(Iterator[Iterator[Any]]):
         self._datapipe, self._function, self._sources = datapipe, function, sources
         self._first: Iterator[Any] | None = None
         self._is_broken = False
-        #: The iterators of the pipes that are read, and those with which the next iterator of this pipe must continue.
+        #: The iterators of the sources, and those that the next iterator of this pipe must continue with.
         self._guards: dict[int, Iterator[Any]] = {}
         self._again: dict[int, Iterator[Any]] = {}
-        #: How many items the pipe and its sources had yielded when the last one raised.
+        #: How many items the pipe and its sources had yielded when the last iterator raised.
         self._seen: list[int] | None = None
 
     def over(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        """The first iterator with its replacements, or only itself if it survives exceptions or never raises any."""
+        """Yields the first iterator and its replacements. An iterator that survives exceptions is never replaced."""
         kind = type(self._datapipe)
         if type(iterator) is not GeneratorType and not (type(iterator) is chain and hasattr(kind, "_drop_broken")):
             return iterator
@@ -78,7 +77,7 @@ class Renewal(Iterator[Iterator[Any]]):
         return self._function(datapipe)
 
     def renew(self) -> bool:
-        """Has another iterator replace one that has raised; False if it would raise at the same item."""
+        """Replaces an iterator that has raised; returns False if the new one would raise at the same item."""
         seen = [token_of(pipe).yielded for pipe in (self._datapipe, *self._sources)]
         if seen == self._seen:
             return False
@@ -86,20 +85,20 @@ class Renewal(Iterator[Iterator[Any]]):
         return True
 
     def keep(self, source: Any, guard: Iterator[Any]) -> None:
-        """Notes the iterator of a source that has begun."""
+        """Records the iterator of a source that has begun."""
         self._guards[id(source)] = guard
 
     def take_again(self, source: Any) -> Iterator[Any] | None:
-        """The existing iterator of a source; None if the source must begin."""
+        """Returns the existing iterator of a source; None if the source must begin."""
         return self._again.pop(id(source), None)
 
 
 def renewal_of(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Renewal | None:
-    """Makes ready for exceptions of a pass that are skipped; None if the pipe cannot continue after one.
+    """Prepares a pass for skipped exceptions; returns None if the pipe cannot continue after one.
 
     Args:
         datapipe: the pipe whose pass begins.
-        function: its own `__iter__`.
+        function: the pipe's own `__iter__`.
     """
     record, kind = record_of(datapipe), type(datapipe)
     record.renewal = None
@@ -107,7 +106,7 @@ def renewal_of(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Renew
         return None
     sources = [source for source in sources_of(datapipe) if iter_base() in type(source).__mro__]
     begins = hooks_of(datapipe)._begins_sources
-    if not begins:  # the pipe that it shares with others does
+    if not begins:  # the pipe that it shares with its siblings begins the sources
         sources = [below for source in sources for below in sources_of(source) if is_iter_pipe(below)]
     if not sources:
         return None
@@ -119,7 +118,7 @@ def renewal_of(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Renew
 
 
 def taken_again(datapipe: Any) -> Iterator[Any] | None:
-    """The running iterator of a pipe whose reader was recreated and continues with it; None if the pipe must begin."""
+    """Returns the running iterator of a pipe whose reader was recreated; None if the pipe must begin."""
     renewal = _reader_of(datapipe)
     return None if renewal is None else renewal.take_again(datapipe)
 

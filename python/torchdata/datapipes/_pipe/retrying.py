@@ -1,4 +1,4 @@
-"""Calling a function again after an error that may pass."""
+"""Repeats a function call after an error that may be temporary."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ __all__ = ["retried"]
 
 R = TypeVar("R")
 
-#: Seconds before the first repetition; they double each time.
+#: Seconds before the first repetition. The pause doubles each time.
 PAUSE = 0.5
-#: Errors that stay.
+#: Permanent errors.
 _FINAL = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 
 
 def retried(call: Callable[[], R], max_retries: int, what: str, count: Callable[[], object] | None = None) -> R:
-    """Calls a function, and calls it again after a pause if it raises an OSError that may pass.
+    """Calls a function, and repeats the call after a pause if it raises an OSError that may be temporary.
 
     Args:
         call: the function.
-        max_retries: how often it is called again.
-        what: what it does, as the subject of a warning.
-        count: called before each repetition.
+        max_retries: the maximum number of repetitions.
+        what: the action, as the subject of a warning.
+        count: a function that is called before each repetition.
     """
     pause = PAUSE
     for _ in range(max_retries):

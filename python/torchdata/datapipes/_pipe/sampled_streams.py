@@ -1,13 +1,14 @@
-"""Reads a stream without a state. Its position is a number of items, up to which a resume reads the stream again.
+"""Reads a stream without a state. Its position is a number of items, and a resume reads the stream up to this position.
 
-Role: one reading samples the stream, so that a resume notices a stream that does not repeat itself. The sampled
-positions grow sparser, and between two of them no Python code runs. Runs where the source of a pipeline is read.
+Role: each reading samples the stream, so that a resume detects a stream that does not repeat itself. The sampled
+positions become sparser, and no Python code runs between two of them. Runs where the source of a pipeline is read.
 
-A stream may draw from the global generators, to shuffle or to augment. If it does so for its first two items, a state
-holds the generators of its beginning. The items up to the position are read with these, and the generators are put
-back afterwards. If other code draws between two items, augmented items differ on a resume although their order is the
-same. So a difference is a warning for streams that draw for their second item, and if only floating-point numbers and
-arrays differ, as by augmentation. It is an error in all other cases.
+A stream may draw from the global generators in order to shuffle or to augment. If it does so for one of its first two
+items, a state contains the generators as they were at the beginning. A resume reads the items up to the position with
+these generators, and restores the current generators afterwards. If other code draws between two items, augmented items
+differ after a resume although their order is the same. A difference is therefore only a warning if the stream draws for
+its second item and only floating-point numbers and arrays differ, as augmentation causes. All other differences are
+errors.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torchdata.datapipes._pipe.witnessing import Digest
 
 __all__ = ["SampledStream"]
 
-#: Stands for the end of the stream.
+#: Marks the end of the stream.
 _END: Any = object()
 
 
@@ -31,8 +32,8 @@ class SampledStream:
     """One reading of a stream, from its beginning or from a saved position.
 
     Args:
-        name: the stream, in words.
-        saved: what `state` returned when the position was saved; None if nothing was.
+        name: a description of the stream.
+        saved: the result of `state` when the position was saved; None if nothing was saved.
 
     Raises:
         TypeError, ValueError: `saved` is damaged.
@@ -42,14 +43,14 @@ class SampledStream:
         self._name = name
         saved = saved or {}
         self._digest = Digest.of(saved["digest"]) if "digest" in saved else Digest()
-        #: The global generators before the stream drew from them first; None if it has not drawn.
+        #: The global generators before the stream first drew from them; None if it has not drawn.
         self._generators: dict[str, Any] | None = saved.get("generators")
         #: Whether the stream has drawn for its second item.
         self._draws = bool(saved.get("draws", False))
         self._has_saved = "digest" in saved
 
     def state(self) -> dict[str, Any]:
-        """The samples so far, and the generators that reading them again needs."""
+        """Returns the samples so far, and the generators that are needed to read them again."""
         state: dict[str, Any] = {"digest": self._digest.as_tuple()}
         if self._generators is not None:
             state |= {"generators": self._generators, "draws": self._draws}
@@ -63,13 +64,13 @@ class SampledStream:
         is_strict: bool = True,
         if_empty: Callable[[], object] | None = None,
     ) -> Iterator[Any]:
-        """An iterator over the stream from a position on.
+        """Returns an iterator over the stream from a position on.
 
         Args:
-            make: begins to iterate over the stream.
-            position: how many items are skipped.
-            is_strict: whether the skipped items are compared with those that were read when the state was saved.
-            if_empty: called if the stream has no items.
+            make: a function that begins to iterate over the stream.
+            position: how many items to skip.
+            is_strict: whether to compare the skipped items with those that were read before the state was saved.
+            if_empty: a function that is called if the stream has no items.
         """
         if position or self._generators is not None:
             return chain.from_iterable(self._resumed(make, position, is_strict))
@@ -95,11 +96,11 @@ class SampledStream:
         yield stream
 
     def _complain(self, position: int, is_noise: bool) -> None:
-        """Warns, or raises RuntimeError: the stream does not repeat itself.
+        """Warns, or raises RuntimeError, because the stream does not repeat itself.
 
         Args:
             position: how many items were read again.
-            is_noise: whether they may differ by numbers that were drawn for each item.
+            is_noise: whether only numbers differ that may be drawn for each item.
         """
         if is_noise:
             warn_outside(
@@ -119,8 +120,8 @@ class SampledStream:
     def _pieces(
         self, source: Iterator[Any], if_empty: Callable[[], object] | None, digest: Digest | None = None
     ) -> Iterator[Iterator[Any]]:
-        """The stream as iterators that follow one another, between which items are sampled."""
-        source = chain(source)  # which does not ask an iterator that has ended again
+        """Yields consecutive iterators over the stream, between which items are sampled."""
+        source = chain(source)  # does not call an exhausted iterator again
         digest, position = digest or self._digest, 0
         while True:
             if digest.next > position:
@@ -135,7 +136,7 @@ class SampledStream:
                 if position == 0 and if_empty is not None:
                     if_empty()
                 return
-            except BaseException as error:  # raised below, from where the next call continues
+            except BaseException as error:  # raised below, where the next call continues
                 failed = error
             if before is not None:
                 self._note_draws(before, is_second=position == 1)
@@ -144,11 +145,11 @@ class SampledStream:
                 continue
             digest.add(item)
             sampled, item = [item], None
-            yield map(sampled.pop, (0,))  # no name keeps the item alive
+            yield map(sampled.pop, (0,))  # no variable keeps the item alive
             position += 1
 
     def _note_draws(self, before: dict[str, Any], is_second: bool = False) -> None:
-        """Notes whether the stream has drawn from the global generators, which were so before."""
+        """Records whether the stream has drawn from the global generators since `before`."""
         after = save_generators()
         before.pop("awaited", None)
         if any(before[name] != after[name] for name in before.keys() & after.keys()):
@@ -158,7 +159,7 @@ class SampledStream:
 
 @contextmanager
 def _as_at(generators: dict[str, Any] | None) -> Iterator[None]:
-    """Sets the global generators, and puts them back afterwards; None leaves them alone."""
+    """Sets the global generators within the context and restores them afterwards; None leaves them unchanged."""
     if generators is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""Parts that pipes share which draw random numbers: the seeds that loaders give them.
+"""Random pipes: the seeds that a loader sets.
 
 Role: the base of pipes that shuffle or augment. Runs in the process that iterates the pipe.
 """
@@ -16,10 +16,10 @@ __all__ = ["Seeded"]
 
 
 class Seeded:
-    """Seeds of a pipe: of the iteration that continues, and of the next one."""
+    """The seeds of a random pipe: one for the current iteration, and one for the next."""
 
     _epoch_seed: int | None = state(lasts=True, copied=True)  # of the current iteration
-    _seed: int | None = state(lasts=True, copied=True)  # of the next one
+    _seed: int | None = state(lasts=True, copied=True)  # of the next iteration
 
     def set_seed(self, seed: int) -> Self:
         """Sets the seed of the next iteration (only that one). Returns the pipe itself."""
@@ -27,11 +27,11 @@ class Seeded:
         return self
 
     def epoch_seed(self) -> int | None:
-        """The seed of the current iteration; before the first one, the seed that was set for it, if any."""
+        """The seed of the current iteration; before the first iteration, the seed that `set_seed` set, if any."""
         return self._seed if token_of(self).current == 0 and self._seed is not None else self._epoch_seed
 
     def _take_seed(self) -> int:
-        """The seed of the iteration that begins: `set_seed`'s, or a fresh one."""
+        """Returns the seed of the iteration that begins: the one from `set_seed`, or a new one."""
         seed = draw_seed(self._epoch_seed, record_of(self).seeded) if self._seed is None else self._seed
         self._epoch_seed, self._seed = seed, None
         return seed

@@ -1,4 +1,4 @@
-"""Iterating over plain data from some place on, in constant time if it can seek. Pure functions."""
+"""Iterates over plain data from a given position, in constant time if the iterator can seek. Pure functions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
 
 
 class _BySubscript:
-    """Has neither `__iter__` nor a length: Python iterates over it by subscripts 0, 1, …"""
+    """Has neither `__iter__` nor a length, so Python iterates over it by indexing 0, 1, …"""
 
     def __getitem__(self, index: int) -> int:
         raise IndexError(index)
@@ -44,22 +44,22 @@ _SAMPLES: tuple[Any, ...] = (
     array("I"),
 )
 
-#: Types of which iterating and asking for the items 0, 1, … give the same.
+#: Types for which iterating and indexing with 0, 1, … give the same items.
 _PLAIN = frozenset({array, list, range, tuple})
 
-#: Iterators whose `__setstate__(n)` means "go on at item n".
+#: Iterators whose `__setstate__(n)` continues at item n.
 _SEEKABLE = frozenset(type(iter(sample)) for sample in _SAMPLES)
 
 
 def is_read_by_index(iterable: Any) -> bool:
-    """Whether iterating over it is to ask for the items 0, 1, … up to its length."""
+    """Returns whether to iterate by indexing 0, 1, … up to the length."""
     if isinstance(iterable, Sequence) and type(iterable).__iter__ is Sequence.__iter__:
         return True
     return is_indexed_only(iterable)
 
 
 def can_seek(iterable: Any) -> bool:
-    """Whether an iterator over it begins at any place in constant time."""
+    """Returns whether an iterator over the value can start at any position in constant time."""
     if is_read_by_index(iterable):
         return True
     plain = isinstance(iterable, Sequence) or hasattr(iterable, "__array_interface__")
@@ -67,9 +67,9 @@ def can_seek(iterable: Any) -> bool:
 
 
 def is_stream(iterable: Any) -> bool:
-    """Whether the items of an iterable of the user may be others whenever it is read, and it does not seek.
+    """Returns whether a user's iterable may yield different items each time it is read, and cannot seek.
 
-    Pipes are not streams, because their own states hold their order.
+    Pipes are not streams, because their own states determine their order.
     """
     if isinstance(iterable, Iterator) or is_generator_function(iterable):
         return True
@@ -77,7 +77,7 @@ def is_stream(iterable: Any) -> bool:
 
 
 def iterate_from(iterable: Any, position: int) -> Iterator[Any]:
-    """An iterator over `iterable` without its first `position` items, in constant time if it can seek."""
+    """Returns an iterator over `iterable` without its first `position` items, in constant time if it can seek."""
     if is_read_by_index(iterable):
         return map(iterable.__getitem__, range(position, len(iterable)))
     iterator: Any = iter(iterable)
@@ -98,15 +98,15 @@ def seek(iterator: Any, count: int) -> bool:
 
 
 def can_pass_over(iterable: Any) -> bool:
-    """Whether an iterator over it can pass over items without making them."""
+    """Returns whether an iterator over the value can skip items without creating them."""
     return type(iterable) in _PLAIN or (hasattr(iterable, "__array_interface__") and can_seek(iterable))
 
 
 def iterate_by_index(iterable: Any, position: int) -> Iterator[Any]:
-    """The same as `iterate_from`, for a reader that passes over items: it makes none of these, if it can."""
+    """Like `iterate_from`, for a reader that skips items. Skipped items are not created if the iterable allows it."""
     return SequenceIterator(iterable, position) if can_pass_over(iterable) else iterate_from(iterable, position)
 
 
 def passes_over(iterator: Any) -> bool:
-    """Whether it is the iterator of a pipe whose own one is by `iterate_by_index`, and can pass over items."""
+    """Returns whether the value is the iterator of a pipe that uses `iterate_by_index` and can skip items."""
     return type(iterator) is IteratorGuard and type(iterator.iterator) is SequenceIterator

@@ -1,4 +1,4 @@
-"""Views of a pipeline: its graph for pictures, and a table with the picture for notebooks."""
+"""Displays a pipeline: its graph for pictures, and a table with the picture for notebooks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["graph_of_pipe", "html_of_pipe"]
 
 
 def graph_of_pipe(datapipe: Any) -> Graph:
-    """The graph that ends in a pipe, with parameters."""
+    """Returns the graph that ends in a pipe, with parameters."""
     whole = PipeGraph(datapipe)
     pipes = whole.pipes
     nodes = [
@@ -31,7 +31,7 @@ def graph_of_pipe(datapipe: Any) -> Graph:
 
 
 def html_of_pipe(datapipe: Any) -> str:
-    """A pipeline: each pipe with its parameters, and the picture."""
+    """Returns an HTML page with each pipe, its parameters, and the picture of the graph."""
     rows = [["", "pipe", "parameters"]]
     for number, pipe in enumerate(PipeGraph(datapipe), 1):
         values = ", ".join(f"{name}={value}" for name, value in parameters(pipe))

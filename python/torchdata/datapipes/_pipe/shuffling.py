@@ -1,7 +1,7 @@
-"""Parts that pipes that shuffle share: the switch, the seeds, and a generator of their own.
+"""Shared code of pipes that shuffle: the switch, the seeds, and a private generator.
 
-Role: the base of Shuffler and InBatchShuffler. Runs in the process that iterates the pipe; the pipe owns the
-generator, which is seeded anew when an iteration begins.
+Role: the base class of Shuffler and InBatchShuffler. Runs in the process that iterates the pipe. The pipe owns the
+generator and seeds it when an iteration begins.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ __all__ = ["Shuffling"]
 
 
 class Shuffling(Seeded):
-    """Seeds and switch of a pipe that shuffles. Subclasses add to `reset` and to `iteration_state`."""
+    """The seeds and the switch of a pipe that shuffles. Subclasses extend `reset` and `iteration_state`."""
 
-    #: What the adapter `Shuffle` sets.
+    #: The attribute that the adapter `Shuffle` sets.
     set_by_adapters: ClassVar[dict[str, str]] = {"Shuffle.enable": "_enabled"}
 
     _shuffling: bool = state(True, copied=True)  # whether the current iteration shuffles
     _rng: random.Random = random_state()
 
-    _enabled: bool = True  # what `set_shuffle` said last
+    _enabled: bool = True  # the most recent argument of `set_shuffle`
 
     def set_shuffle(self, shuffle: bool = True) -> Self:
         """Turns shuffling on or off from the next iteration on. Returns the pipe itself."""
@@ -32,7 +32,7 @@ class Shuffling(Seeded):
         return self
 
     def reset(self) -> None:
-        """Seeds the generator, by `set_seed`'s seed or by a fresh one."""
+        """Seeds the generator with the seed from `set_seed`, or with a new seed."""
         super().reset()  # type: ignore[misc]
         self._shuffling = self._enabled
         if self._shuffling:

@@ -1,16 +1,16 @@
-"""Items that are skipped because they raised: by `on_error`, for the pipes that it reads.
+"""Skips items that raise exceptions, for the pipe `on_error`.
 
-Role: a pass of `on_error` claims the pipes below it, up to the next one of its kind. An exception that passes the guard
-of a claimed pipe comes here by way of `explain`, on the guard's cold path. If the pipe's pass can continue after it, it
-is counted in the pipe's record, and the guard asks for the next item. The counts are part of the pipe's entry in a
-state, so a pass that is resumed counts on, and one that is made again counts anew. Runs in the process that iterates
-the pipes.
+Role: a pass of `on_error` claims its sources, up to the next `on_error`. If an exception reaches the guard of a claimed
+pipe, the guard calls this module by way of `explain`, only in the error case. If the pipe's pass can continue, the
+exception is counted in the pipe's record, and the guard requests the next item. The counts are part of the pipe's entry
+in a state. A resumed pass therefore continues the counts, whereas a repeated pass starts from zero. Runs in the process
+that iterates the pipes.
 
-A pass can continue whose iterator outlives an exception: the built-in `map` and the iterator of `filter` do, which call
-a function for each item, and the chains of pipes that turn one item, or one stream, into several (`_drop_broken`). A
-generator that has raised has ended.
+A pass can continue if its iterator survives an exception. This is true of the built-in `map`, of the iterator of
+`filter`, and of pipes that turn one item or stream into several (`_drop_broken`). A generator that has raised has
+ended.
 
-`StatefulDataLoader` skips samples by itself, and shares the limits, words and lines of the log with these.
+`StatefulDataLoader` skips samples with its own code, and shares the limits, messages and log format with this module.
 """
 
 from __future__ import annotations
@@ -57,22 +57,22 @@ __all__ = [
     "write_line",
 ]
 
-#: The number of this worker, "dispatch" in the dispatching process, or None in the main process. A loader sets it, and
+#: The number of this worker, "dispatch" in the dispatching process, or None in the main process. The loader sets it and
 #: reports what its processes skip.
 worker: int | str | None = None
 
-#: The epoch of the loader whose worker this process is, from 0.
+#: The epoch, from 0, of the loader that this worker process belongs to.
 epoch = 0
 
-#: In the main process, the epoch of its loader that each pipe which skips is in.
+#: In the main process, the current epoch of each skipping pipe.
 _epochs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
-#: A share is judged from this many items of a pipe on, and at the end of the pass.
+#: A fraction is checked once a pipe has read this many items, and at the end of the pass.
 FEWEST = 100
 
 
 class TooManySkipped(RuntimeError):
-    """More items raised exceptions than the limit of `on_error` permits. The last exception is its cause.
+    """More items raised exceptions than `on_error` permits. The last exception is its cause.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -85,11 +85,11 @@ class TooManySkipped(RuntimeError):
     """
 
 
-# -- who skips -----------------------------------------------------------------------------------------
+# -- claiming pipes ------------------------------------------------------------------------------------
 
 
 def claim(owner: Any) -> None:
-    """Has exceptions of the pipes below `owner` skipped, in the pass of it that begins now."""
+    """Makes `owner` skip the exceptions of its source pipes in the pass that begins now."""
     owner_record = record_of(owner)
     release(owner)
     mine = weakref.ref(owner)
@@ -100,12 +100,12 @@ def claim(owner: Any) -> None:
             continue
         seen.add(id(pipe))
         if iter_base() not in type(pipe).__mro__:
-            if not is_iter_pipe(pipe):  # it is read by index, and may read others that are not
+            if not is_iter_pipe(pipe):  # a map-style pipe, which may read iterable-style pipes
                 waiting += sources_of(pipe)
             continue
         record = record_of(pipe)
         record.claim = mine
-        if not owner_record.goes_on:  # those that are begun later in this pass have skipped nothing in it yet
+        if not owner_record.goes_on:  # pipes that begin later in this pass have not skipped anything in it yet
             record.skipped = {}
             if record.loaded is not None:
                 record.loaded = record.loaded._replace(skipped=None)
@@ -115,7 +115,7 @@ def claim(owner: Any) -> None:
 
 
 def release(owner: Any) -> None:
-    """Lets the pipes go that `owner` has claimed: they are read by others, or not at all."""
+    """Releases the pipes that `owner` has claimed, because another pipe or no pipe reads them now."""
     record = record_of(owner)
     for pipe in _alive(record.claimed):
         held = record_of(pipe).claim
@@ -128,11 +128,11 @@ def _alive(references: list[Any]) -> list[Any]:
     return [pipe for pipe in (reference() for reference in references) if pipe is not None]
 
 
-# -- what was skipped ----------------------------------------------------------------------------------
+# -- counts --------------------------------------------------------------------------------------------
 
 
 def skipped_of(owner: Any) -> dict[tuple[str, str], int]:
-    """By kind of exception and pipe, how many items were skipped for `owner` in its pass."""
+    """Returns how many items `owner` has skipped in its pass, by kind of exception and by pipe."""
     found: dict[tuple[str, str], int] = {}
     for pipe in _alive(record_of(owner).claimed):
         for kind, count in record_of(pipe).skipped.items():
@@ -142,19 +142,19 @@ def skipped_of(owner: Any) -> dict[tuple[str, str], int]:
 
 
 def plus_one(kinds: dict[str, int], kind: str) -> dict[str, int]:
-    """Counts by kind of exception, with one more; a new dict, as a state may hold the old one."""
+    """Returns the counts with one more for `kind`, as a new dict, because a state may hold the old one."""
     return {**kinds, kind: kinds.get(kind, 0) + 1}
 
 
 def table_of(skipped: dict[tuple[str, str], int]) -> str:
-    """Counts by kind and place, the largest first, one line each."""
+    """Returns the counts as a table, the largest first."""
     rows = sorted(skipped.items(), key=lambda row: (-row[1], row[0]))
     width = max((len(str(count)) for _, count in rows), default=1)
     return "\n".join(f"  {count:>{width}} x {kind} in {place}" for (kind, place), count in rows)
 
 
 def tell(skipped: dict[tuple[str, str], int], of: str = "this epoch") -> None:
-    """Warns of what was skipped, if anything was; `of` says in what."""
+    """Warns about the skipped items, if there are any; `of` names the epoch or pass."""
     if skipped:
         warn_outside(
             f"on_error has skipped {sum(skipped.values())} items of {of}:\n{table_of(skipped)}",
@@ -166,13 +166,13 @@ def check_limit(who: str, name: str, limit: int | float | None) -> None:
     """Checks a limit of skipped items.
 
     Args:
-        who: who takes it.
+        who: the name of the pipe or loader.
         name: the argument's name.
-        limit: how many items, or which share of them; None for any number.
+        limit: a number of items, or a fraction of the items; None for no limit.
 
     Raises:
-        TypeError: it is not a number.
-        ValueError: it is negative, or a share over 1.
+        TypeError: the limit is not a number.
+        ValueError: the limit is negative, or a fraction above 1.
     """
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, float))):
         raise TypeError(f"{who}: {name} must be a number, a share or None, but got {limit!r}")
@@ -181,14 +181,14 @@ def check_limit(who: str, name: str, limit: int | float | None) -> None:
 
 
 def told_of(count: int, limit: str, permitted: str, table: str, last: str = "") -> TooManySkipped:
-    """The error for too many.
+    """Returns the error that reports too many skipped items.
 
     Args:
-        count: how many were skipped.
+        count: how many items were skipped.
         limit: the limit, as an argument.
-        permitted: what it means, in words.
-        table: what was skipped.
-        last: a line on the last one.
+        permitted: the limit in words.
+        table: the table of skipped items.
+        last: a line about the last exception.
     """
     return TooManySkipped(
         f"on_error has skipped {count} items, more than {limit} permits ({permitted}):\n{table}\n{last}"
@@ -197,12 +197,12 @@ def told_of(count: int, limit: str, permitted: str, table: str, last: str = "") 
 
 
 def is_over(owner: Any, limit: int | float | None, *, at_the_end: bool = False) -> bool:
-    """Whether more was skipped than permitted.
+    """Returns whether more items were skipped than permitted.
 
     Args:
         owner: the pipe that skips.
-        limit: how many, or which share of the items of each pipe.
-        at_the_end: whether no more items come, so that a share of few items counts, too.
+        limit: the number of items, or the fraction of the items of each pipe.
+        at_the_end: whether the pass has ended, so that a fraction of few items is checked as well.
     """
     if limit is None:
         return False
@@ -217,26 +217,26 @@ def is_over(owner: Any, limit: int | float | None, *, at_the_end: bool = False) 
 
 
 def too_many(owner: Any, limit: int | float | None) -> TooManySkipped:
-    """The error for it."""
+    """Returns the error for exceeding the limit."""
     count = sum(skipped_of(owner).values())
     share = f"{100 * limit:g} % of a pipe's items" if isinstance(limit, float) else f"{limit} items"
     return told_of(count, f"limit={limit!r}", f"{share}, in this process and epoch", table_of(skipped_of(owner)))
 
 
-# -- an exception --------------------------------------------------------------------------------------
+# -- exceptions ----------------------------------------------------------------------------------------
 
 
 def skip(error: BaseException, datapipe: Any, yielded: int, iterator: Any) -> bool | TooManySkipped:
-    """Skips the item at which a claimed pipe has raised; False where that is not to be, or cannot be.
+    """Skips the item at which a claimed pipe has raised; returns False if the item cannot or must not be skipped.
 
     Args:
-        error: the exception, which no pipe below has let pass.
+        error: the exception, as raised by this pipe.
         datapipe: the pipe.
-        yielded: how many items it has yielded.
-        iterator: its iterator.
+        yielded: how many items the pipe has yielded.
+        iterator: the pipe's iterator.
 
     Returns:
-        Whether the next item is to be asked for; or the error to raise instead, as it is one too many.
+        Whether the next item is to be requested, or the error to raise instead because the limit is exceeded.
     """
     record = existing_record(datapipe)
     reference = None if record is None else record.claim
@@ -263,12 +263,13 @@ def skip(error: BaseException, datapipe: Any, yielded: int, iterator: Any) -> bo
         return True
     told = too_many(owner, owner.limit)
     told.__cause__ = error
-    attributes_of(told).update(attributes_of(error))  # the place in the graph: no pipe above takes it for its own
+    # keeps the original pipe, so that no reader claims the error as its own
+    attributes_of(told).update(attributes_of(error))
     return told
 
 
 def is_of_an_item(error: BaseException) -> bool:
-    """Whether an exception may be the fault of an item."""
+    """Returns whether an item may have caused an exception."""
     return isinstance(error, Exception) and not (
         isinstance(error, MemoryError)
         or getattr(error, "never_skipped", False)
@@ -277,10 +278,10 @@ def is_of_an_item(error: BaseException) -> bool:
 
 
 def _goes_on(datapipe: Any, iterator: Any) -> bool:
-    """Whether the iterator of a pipe gives further items although it has raised; it lets go of what it was at."""
+    """Returns whether a pipe's iterator can continue after raising, and makes it drop the failed item."""
     base = iter_base()
     if any(is_iter_pipe(source) and base not in type(source).__mro__ for source in sources_of(datapipe)):
-        return False  # a source whose own exceptions nobody has seen may have ended
+        return False  # a source may have ended if its exception passed no guard
     if type(iterator) in (map, FilterIterator) or getattr(type(iterator), "outlives_errors", False):
         return True
     reference = record_of(datapipe).renewal
@@ -294,7 +295,7 @@ def _goes_on(datapipe: Any, iterator: Any) -> bool:
 
 
 def line_of(error: BaseException) -> dict[str, Any]:
-    """The part of a line of the log that tells of the exception."""
+    """Returns the log fields that describe the exception."""
     try:
         message = str(error)
     except Exception as failure:
@@ -303,7 +304,7 @@ def line_of(error: BaseException) -> dict[str, Any]:
 
 
 def write_line(path: str, line: dict[str, Any]) -> None:
-    """Appends a line of JSON about a skipped item to a file, in one piece: several processes may do so."""
+    """Appends a JSON line about a skipped item to a file in a single write, because several processes may do so."""
     text: str = import_whole("json").dumps(line, ensure_ascii=False, default=repr)
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
@@ -313,7 +314,7 @@ def write_line(path: str, line: dict[str, Any]) -> None:
 
 
 def _key_of(error: BaseException) -> str | None:
-    """The key or path of the item, as our reader has noted it, or else of the first argument of the function."""
+    """Returns the key or path of the item, as recorded by a built-in reader, or of the function's first argument."""
     if (named := key_named(error)) is not None:
         return named
     frames = error.__traceback__
@@ -327,12 +328,12 @@ def _key_of(error: BaseException) -> str | None:
 
 
 def skipper_of(graph: Graph) -> Any:
-    """A pipe of a graph that skips; None if none does."""
+    """Returns a pipe of a graph that skips items; None if there is none."""
     return next(_skippers_of(graph), None)
 
 
 def note_epoch(graph: Graph, number: int) -> None:
-    """Notes, in the main process, which epoch of its loader the pipes of a graph that skip are in."""
+    """Records, in the main process, the loader's current epoch for the skipping pipes of a graph."""
     for pipe in _skippers_of(graph):
         _epochs[pipe] = number
 

@@ -1,10 +1,9 @@
-"""Keeping sources that divide their items among workers by themselves from doing so if a `sharding_filter` does.
+"""Stops sources from splitting their items among workers if a `sharding_filter` already does so.
 
-Role: such sources ask `torch.utils.data.get_worker_info()` which worker they are in. Before a filter that divides among
-workers, such an iterable would yield a part, of which the filter would keep only a part. So while one of
-them is asked for an item, torch says in that thread that it is the only worker. Runs in workers of this package and of
-torch. The
-answer of torch is an object of this package there; everybody else reads the truth in it.
+Role: such sources ask `torch.utils.data.get_worker_info()` for their worker. Before a filter that splits among workers,
+the source would yield a part, of which the filter would keep only a part. While such a source is asked for an item,
+PyTorch therefore reports a single worker in that thread. Runs in workers of this package and of PyTorch. In these
+workers, PyTorch's function returns an object of this package, which shows the true values to all other code.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ __all__ = ["begin_whole", "is_read_whole", "read_whole", "watched_info"]
 
 _WORKER = "torch.utils.data._utils.worker"
 
-#: Where the bases of our pipes are.
+#: The module that defines the base classes of pipes.
 _BASES = "torchdata.datapipes.datapipe"
 
 #: Libraries whose iterables never call `get_worker_info`.
 _INNOCENT = frozenset({"itertools", "numpy", "pandas", "polars", "pyarrow", "torchdata"})
 
-#: The pipes that a filter reads and that might ask.
+#: The pipes that a filter reads and that may call `get_worker_info`.
 _whole: WeakSet[Any] = WeakSet()
 
 
 class _Depth(threading.local):
-    """The number of iterators that currently run in this thread and must not see the worker."""
+    """The number of running iterators in this thread that must not see the worker."""
 
     value = 0
 
@@ -41,13 +40,13 @@ _depth = _Depth()
 
 
 def read_whole(datapipes: Iterable[Any]) -> bool:
-    """Makes the next iterations of pipes that might yield a worker's share alone yield all.
+    """Makes pipes that may yield only a worker's share yield everything in their next iterations.
 
     Args:
         datapipes: all pipes that a `sharding_filter` reads from.
 
     Returns:
-        Whether there are pipes of torch's class among them, whose reader has to see to it.
+        Whether some of the pipes belong to PyTorch. Their reader must then call `begin_whole`.
     """
     theirs = False
     for datapipe in datapipes:
@@ -58,7 +57,7 @@ def read_whole(datapipes: Iterable[Any]) -> bool:
 
 
 def _never_asks(datapipe: Any) -> bool:
-    """Whether a pipe certainly does not call `get_worker_info` itself; functions of users do not count."""
+    """Returns whether a pipe certainly does not call `get_worker_info` itself. User functions do not count."""
     if not hasattr(type(datapipe), "__iter__"):
         return True
     if type(datapipe).__module__.partition(".")[0] != "torchdata":
@@ -66,7 +65,7 @@ def _never_asks(datapipe: Any) -> bool:
     values = vars(datapipe)
     iterable = values.get("iterable", ())
     module = type(iterable).__module__.partition(".")[0]
-    if module == "builtins":  # of these, functions, generators and iterators run code of the user's
+    if module == "builtins":  # built-in functions, generators and iterators may run user code
         asks = not hasattr(type(iterable), "__len__")
     else:
         asks = module not in _INNOCENT and not is_indexed_only(iterable)
@@ -79,15 +78,15 @@ def _is_iterable_dataset(value: Any) -> bool:
 
 
 def is_read_whole(datapipe: Any) -> bool:
-    """Whether `begin_whole` is to begin its iteration."""
+    """Returns whether the pipe's iteration must begin with `begin_whole`."""
     return bool(_whole) and datapipe in _whole
 
 
 def begin_whole(begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-    """The iterator that a function creates. Neither of them sees the worker."""
+    """Returns the iterator that a function creates. Neither the function nor the iterator sees the worker."""
     module: Any = sys.modules.get(_WORKER)
     info = None if module is None else module._worker_info
-    if info is not None and not hasattr(type(info), "_truth"):  # in a worker of torch's own
+    if info is not None and not hasattr(type(info), "_truth"):  # in a worker of PyTorch
         names = [name for name in ("id", "num_workers", "seed", "dataset") if hasattr(info, name)]
         module._worker_info = watched_info(module, **{name: getattr(info, name) for name in names})
     _depth.value += 1
@@ -115,11 +114,11 @@ class _Untold(Iterator[Any]):
 
 
 def watched_info(module: Any, **truth: Any) -> Any:
-    """The `WorkerInfo` for torch to return: the truth, but pipes that a filter reads see this as the only worker.
+    """Returns the `WorkerInfo` for PyTorch. It is accurate, except that pipes read by a filter see a single worker.
 
     Args:
         module: `torch.utils.data._utils.worker`.
-        **truth: `id`, `num_workers`, `seed` and `dataset`.
+        **truth: the actual values of `id`, `num_workers`, `seed` and `dataset`.
     """
     base: Any = module.WorkerInfo
 

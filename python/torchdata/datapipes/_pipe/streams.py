@@ -1,7 +1,7 @@
 """Closes the streams in items that a pipe drops, and in items that it keeps.
 
 Role: pipes that drop items call `close_dropped` on each, and pipes that keep items after their iteration call
-`with_detached_streams`. Both cost next to nothing for plain items and if no stream was ever wrapped. Runs in the
+`with_detached_streams`. Both functions are almost free for plain items, or if no stream was ever wrapped. Runs in the
 process that iterates the pipe.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from torchdata.datapipes.datapipe import DataChunk
 
-#: Types of items that hold no streams; callers that are in a hurry ask before they call.
+#: Types of items that hold no streams. Callers may check these types first to avoid a call.
 PLAIN_TYPES: frozenset[type] = frozenset({int, float, str, bytes, bool, type(None)})
 
 
@@ -22,16 +22,17 @@ def close_dropped(item: Any) -> None:
     """Closes every wrapped stream in `item`, which will not be read again."""
     if type(item) in PLAIN_TYPES:
         return
-    streams = sys.modules.get("torchdata.datapipes.utils._streams")  # not loaded: nothing can have been wrapped
+    # if the module is not loaded, no stream was wrapped
+    streams = sys.modules.get("torchdata.datapipes.utils._streams")
     if streams is not None:
         streams.StreamWrapper.close_streams(item)
 
 
 def with_detached_streams(item: Any) -> Any:
-    """`item` itself, or if wrapped streams lie in it, a copy whose streams open their files when they are read.
+    """Returns `item`, or a copy whose wrapped streams reopen their files when they are read.
 
-    For items that a pipe keeps though it is not iterated any more: the file of a stream is closed as soon as nobody
-    else holds the stream. Streams that cannot be opened again stay as they are.
+    Used for items that a pipe keeps after its iteration. A stream's file is closed once no other code refers to the
+    stream. Streams that cannot be reopened are kept as they are.
     """
     return _exchanged(item, _detached)
 
@@ -43,7 +44,7 @@ def _detached(stream: Any) -> Any:
 
 
 def _exchanged(item: Any, exchange: Callable[[Any], Any]) -> Any:
-    """`item` with every wrapped stream in it exchanged; all that holds none is shared."""
+    """Returns `item` with each wrapped stream replaced. Parts without streams are shared."""
     kind = type(item)
     if kind in PLAIN_TYPES:
         return item
@@ -52,7 +53,7 @@ def _exchanged(item: Any, exchange: Callable[[Any], Any]) -> Any:
         return item
     if isinstance(item, streams.StreamWrapper):
         return exchange(item)
-    # Exact types alone: how a subclass is built again is not known.
+    # Only exact types, because it is not known how to recreate a subclass.
     if kind is dict:
         values = [_exchanged(value, exchange) for value in item.values()]
         changed = any(map(is_not, values, item.values()))

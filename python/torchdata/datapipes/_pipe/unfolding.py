@@ -1,7 +1,7 @@
-"""Unfolding: what pipes share that turn one item into several (flatmap, map_batches, unbatch, mux, …).
+"""Shared code of pipes that turn one item into several (flatmap, map_batches, unbatch, mux, …).
 
-Role: chains the parts of one item after another without a Python frame per part, and knows at any time which parts
-are left. Runs in the process that iterates the pipe; the pipe owns the parts of the item that is being unfolded.
+Role: chains the parts of consecutive items without a Python frame per part, and tracks the remaining parts. Runs in the
+process that iterates the pipe. The pipe owns the parts of the item that is being unfolded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torchdata.datapipes.datapipe import token_of
 
 
 class _Raising:
-    """An iterator that raises, and has ended then."""
+    """An iterator that raises an error and then ends."""
 
     def __init__(self, error: BaseException) -> None:
         self._errors = [error]
@@ -30,12 +30,12 @@ class _Raising:
 
     def __next__(self) -> Any:
         if self._errors:
-            raise self._errors.pop()  # no frame is to hold the error that it raises
+            raise self._errors.pop()  # no frame may keep a reference to the raised error
         raise StopIteration
 
 
 def _iterator_over(parts: Any, pipe: Any) -> Iterator[Any]:
-    """Returns `iter(parts)`, or raises its TypeError with a note that names the pipe and what its function returned."""
+    """Returns `iter(parts)`, or raises its TypeError with a note about the pipe and the function's result."""
     try:
         return iter(parts)
     except TypeError as error:
@@ -48,21 +48,21 @@ def _iterator_over(parts: Any, pipe: Any) -> Iterator[Any]:
 
 
 class Unfolding:
-    """State and iteration of a pipe that yields the parts of its source's items.
+    """The state and iteration of a pipe that yields the parts of its source's items.
 
-    The state holds the parts that are left, if all lie in memory. If they are made as they are asked for (by a
-    generator), it holds the item and how many of its parts were yielded; restoring unfolds the item again.
+    The state contains the remaining parts if they are in memory. If the parts are generated on demand, the state
+    contains the item and how many of its parts were yielded. Restoring such a state unfolds the item again.
     """
 
-    #: Over the parts; None if no item is being unfolded.
+    #: The iterator over the parts; None if no item is being unfolded.
     _left: Iterator[Any] | None = state(items=True, saved=False)
-    _in_memory: Any = state(items=True, saved=False)  # the parts, if they lie in memory
-    _item: Any = state(items=True, saved=False)  # the item that is being unfolded, if they do not
-    _yielded_before: int = state(0, saved=False)  # and the items yielded before its parts
-    _resume: dict[str, Any] | None = state(items=True, saved=False)  # state that is to be continued
+    _in_memory: Any = state(items=True, saved=False)  # the parts, if they are in memory
+    _item: Any = state(items=True, saved=False)  # otherwise, the item that is being unfolded
+    _yielded_before: int = state(0, saved=False)  # how many items were yielded before its parts
+    _resume: dict[str, Any] | None = state(items=True, saved=False)  # the state to resume from
 
     def _unfold(self, items: Iterator[Any], parts_of: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
-        """Yields the parts (by `parts_of`) of the item that a restored pipe was in, and of all `items`."""
+        """Yields the remaining parts of the item from a restored state, and then the parts of all `items`."""
         return chain.from_iterable(self._each_parts(items, parts_of))
 
     def _each_parts(self, items: Iterator[Any], parts_of: Callable[[Any], Iterable[Any]]) -> Iterator[Iterator[Any]]:
@@ -79,11 +79,12 @@ class Unfolding:
                 try:
                     parts = parts_of(item)
                     members: Any = parts if type(parts) in sliced else listed(parts)
-                    # The item is kept as it is before the first part is made, which may read from a stream in it.
+                    # The item is copied before its first part is created, because that may read from a stream in the
+                    # item.
                     kept = with_detached_streams(item) if members is None else None
                     left = _iterator_over(parts if members is None else members, self)
                 except Exception as error:
-                    # Raised by the chain as one of the parts, it ends neither that nor this generator.
+                    # If the chain raises the error as one of the parts, neither the chain nor this generator ends.
                     yield _Raising(not_the_end(name_of(self), error))
                     continue
                 if members is None:
@@ -91,16 +92,16 @@ class Unfolding:
                 self._in_memory, self._left = members, left
                 yield left
         except GeneratorExit:
-            if self._left is left is not None:  # and not those of a newer iteration
+            if self._left is left is not None:  # not the parts of a newer iteration
                 self._park()
             raise
 
     def _drop_broken(self) -> None:
-        """Drops an item one of whose parts has raised an exception."""
+        """Drops an item after one of its parts has raised an exception."""
         self._item, self._in_memory, self._left = None, [], iter(())
 
     def _park(self) -> None:
-        """Keeps only what the state needs, after an iteration that was left: no file open, no generator half-way."""
+        """Reduces this object to its state after an abandoned iteration. Closes files and generators."""
         if self._in_memory is None:
             self._left = iter(())
         elif self._left is not None:
@@ -116,11 +117,11 @@ class Unfolding:
         self._item, done = state["item"], state["done"]
         self._yielded_before = token_of(self).yielded - done
         self._left = left = iter(parts_of(self._item))
-        next(islice(left, done, done), None)  # moves on by `done` parts
+        next(islice(left, done, done), None)  # skips `done` parts
         return left
 
     def state_dict(self) -> dict[str, Any]:
-        """The parts that are left of the item that is being unfolded, if any, or the item."""
+        """Returns the remaining parts of the item that is being unfolded, or the item itself."""
         if self._resume is not None or self._left is None:
             return {"unfolding": self._resume}
         if self._in_memory is not None:
@@ -128,7 +129,7 @@ class Unfolding:
         return {"unfolding": {"item": self._item, "done": token_of(self).yielded - self._yielded_before}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next iteration continue within the saved item."""
+        """Makes the next iteration resume within the saved item."""
         self._load_declared({})  # type: ignore[attr-defined]
         resume = state_dict["unfolding"]
         if resume is not None and "members" not in resume and not ("item" in resume and type(resume["done"]) is int):

@@ -1,13 +1,13 @@
-"""Sharing out items by their indices, before they are loaded.
+"""Distributes items by index before they are loaded.
 
-Role: if a `sharding_filter` reads items that are loaded by index, the pipes on the way hand on the indices in their
-place. The filter loads what is its own. Only pipes take part that never look at an item: they keep or change the order,
-or apply a function to each item by itself, which is put off like the loading. So every index passes where its item
-would have, and places, seeds and states are those of an iteration over items. Runs in the process that iterates the
-pipeline; it owns nothing.
+Role: if a `sharding_filter` reads items that are loaded by index, the pipes before it pass on indices instead of items,
+and the filter loads only its own share. This works for pipes that never inspect an item: they keep or change the order,
+or apply a function to each item, which is postponed like the loading. Each index takes the position of its item, so
+positions, seeds and states are the same as for an iteration over items. Runs in the process that iterates the pipeline.
+Keeps no state.
 
-It is decided anew by each iteration and along one way through the graph: a pipe that something else reads as well
-hands items on to that. The graph stays as it was built.
+Each iteration decides this anew, along one path through the graph. A pipe with another reader passes items to that
+reader. The graph itself is not changed.
 """
 
 from __future__ import annotations
@@ -23,36 +23,38 @@ from torchdata.datapipes.datapipe import begin_iteration
 
 __all__ = ["Load", "Step", "Unloadable", "begin_sharing", "begin_unloaded", "can_wait", "getter_of", "items_at"]
 
-#: Makes the item of an index.
+#: Loads the item with an index.
 Load = Callable[[Any], Any]
 
 
 class Unloadable(Protocol):
-    """The methods that a pipe defines in its own class to take part; classes derived from it do not take part."""
+    """The methods of a pipe that supports indices. The pipe must define them in its own class; subclasses do not
+    inherit support.
+    """
 
     def _can_wait(self) -> bool:
-        """Whether its next iteration can hand on indices."""
+        """Returns whether the next iteration can pass on indices."""
 
     def _iter_unloaded(self) -> tuple[Iterator[Any], Load]:
-        """Stands for `__iter__`: an iterator over indices, and what makes the item of an index."""
+        """Replaces `__iter__`: returns an iterator over indices, and the function that loads an item."""
 
     def _loads(self) -> Load:
-        """The function that makes the item of an index, without an iteration."""
+        """Returns the function that loads an item, without an iteration."""
 
 
 def can_wait(datapipe: Any) -> bool:
-    """Whether the next iteration of the pipe can hand on indices in place of items."""
+    """Returns whether the next iteration of the pipe can pass on indices instead of items."""
     record = existing_record(datapipe)
     if record is not None and record.claim is not None:
-        return False  # what raises is skipped before it is shared out
+        return False  # exceptions are skipped before the items are distributed
     return "_iter_unloaded" in vars(type(datapipe)) and datapipe._can_wait()
 
 
 def begin_unloaded(datapipe: Any) -> tuple[Iterator[Any], Load]:
-    """Starts such an iteration, guarded as any other: an iterator over indices, and what makes the item of one.
+    """Starts a guarded iteration over indices; returns the iterator and the function that loads an item.
 
     Raises:
-        ValueError: the pipe hands on items alone, and a state that was loaded says otherwise.
+        ValueError: the pipe passes on only items, which contradicts the loaded state.
     """
     if "_iter_unloaded" not in vars(type(datapipe)):
         raise ValueError(
@@ -67,15 +69,15 @@ def begin_unloaded(datapipe: Any) -> tuple[Iterator[Any], Load]:
         return indices
 
     indices = begin_iteration(datapipe, begin)
-    return indices, loads[0] if loads else datapipe._loads()  # one that resumes from its end does not begin
+    return indices, loads[0] if loads else datapipe._loads()  # a pass that resumes from its end does not begin
 
 
 def begin_sharing(datapipe: Any) -> Iterator[Any]:
-    """Starts an iteration of which the reader takes a share: over items, and one that can pass over those of others if
-    the pipe has one.
+    """Starts an iteration for a reader that takes a share. The iterator can skip other shares' items if the pipe
+    supports this.
 
-    Such a pipe defines `_can_pass_over` and `_iter_by_index`, which stands for `__iter__` and yields the same, in its
-    own class; classes derived from it take no part.
+    Such a pipe defines `_can_pass_over` and `_iter_by_index`, which replaces `__iter__` and yields the same items, in
+    its own class. Subclasses do not inherit this support.
     """
     record, kind = existing_record(datapipe), type(datapipe)
     is_claimed = record is not None and record.claim is not None
@@ -85,18 +87,18 @@ def begin_sharing(datapipe: Any) -> Iterator[Any]:
 
 
 def items_at(reader: Any, datapipe: Any, indices: Iterator[Any]) -> Iterator[Any]:
-    """The items of a map pipe at some indices, for the pipe that reads it; an error of one names its index."""
-    if record_of(reader).claim is not None:  # map() continues after an item that is skipped
+    """Yields the items of a map-style pipe at some indices for a reader. An exception names the failed index."""
+    if record_of(reader).claim is not None:  # map() continues after a skipped item
         return map(partial(_item_at, getter_of(datapipe)), indices)
     return _each_item(getter_of(datapipe), indices)
 
 
 def getter_of(datapipe: Any) -> Load:
-    """What makes the item of an index of a map pipe: its `__getitem__`, timed if the loader asks for that."""
+    """Returns the function that loads an item of a map-style pipe: `__getitem__`, timed if the loader requests it."""
     token = token_of(datapipe) if hasattr(datapipe, "__dict__") else None
     if token is None or not token.is_timed:
         return datapipe.__getitem__  # type: ignore[no-any-return]
-    own = getattr(datapipe, "_getter", None)  # which reads another map pipe, whose time is its own
+    own = getattr(datapipe, "_getter", None)  # reads another map-style pipe, whose time is measured separately
     return TimedCall(token, datapipe.__getitem__ if own is None else own(getter_of(datapipe.datapipe)), True)
 
 
@@ -111,19 +113,19 @@ def _item_at(item_at: Callable[[Any], Any], index: Any) -> Any:
 def _each_item(item_at: Callable[[Any], Any], indices: Iterator[Any]) -> Iterator[Any]:
     for index in indices:
         try:
-            yield item_at(index)  # no name keeps it alive
+            yield item_at(index)  # no variable keeps the item alive
         except Exception as error:
             note_index(error, index)
             raise
 
 
 class Step:
-    """Loads, or continues with what was loaded, on behalf of a pipe, which is named if that fails.
+    """Applies one pipe's step to an index or item. An exception names the pipe.
 
     Args:
         datapipe: the pipe.
-        function: what the pipe does to an index, or to an item.
-        before: what makes the item of an index first.
+        function: what the pipe does with an index or item.
+        before: a function that loads the item of an index first.
     """
 
     __slots__ = ("_before", "_datapipe", "_function", "_made")
@@ -139,7 +141,7 @@ class Step:
         try:
             made = self._function(item)
         except Exception as error:
-            if not isinstance(error, StopIteration):  # which the iterator of the filter reports
+            if not isinstance(error, StopIteration):  # the filter's iterator reports StopIteration
                 if self._before is None:
                     note_index(error, index)
                 explain(error, error.__traceback__, self._datapipe, self._made)

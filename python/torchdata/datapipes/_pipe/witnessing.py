@@ -1,13 +1,13 @@
-"""Samples of what a `sharding_filter` reads, as evidence that all workers read the same order.
+"""Samples the items that a `sharding_filter` reads, to check that all workers read the same order.
 
-All loaders sample a stream without a state in the same way (`Digest`), as evidence that it repeats itself after a
+All loaders sample a stream without a state in the same way (`Digest`), to check that the stream repeats itself after a
 resume.
 
 Role: each worker reads the whole source and keeps its share by position. If workers read different orders, shares
-overlap and items are lost. So the filter notes checksums of some items with their positions, and the loader compares
-those of its workers. Runs in workers, in the thread that reads the filter. The sampled positions are the same in all
-workers: all positions at first, then with gaps that grow as the square root of the position. So two orders of the same
-n items have about 36 sampled items in common, however large n is.
+overlap and items are lost. The filter therefore records checksums of some items with their positions, and the loader
+compares the checksums of its workers. Runs in workers, in the thread that reads the filter. The sampled positions are
+the same in all workers: all positions at first, then with gaps that grow as the square root of the position. Two orders
+of the same n items therefore share about 36 sampled items, regardless of n.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ __all__ = ["Digest", "Note", "Watch", "Witness", "checksum_of", "current", "next
 #: The lower half of the checksum of a digest.
 _LOWER = (1 << 32) - 1
 
-#: Samples of one filter in one epoch, at most.
+#: Maximum number of samples of one filter in one epoch.
 _MOST_SAMPLES = 1 << 13
 
-#: The witness of the epoch that runs in this process, if it is one of several workers.
+#: The witness of the current epoch in this process, if this is one of several workers.
 current: Witness | None = None
 
-#: Types whose values are the same in each process.
+#: Types whose values are the same in every process.
 _PLAIN = frozenset({str, bytes, int, bool, float, complex, type(None)})
 
-#: Elements of an array or tensor that are looked at.
+#: How many elements of an array or tensor are sampled.
 _ELEMENTS = 1 << 10
 
 
 class Note(NamedTuple):
-    """What a filter has seen since its last note.
+    """The samples of a filter since its last note.
 
     Args:
         number: the number of the filter in the graph.
-        source: the source of the filter, in words.
-        start: the position at which it began to read.
+        source: a description of the filter's source.
+        start: the position at which the filter began to read.
         samples: positions and checksums of items.
         length: how many items the source had; None if it has not ended.
-        splits_itself: whether the source is taken to divide itself among workers, which then read different items.
+        splits_itself: whether the source is assumed to split itself among workers, which then read different items.
     """
 
     number: int
@@ -61,12 +61,12 @@ class Note(NamedTuple):
 
 
 class Watch:
-    """The samples of one filter. They end at the first item that comes a second time.
+    """The samples of one filter. Sampling stops at the first item that occurs twice.
 
     Args:
         number: the number of the filter in the graph.
-        source: its source, in words.
-        start: the position at which it begins to read.
+        source: a description of the source.
+        start: the position at which the filter begins to read.
         splits_itself: see `Note`.
     """
 
@@ -78,7 +78,7 @@ class Watch:
         self.is_full = False
 
     def add(self, position: int, item: Any) -> None:
-        """Notes an item, unless its checksum could differ from process to process."""
+        """Records an item, unless its checksum could differ between processes."""
         checksum = checksum_of(item)
         if checksum is None:
             return
@@ -89,12 +89,12 @@ class Watch:
         self._samples.append((position, checksum))
 
     def end(self, length: int) -> None:
-        """Notes that the source has ended."""
+        """Records that the source has ended."""
         if not self.is_full:
             self._length = length
 
     def note(self) -> Note | None:
-        """What came since the last note, if anything did."""
+        """Returns the samples since the last note; None if there are none."""
         samples, self._samples = self._samples, []
         length, self._length = self._length, None
         if not samples and length is None:
@@ -106,7 +106,7 @@ class Witness:
     """The watches of one epoch in one worker.
 
     Args:
-        filters: the sharding filters whose items are sampled, and the sources of each in words.
+        filters: the sharding filters whose items are sampled, each with a description of its sources.
     """
 
     def __init__(self, filters: Sequence[tuple[Any, str]]) -> None:
@@ -114,7 +114,7 @@ class Witness:
         self._watches: dict[int, Watch] = {}
 
     def watch(self, datapipe: Any, start: int) -> Watch | None:
-        """The watch of a filter that begins to read at a position; None if it has read before in this epoch."""
+        """Returns the watch of a filter that begins to read at a position; None if it already read in this epoch."""
         for number, (known, source) in enumerate(self._filters):
             if known is datapipe and number not in self._watches:
                 self._watches[number] = Watch(number, source, start, datapipe.source_splits_itself)
@@ -122,7 +122,7 @@ class Witness:
         return None
 
     def notes(self) -> list[Note] | None:
-        """The notes of all filters since the last call; None if there are none."""
+        """Returns the notes of all filters since the last call; None if there are none."""
         notes = [note for watch in [*self._watches.values()] if (note := watch.note()) is not None]
         return notes or None
 
@@ -130,12 +130,12 @@ class Witness:
 class Digest:
     """Two running checksums of the sampled items of a stream.
 
-    The lower 32 bits of `checksum` are of the items. The upper 32 bits are of their discrete parts alone (integers,
+    The lower 32 bits of `checksum` cover the whole items. The upper 32 bits cover only their discrete parts (integers,
     strings, bytes), which augmentation seldom changes.
 
     Args:
         next: the position of the next sample.
-        checksum: the checksums of the samples before it.
+        checksum: the checksums of the samples before this position.
     """
 
     __slots__ = ("checksum", "next")
@@ -145,7 +145,7 @@ class Digest:
 
     @classmethod
     def of(cls, saved: Any) -> Digest:
-        """The digest that `as_tuple` described.
+        """Returns the digest that `as_tuple` described.
 
         Raises:
             TypeError, ValueError: the description is damaged.
@@ -156,41 +156,41 @@ class Digest:
         return cls(position, checksum)
 
     def as_tuple(self) -> tuple[int, int]:
-        """The digest as plain data."""
+        """Returns the digest as plain data."""
         return self.next, self.checksum
 
     def add(self, item: Any) -> None:
-        """Adds the item at the next sampled position, unless its checksum could differ from process to process."""
-        with contextlib.suppress(Exception):  # no error of a reader of the source
+        """Adds the item at the next sampled position, unless its checksum could differ between processes."""
+        with contextlib.suppress(Exception):  # an error here must not affect the reader of the source
             plain, before = _plain(item), self.checksum
             discrete = crc32(marshal.dumps(_discrete(plain), 2), before >> 32)
             self.checksum = discrete << 32 | crc32(marshal.dumps(plain, 2), before & _LOWER)
         self.next = sample_behind(self.next)
 
     def add_missing(self) -> None:
-        """Passes over the next sampled position, at which there is no item."""
+        """Skips the next sampled position, at which there is no item."""
         self.next = sample_behind(self.next)
 
     def agrees_with(self, other: Digest) -> bool:
-        """Whether both have the same checksum, as far as they are of the same samples."""
+        """Returns whether two digests have the same checksum, as far as they cover the same samples."""
         return self.next != other.next or self.checksum == other.checksum
 
     @staticmethod
     def differ_in_numbers_alone(one: int, other: int) -> bool:
-        """Whether two checksums are of the same discrete parts, in the same order."""
+        """Returns whether two checksums cover the same discrete parts, in the same order."""
         return one >> 32 == other >> 32
 
 
 def checksum_of(item: Any) -> int | None:
-    """The checksum of an item; None if it could differ from process to process."""
+    """Returns the checksum of an item; None if it could differ between processes."""
     try:
         return crc32(marshal.dumps(_plain(item), 2))
-    except Exception:  # no error of a reader of the source
+    except Exception:  # an error here must not affect the reader of the source
         return None
 
 
 def next_sample(position: int) -> int:
-    """The first sampled position that is not before a position."""
+    """Returns the first sampled position at or after a position."""
     sample = 0
     while sample < position:
         sample = sample_behind(sample)
@@ -198,15 +198,15 @@ def next_sample(position: int) -> int:
 
 
 def sample_behind(sample: int) -> int:
-    """The sampled position that follows another one."""
+    """Returns the sampled position that follows another one."""
     return sample + max(isqrt(sample) // 3, 1)
 
 
 def _plain(item: Any) -> Any:
-    """The item in plain data of the same value.
+    """Converts the item to plain data of the same value.
 
     Raises:
-        Exception: it has none.
+        Exception: the item cannot be converted.
     """
     if type(item) in _PLAIN:
         return item
@@ -228,7 +228,7 @@ def _plain(item: Any) -> Any:
 
 
 def _discrete(plain: Any) -> Any:
-    """The discrete parts of what `_plain` returned: no floating-point numbers, and no arrays of several elements."""
+    """Returns the discrete parts of a result of `_plain`, without floating-point numbers and larger arrays."""
     if type(plain) is list:
         return [_discrete(member) for member in plain]
     if type(plain) is tuple:  # an array: its type, shape and elements

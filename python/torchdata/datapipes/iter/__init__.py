@@ -57,7 +57,8 @@ if TYPE_CHECKING:
     from torchdata.datapipes.iter.threads.threadpool import *
     from torchdata.datapipes.iter.web.online import *
 
-#: All pipes: by module the names, each with its functional form. A module is imported when one of them is first used.
+#: All pipes: for each module, the class names with their functional forms. A module is imported on first use of a
+#: class.
 _PIPES = late_names(
     {
         "archives.compression": "Bz2FileLoader=load_from_bz2 Decompressor=decompress Extractor=extract "
@@ -115,7 +116,7 @@ _PIPES = late_names(
         "web.online": "GDriveReader=read_from_gdrive HttpReader=read_from_http OnlineReader=read_from_remote",
     }
 )
-#: The private names that pickles hold.
+#: Private names that pickles refer to.
 _HELD = late_names(
     {
         "torchdata.datapipes._pipe.columns": "chosen",
@@ -139,7 +140,7 @@ __all__ = sorted(["IterDataPipe", *(name for names in _PIPES.values() for name i
 publish_late(globals(), _LATE, partial(pair_with_torch, "torch.utils.data.datapipes.iter"))
 IterDataPipe.register_all_late(__name__, _LATE)
 wrap_data_by(IterDataPipe, f"{__name__}.mapping.wrapping", "IterableWrapper")
-# Forms that are functions, or that return map pipes.
+# Forms that are functions or that return map-style pipes.
 IterDataPipe.register_late("sample_multiplex", f"{__name__}.branching.combining", "_sample_multiplex")
 IterDataPipe.register_late("to_map_datapipe", "torchdata.datapipes.map.wrapping", "IterToMapConverter")
 IterDataPipe.register_late("to_node", f"{__name__}.mapping.converting", "to_node")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torchdata.datapipes.map.grouping import *
     from torchdata.datapipes.map.wrapping import *
 
-#: As in `torchdata.datapipes.iter`.
+#: The same as in `torchdata.datapipes.iter`.
 _PIPES = late_names(
     {
         "arrow": "ArrowParts from_ray_data",
@@ -27,7 +27,7 @@ _PIPES = late_names(
         "wrapping": "IterToMapConverter SequenceWrapper",
     }
 )
-#: The private names that pickles hold.
+#: Private names that pickles refer to.
 _HELD = late_names(
     {
         "torchdata.datapipes._pipe.arrow_sources": "ArrowChunks ArrowFragments IcebergFiles",

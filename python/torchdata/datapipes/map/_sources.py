@@ -1,4 +1,4 @@
-"""Checks of the sources of map pipes. Pure functions; they run wherever a pipe is built."""
+"""Checks of the sources of map-style pipes. Pure functions, which run in the process that builds a pipe."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def check_map_pipe(pipe: str, value: Any, argument: str = "datapipe") -> None:
 
 
 def check_map_pipes(pipe: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The map pipes to read: each of `values`, ours or another library's, or for a dataset a SequenceWrapper over it.
+    """Returns the map-style pipes to read: each of `values`, or a SequenceWrapper for a dataset.
 
     Raises:
-        ValueError: there are none.
-        TypeError: one of them is no such thing.
+        ValueError: there are no values.
+        TypeError: one of the values is neither a map-style pipe nor a dataset.
     """
     from torchdata.datapipes.map.wrapping import SequenceWrapper
 

@@ -1,7 +1,7 @@
 """The map pipe over the parts of a table: ArrowParts, and `from_ray_data`, which reads a Ray Dataset by them.
 
-Role: provides numbers of parts, which are shuffled and sharded before the table is read. It owns the list of the parts,
-which is made when the pipe is built. Runs in any process that requests an item.
+Role: provides the numbers of parts, which are shuffled and sharded before the table is read. It owns the list of parts,
+which is created when the pipe is built. Runs in any process that requests an item.
 """
 
 from __future__ import annotations
@@ -107,6 +107,13 @@ def from_ray_data(
         RuntimeError: while iterating, a worker process was forked, which Ray does not support: use "spawn" or
             "forkserver", or a `RayReadingService`.
         ModuleNotFoundError: Ray or a dependency of Ray Data is not installed (`pip install 'ray[data]'`).
+
+    Example:
+        >>> from torchdata.datapipes.map import from_ray_data
+        >>> def rows_of(path):
+        ...     import ray
+        ...     dataset = ray.data.read_parquet(path).materialize()
+        ...     return from_ray_data(dataset, shuffle=True)
     """
     if type(dataset).__module__.partition(".")[0] != "ray":
         raise TypeError(

@@ -1,6 +1,6 @@
 """Map pipes that apply a function or store items: Mapper, InMemoryCacheHolder.
 
-Run in any process that requests an item. InMemoryCacheHolder owns the items of its process.
+They run in any process that requests an item. InMemoryCacheHolder owns the items of its process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ R = TypeVar("R")
 
 
 def default_fn(data: Any) -> Any:
-    """The item as it is."""
+    """Returns the item unchanged."""
     return data
 
 
@@ -59,7 +59,7 @@ class Mapper(MapDataPipe[T_co]):
         return self.fn(self.datapipe[index])
 
     def _getter(self, item_at: Callable[[Any], Any]) -> Callable[[Any], T_co]:
-        """What stands for `__getitem__` over what makes the items of the source."""
+        """Replaces `__getitem__`: applies the function to the items that `item_at` returns."""
         return lambda index: self.fn(item_at(index))
 
     def __len__(self) -> int:

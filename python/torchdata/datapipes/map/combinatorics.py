@@ -1,7 +1,7 @@
-"""Pipes that read a map pipe in another order: Shuffler, IndexSampler. They are iterable pipes, because they only
-determine an order.
+"""Pipes that read a map-style pipe in another order: Shuffler, IndexSampler. They are iterable-style pipes, because
+they only determine an order.
 
-Run in the process that iterates the pipeline. They own the order of the current iteration.
+They run in the process that iterates the pipeline, and own the order of the current iteration.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Shuffler(Seeded, IterDataPipe[T_co]):
     """
 
     data_attributes = frozenset({"indices"})
-    #: What the adapter `Shuffle` sets.
+    #: The attribute that the adapter `Shuffle` sets.
     set_by_adapters: ClassVar[dict[str, str]] = {"Shuffle.enable": "_enabled"}
 
     _shuffling: bool = state(True)
-    #: Indices in the order in which this iteration reads them.
+    #: The indices in the order of this iteration.
     _order: Any = state(saved=False)
 
     def __init__(self, datapipe: MapDataPipe[T_co], *, indices: Iterable[Any] | None = None) -> None:
@@ -70,14 +70,14 @@ class Shuffler(Seeded, IterDataPipe[T_co]):
         return self
 
     def reset(self) -> None:
-        """Draws the order, by `set_seed`'s seed or by a fresh one."""
+        """Draws the order with the seed from `set_seed`, or with a new seed."""
         super().reset()
         self._shuffling = self._enabled
         if self._shuffling:
             self._take_seed()
 
     def _left(self) -> Iterator[Any]:
-        """The indices that this iteration still has to read."""
+        """Yields the indices that this iteration has not read yet."""
         if self._order is None:
             self._order = self.indices if not self._shuffling else _sampled(self.indices, self._epoch_seed)
         return iterate_by_index(self._order, passed(self))
@@ -98,12 +98,12 @@ class Shuffler(Seeded, IterDataPipe[T_co]):
         return len(self.indices)
 
 
-#: By seed and length, the orders that are in use: the shards that one process runs have the same order.
+#: The orders in use, by seed and length. Several shards in one process share the same order.
 _orders: weakref.WeakValueDictionary[tuple[int, int], array[int]] = weakref.WeakValueDictionary()
 
 
 def _sampled(indices: Sequence[Any], seed: int | None) -> Sequence[Any]:
-    """`random.Random(seed).sample(indices, len(indices))` backwards, because upstream takes from the end."""
+    """Returns `random.Random(seed).sample(indices, len(indices))` in reverse, because upstream takes from the end."""
     rng = random.Random(seed)
     if len(indices) >= 1 << 32:
         order = rng.sample(indices, len(indices))
@@ -146,7 +146,7 @@ class IndexSampler(Seeded, IterDataPipe[T_co]):
     """
 
     data_attributes = frozenset({"sampler"})
-    #: The order of the running iteration, if the sampler knows its length.
+    #: The order of the running iteration, if the sampler has a length.
     _order: Any = state(items=True)
     _epoch: int = state(0, lasts=True, copied=True)
     #: The reading of a sampler without a length.
@@ -167,7 +167,7 @@ class IndexSampler(Seeded, IterDataPipe[T_co]):
         self._first_epoch = getattr(sampler, "epoch", 0)
 
     def reset(self) -> None:
-        """Lets the sampler give a new order, by `set_seed`'s seed or by a fresh one."""
+        """Makes the sampler draw a new order with the seed from `set_seed`, or with a new seed."""
         super().reset()
         self._take_seed()
         self._epoch += 1
@@ -185,7 +185,7 @@ class IndexSampler(Seeded, IterDataPipe[T_co]):
         return Step(self, getter_of(self.datapipe))
 
     def _indices(self) -> Iterator[Any]:
-        """The indices that this iteration still has to read."""
+        """Yields the indices that this iteration has not read yet."""
         if self._order is None:
             assert self._epoch_seed is not None
             randomness = PrivateRandomness(self._epoch_seed)
@@ -218,7 +218,7 @@ class IndexSampler(Seeded, IterDataPipe[T_co]):
         self._is_strict = is_strict
 
     def _drawn(self, randomness: PrivateRandomness) -> Iterator[Any]:
-        """The indices of the sampler, with its own course of the global generators."""
+        """Yields the indices of the sampler, with a private sequence of the global generators."""
         with randomness:
             set_epoch = getattr(self.sampler, "set_epoch", None)
             if callable(set_epoch):

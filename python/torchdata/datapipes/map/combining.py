@@ -1,6 +1,6 @@
 """Map pipes that join several pipes or split one: Concater, Zipper, UnZipper.
 
-Run in any process that requests an item. They own no data.
+They run in any process that requests an item, and own no data.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The map pipe that makes batches: Batcher. Runs in any process that requests a batch."""
+"""The map-style pipe that creates batches: Batcher. Runs in any process that requests a batch."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ class Batcher(MapDataPipe[DataChunk[T]]):
                 batch.append(self.datapipe[place])
         except IndexError:
             if len(batch) < self._items_from(index * self.batch_size):
-                raise  # from within the pipe: the item is there
+                raise  # raised inside the pipe, so the item exists
         if not batch or (self.drop_last and len(batch) < self.batch_size):
             raise IndexError(f"Index {index} is out of bound.")
         return self.wrapper_class(batch)
 
     def _items_from(self, start: int) -> int:
-        """How many items there are from `start` on; 0 if the pipe does not know its length."""
+        """Returns how many items there are from `start` on; 0 if the pipe's length is unknown."""
         try:
             return len(self.datapipe) - start
         except (TypeError, NotImplementedError):

@@ -1,6 +1,6 @@
 """Map pipes that begin a pipeline: SequenceWrapper over a sequence, IterToMapConverter over an iterable pipe.
 
-Role: they own the data that all other map pipes read by index. They run in any process that requests an item.
+Role: they own the data that all other map-style pipes read by index. They run in any process that requests an item.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ class IterToMapConverter(MapDataPipe[Any]):
         self.key_value_fn = key_value_fn
 
     def _load_map(self) -> None:
-        """Reads the iter pipe into the dict. Old code overrides or calls it."""
-        # Complete or not at all: an error while loading must not leave half a map after.
+        """Reads the iterable-style pipe into the dict. Old code overrides or calls this method."""
+        # An error while loading must not leave an incomplete dict.
         loaded: dict[Any, Any] = {}
         for item in self.datapipe:
             key, value = self._pair(item)

@@ -1,4 +1,4 @@
-"""Helpers for pipes and their users."""
+"""Helper functions for pipes and their users."""
 
 from torchdata._publishing import publish
 from torchdata.datapipes._pipe.skipping import TooManySkipped

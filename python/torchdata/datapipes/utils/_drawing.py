@@ -1,7 +1,7 @@
 """Drawing a pipe graph with graphviz.
 
-Role: `to_graph` turns the graph that ends in a pipe into a `graphviz.Digraph`, for a person to look at. Runs where it
-is called; reads the pipes' attributes and changes nothing. Only rendering the result needs the program `dot`.
+Role: `to_graph` converts the graph that ends in a pipe to a `graphviz.Digraph`. Runs in the calling process, reads the
+pipes' attributes and changes nothing. Only rendering the result needs the program `dot`.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _SOURCE_COLOR, _END_COLOR = "lightblue", "darkolivegreen1"
 def to_graph(dp: Any, *, debug: bool = False) -> graphviz.Digraph:
     """Draws the graph of pipes that ends in `dp`: an arrow goes from each pipe to those that read from it.
 
-    For a loader, or for its statistics, it draws what each process runs: the hotter the color, the more of its
-    process's time a pipe takes (with `stats="full"`), and the arrows say how many items a second go there. `picture()`
-    of both draws the same without the program `dot`.
+    For a loader or its statistics, the drawing shows what each process runs. A hotter color means that the pipe takes
+    more of its process's time (with `stats="full"`), and the arrows show the number of items per second. `picture()` of
+    both draws the same without the program `dot`.
 
-    Pipes that read from no other are blue, the last one is green. Pipes that were split by `fork`, `demux` and the like
-    are one node, from which the readers of all children come.
+    Pipes without sources are blue, and the last pipe is green. A pipe that was split by `fork`, `demux` and similar
+    pipes is one node, from which the readers of all children are reached.
 
     Args:
-        dp: the last pipe of the graph, a `DataLoader2`, or what its `stats()` returned.
-        debug: whether the children of split pipes get nodes of their own.
+        dp: the last pipe of the graph, a `DataLoader2`, or the result of its `stats()`.
+        debug: whether the children of split pipes are separate nodes; False by default.
 
     Returns:
         The graph, with the DOT text in `.source`. `.render(path)` and `.view()` draw it by the program `dot`.
@@ -87,12 +87,12 @@ def to_graph(dp: Any, *, debug: bool = False) -> graphviz.Digraph:
 
 
 def _is_hidden(pipe: Any) -> bool:
-    """Whether the pipe is a child of a split pipe, which stands for it in a drawing."""
+    """Returns whether the pipe is a child of a split pipe, which represents it in a drawing."""
     return bool(getattr(type(pipe), "_is_child_datapipe", False))
 
 
 def _drawn_sources(pipe: Any, debug: bool) -> list[Any]:
-    """The pipes that `pipe` reads from, each once; for children that are not drawn, the pipe that was split."""
+    """Returns the sources of `pipe` without duplicates. Hidden children are replaced by their split pipe."""
     found: dict[int, Any] = {}
     for source in sources_of(pipe):
         drawn = sources_of(source) if _is_hidden(source) and not debug else [source]
@@ -101,6 +101,6 @@ def _drawn_sources(pipe: Any, debug: bool) -> list[Any]:
 
 
 def _label(pipe: Any) -> str:
-    """The name of the pipe's class, as its user knows it."""
+    """Returns the class name of the pipe as it appears in user code."""
     name: str = getattr(type(pipe), "drawn_as", type(pipe).__name__)
     return name.removesuffix("IterDataPipe").removesuffix("MapDataPipe") or name

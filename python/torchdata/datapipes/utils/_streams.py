@@ -1,10 +1,10 @@
-"""Streams as pipes hand them on: closed when nobody needs them, and able to be opened again.
+"""Streams that pipes pass on: they close themselves when they are no longer needed, and can be reopened.
 
-Role: `StreamWrapper` is the file object of every pipe that yields streams. It lives in the process that opened it
-and owns the file object. A wrapper of this library contains (or finds) a *recipe* for opening the same stream again: a
-path, or an archive and a position in it. A pickled or deep-copied wrapper is its recipe and
-the current offset; the copy opens its file on first use. That is what lets a shuffle buffer full of streams, or a
-pipe that stands in the middle of a file, be part of a saved state.
+Role: `StreamWrapper` is the file object of every pipe that yields streams. It belongs to the process that opened it,
+and owns the file object. A wrapper of this package contains (or determines) a *recipe* to reopen the stream: a path, or
+an archive and a position in it. A pickled or deep-copied wrapper consists of its recipe and the current offset, and
+opens its file on first use. This allows a saved state to contain a shuffle buffer full of streams, or a pipe in the
+middle of a file.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ __all__ = [
 
 _DEEPEST_STRUCTURE = 10
 
-#: Bytes that are read at a time if a stream is moved by reading.
+#: Bytes to read at a time if a stream is moved by reading.
 _SKIPPED_AT_ONCE = 1 << 20
 
 
 class Recipe(Protocol):
-    """How a stream is opened again. Recipes are picklable."""
+    """Describes how to reopen a stream. Recipes can be pickled."""
 
     def open(self) -> Any:
-        """A new file object that stands at the start of the stream."""
+        """Returns a new file object at the start of the stream."""
 
 
 class FileRecipe:
-    """The recipe of a stream that `open(path, mode, encoding=...)` made.
+    """The recipe of a stream that `open(path, mode, encoding=...)` created.
 
     Args:
-        path: the path as it was given to `open`.
-        mode: the mode as it was given to `open`.
+        path: the path that was passed to `open`.
+        mode: the mode that was passed to `open`.
         encoding: the encoding of text streams.
     """
 
@@ -68,10 +68,10 @@ class FileRecipe:
 
 
 def recipe_of(file_obj: Any) -> Recipe | None:
-    """The recipe that can be read off a bare file object, or None.
+    """Returns the recipe of a bare file object, or None if it cannot be determined.
 
-    Binary files opened by path have one, unless another file stands at that path now. Text files have none:
-    how their newlines are translated cannot be read off them.
+    A binary file that was opened by path has a recipe, unless the path leads to another file now. A text file has none,
+    because its newline translation cannot be determined.
     """
     raw = file_obj.raw if type(file_obj) is io.BufferedReader else file_obj
     if type(raw) is io.FileIO:
@@ -88,24 +88,24 @@ def recipe_of(file_obj: Any) -> Recipe | None:
 
 
 class _Base:
-    """Nothing: Python gives a class a further base later on, as torch's of streams, only if it has one already."""
+    """An empty base class. Python allows changing the bases of a class, as for torch's streams, only if it has one."""
 
 
 class StreamWrapper(_Base, metaclass=ABCMeta):
-    """A file object that closes itself when its last reader is done with it.
+    """A file object that closes itself when its last reader no longer needs it.
 
-    Attributes that the wrapper lacks are those of the file object. A wrapper is closed by `close()`, at the end
-    of a `with` block, when it is garbage, or, after `autoclose()`, with the last of its child streams.
+    Attributes that the wrapper lacks are looked up in the file object. A wrapper is closed by `close()`, at the end of
+    a `with` block, by garbage collection, or, after `autoclose()`, together with the last of its child streams.
 
     Args:
-        file_obj: the file object, owned by the wrapper from now on.
+        file_obj: the file object, which the wrapper owns from now on.
         parent_stream: the `StreamWrapper` that the file object reads from (the archive of a member).
-        name: how the stream is called in `repr` and in messages.
-        recipe: how the stream is opened again. Without one, a binary file that was opened by path and an
-            in-memory file can still be pickled; other streams cannot.
+        name: the name of the stream in `repr` and in messages.
+        recipe: the recipe to reopen the stream. Without it, only in-memory files and binary files that were opened by
+            path can be pickled.
 
     Raises:
-        RuntimeError: `parent_stream` is no `StreamWrapper`.
+        RuntimeError: `parent_stream` is not a `StreamWrapper`.
 
     Example:
         >>> import io
@@ -115,11 +115,12 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
         b'abc'
     """
 
-    #: While `debug_unclosed_streams` is set: every wrapper that was made and not closed.
+    #: With `debug_unclosed_streams`: all wrappers that were created and not closed.
     session_streams: ClassVar[dict[Any, int]] = {}
     debug_unclosed_streams: ClassVar[bool] = False
 
-    # Defaults stand in the class: an archive makes a wrapper per member, which then stores only what differs.
+    # Default values are class attributes. An archive creates a wrapper per member, which then stores only differing
+    # values.
     file_obj: Any
     child_counter: int = 0
     parent_stream: StreamWrapper | None = None
@@ -159,14 +160,14 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
 
     @classmethod
     def reopening(cls, recipe: Recipe, offset: int | None = None, name: str | None = None) -> StreamWrapper:
-        """A wrapper that opens its file on first use and stands at `offset` then (None: where `open` leaves it)."""
+        """Creates a wrapper that opens its file on first use, at `offset` (None: the initial position)."""
         stream = cls.__new__(cls)
         stream._recipe, stream._reopen_at, stream.name = recipe, offset, name
         return stream
 
     @classmethod
     def close_streams(cls, v: Any, depth: int = 0) -> None:
-        """Closes every wrapper found in `v`: itself, or in dicts, lists and tuples, down to ten levels."""
+        """Closes every wrapper in `v`: itself, or in dicts, lists and tuples, up to ten levels deep."""
         if depth > _DEEPEST_STRUCTURE:
             return
         if isinstance(v, (dict, list, tuple)):
@@ -175,7 +176,7 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
         elif isinstance(v, StreamWrapper):
             v.close()
 
-    # Methods of its own where `__getattr__` would do: in `next(items)[1].read()` they keep the wrapper, and so the
+    # These methods replace `__getattr__` because in `next(items)[1].read()`, they keep the wrapper, and therefore the
     # file, alive until they return.
 
     def read(self, *args: Any, **kwargs: Any) -> Any:
@@ -193,7 +194,7 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
     def __getattr__(self, name: str) -> Any:
         if name == "file_obj":
             return self._open_now()
-        if name.startswith("__"):  # asked by copy, pickle and the like, which must not open the file
+        if name.startswith("__"):  # requested by copy, pickle and others, which must not open the file
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.file_obj, name)
 
@@ -211,7 +212,7 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
         return file_obj
 
     def close(self, *args: Any, **kwargs: Any) -> None:
-        """Closes the file object, and the parent if it waits for its last child. More calls do nothing."""
+        """Closes the file object, and the parent if it waits for its last child. Further calls do nothing."""
         if self.closed:
             return
         self.closed = True
@@ -225,13 +226,13 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
                 self._leave_parent()
 
     def autoclose(self) -> None:
-        """Closes the stream as soon as it has no open child streams, at once if there are none."""
+        """Closes the stream once it has no open child streams, or at once if there are none."""
         self.close_on_last_child = True
         if self.child_counter == 0:
             self.close()
 
     def detach_from_parent(self, file_obj: Any) -> None:
-        """Replaces the file object by one with the same content that needs no parent stream."""
+        """Replaces the file object with one that has the same contents and needs no parent stream."""
         self.file_obj, self._recipe = file_obj, None
         self._leave_parent()
 
@@ -256,7 +257,7 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
         return sorted({*object.__dir__(self), *dir(self.file_obj)})
 
     def __iter__(self) -> Iterator[Any]:
-        # A generator rather than iter(self.file_obj): its frame keeps the wrapper, and so the file, alive.
+        # A generator rather than iter(self.file_obj), because its frame keeps the wrapper and therefore the file alive.
         yield from self.file_obj
 
     def __next__(self) -> Any:
@@ -271,10 +272,10 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """The recipe and the offset; in-memory files go by value.
+        """Pickles the recipe and the offset. In-memory files are pickled by value.
 
         Raises:
-            TypeError: the stream cannot be opened again, or its position is not known.
+            TypeError: the stream cannot be reopened, or its position is unknown.
         """
         if self.closed:
             return _closed_stream, (self.name,)
@@ -291,7 +292,7 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
         return StreamWrapper, (self.file_obj, None, self.name)
 
     def _offset(self) -> int | None:
-        if not hasattr(self.file_obj, "tell"):  # an opened archive, say
+        if not hasattr(self.file_obj, "tell"):  # for example, an opened archive
             return None
         try:
             offset: int = self.file_obj.tell()
@@ -304,10 +305,11 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
 
 
 def _move(file_obj: Any, offset: int) -> None:
-    """Goes from the start of the stream to `offset`, by reading if the stream cannot seek."""
+    """Moves from the start of the stream to `offset`, by reading if the stream cannot seek."""
     try:
         file_obj.seek(offset)
-    except (AttributeError, ValueError):  # UnsupportedOperation is one; some file objects of fsspec raise it bare
+    # includes UnsupportedOperation; some file objects of fsspec raise the bare types
+    except (AttributeError, ValueError):
         while offset > 0 and (skipped := len(file_obj.read(min(offset, _SKIPPED_AT_ONCE)))):
             offset -= skipped
 
@@ -323,15 +325,16 @@ def _closed_stream(name: str | None) -> StreamWrapper:
 
 
 def detached(stream: Any, offset: int | None = None) -> Any:
-    """A stand-in for `stream` without an open file, at `offset` (None: the present position of `stream`).
+    """Returns a stand-in for `stream` without an open file, at `offset` (None: the stream's current position).
 
-    In-memory files stand in for themselves, moved to `offset`; so do streams that cannot be opened again.
+    In-memory files, moved to `offset`, and streams that cannot be reopened are returned unchanged.
     """
     wrapper = stream if isinstance(stream, StreamWrapper) else None
     file_obj: Any = wrapper.__dict__.get("file_obj") if wrapper is not None else stream
     if wrapper is not None and wrapper.closed:
         return stream
-    own_recipe: Recipe | None = None if wrapper is None else vars(wrapper).get("_recipe")  # torch's wrappers have none
+    # torch's wrappers have no recipe
+    own_recipe: Recipe | None = None if wrapper is None else vars(wrapper).get("_recipe")
     if wrapper is not None and file_obj is None and own_recipe is not None:
         return StreamWrapper.reopening(own_recipe, wrapper._reopen_at if offset is None else offset, wrapper.name)
     if isinstance(file_obj, (io.BytesIO, io.StringIO)):
@@ -350,7 +353,7 @@ def detached(stream: Any, offset: int | None = None) -> Any:
 
 
 def copied(stream: StreamWrapper) -> Any:
-    """A deep copy of a wrapped stream. Torch's wrappers, which cannot be copied, stand for themselves."""
+    """Returns a deep copy of a wrapped stream. Torch's wrappers, which cannot be copied, are returned unchanged."""
     return copy.deepcopy(stream) if StreamWrapper in type(stream).__mro__ else stream
 
 
@@ -358,10 +361,10 @@ def validate_pathname_binary_tuple(data: Any) -> None:
     """Checks an item of a pipe that opens files, as loaders of archives do.
 
     Args:
-        data: what should be a pair of a path and an open binary stream.
+        data: the value to check, which must be a pair of a path and an open binary stream.
 
     Raises:
-        TypeError: it is something else.
+        TypeError: the value is not such a pair.
 
     Example:
         >>> import io
@@ -390,7 +393,7 @@ def validate_pathname_binary_tuple(data: Any) -> None:
 
 
 def janitor(obj: Any) -> None:
-    """Cleans up after an item that is dropped unread: closes the streams in it.
+    """Closes the streams in an item that is dropped unread.
 
     Example:
         >>> import io
@@ -407,7 +410,9 @@ pair_streams_with_torch(StreamWrapper)
 
 
 def _stream_parts(stream: StreamWrapper) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
-    """The entry of a stream in a state, without a pickle: of one at a path, or in memory. Others hold settings."""
+    """Returns a stream as state data without pickle, for files by path or in memory. Recipes of other streams have
+    settings.
+    """
     if stream.closed:
         return _closed_stream, (stream.name,)
     file = stream.__dict__.get("file_obj")
@@ -425,7 +430,7 @@ def _wrapped(file: Any, name: str | None) -> StreamWrapper:
 
 
 def _file_at(path: str, mode: str, encoding: str | None, offset: int | None, name: str | None) -> StreamWrapper:
-    """A stream of a file that a state names, which anybody may have written: it is read, and is a file of data."""
+    """Opens a file that a state names, which may be manipulated: only for reading, and only a regular file."""
     if not isinstance(mode, str) or not set(mode) <= set("rbt"):
         raise ValueError(f"a state reads files, but this one opens {shown(path)} in mode {mode!r}")
     if os.path.exists(path) and not os.path.isfile(path):

@@ -1,8 +1,8 @@
-"""Collating: a batch of items becomes one item of arrays, or with PyTorch loaded, of tensors.
+"""Collating: converts a batch of items to one item with arrays, or with tensors if PyTorch is imported.
 
-Role: the default function of `collate`, and the function after its `conversion` argument. Runs in the
-process that iterates the pipe. Stacked arrays come from `torchdata.empty`, so that a worker builds them
-where they need not be copied again.
+Role: the default function of `collate`, and the function behind its argument `conversion`. Runs in the process that
+iterates the pipe. Stacked arrays are allocated by `torchdata.empty`, so that a worker builds them where they need not
+be copied again.
 """
 
 from __future__ import annotations
@@ -19,25 +19,26 @@ from torchdata._reporting import add_note
 
 __all__ = ["arrays_as_tensor", "collate_columns", "default_collate", "is_stackable", "note_remedy", "stacked_tensors"]
 
-#: Kinds of NumPy types that torch has tensors for.
+#: Kinds of NumPy types that have a corresponding tensor type.
 _TENSOR_KINDS = "biufc"
 
 
 def default_collate(batch: Any, to: Literal["numpy", "torch"] | None = None) -> Any:
     """Stacks the members of a batch, field by field.
 
-    Arrays are stacked along a new first dimension; numbers become a one-dimensional array (Python's floats
-    one of float64, integers of int64); strings and bytes stay as they are, a column of tuples or lists as a tuple;
-    dicts, named tuples, tuples and lists are collated member by member, tuples into lists. With PyTorch loaded the
-    results are tensors, as `torch.utils.data.default_collate` makes them; without it, NumPy arrays. PyTorch counts as
-    loaded whoever has imported it, and libraries such as `datasets` do: `to` says which it shall be.
+    Arrays are stacked along a new first dimension. Numbers become a one-dimensional array (of float64 for Python
+    floats, and int64 for integers). Strings and bytes stay unchanged, as do columns of tuples or lists, which become
+    tuples. Dicts, named tuples, tuples and lists are collated member by member, and tuples become lists. If PyTorch is
+    imported, the results are tensors, as by `torch.utils.data.default_collate`; otherwise, they are NumPy arrays. A
+    library such as `datasets` may have imported PyTorch, so use `to` to choose.
 
     Args:
         batch: a non-empty sequence of items of the same structure.
-        to: "numpy" for arrays, "torch" for tensors; None for tensors if PyTorch is loaded, and else for arrays.
+        to: "numpy" for arrays, "torch" for tensors; None (the default) for tensors if PyTorch is imported, otherwise
+            arrays.
 
     Raises:
-        TypeError: the items are of a type that cannot be collated.
+        TypeError: the items have a type that cannot be collated.
         ValueError: the batch is empty, or arrays have different shapes.
         RuntimeError: sequences have different lengths.
 
@@ -54,7 +55,7 @@ def default_collate(batch: Any, to: Literal["numpy", "torch"] | None = None) -> 
 
 
 def note_remedy(error: Exception, batch: Any) -> None:
-    """Notes what to change so that a batch can be collated at which `error` was raised, if that can be seen."""
+    """Adds a note with a remedy to an error that collating a batch has raised, if the cause is recognized."""
     remedy = _remedy(batch)
     if remedy is not None:
         add_note(error, remedy)
@@ -84,7 +85,7 @@ def _keys(item: Any) -> str:
 
 
 def _nones(item: Any, where: str) -> Iterator[str]:
-    """Yields where an item, or a member of it, is None."""
+    """Yields the positions in an item, including nested members, that contain None."""
     if item is None:
         yield where
     elif isinstance(item, Mapping):
@@ -100,7 +101,7 @@ def _collated(batch: Any, to: Literal["numpy", "torch"] | None) -> Any:
         raise ValueError("default_collate: cannot collate an empty batch")
     first = batch[0]
     if isinstance(first, (str, bytes)):
-        return batch  # the columns of tuples and lists are tuples, as with torch
+        return batch  # the columns of tuples and lists are tuples, as in torch
     torch = _torch_for(to)
     if isinstance(first, (bool, int, float)) and not hasattr(first, "dtype"):
         return _numbers(torch, batch, first)
@@ -120,7 +121,7 @@ def _collated(batch: Any, to: Literal["numpy", "torch"] | None) -> Any:
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(first, (numpy.ndarray, numpy.generic)):
         return _stacked_arrays(torch, numpy, batch)
-    if torch is not None:  # its map of collate functions can be extended by users
+    if torch is not None:  # users can extend torch's map of collate functions
         return torch.utils.data.default_collate(batch)
     raise TypeError(
         "default_collate: a batch must contain arrays, numbers, strings, bytes, dicts, tuples or lists, but found "
@@ -129,7 +130,7 @@ def _collated(batch: Any, to: Literal["numpy", "torch"] | None) -> Any:
 
 
 def _torch_for(to: str | None) -> Any:
-    """PyTorch if tensors are to be made, and else None."""
+    """Returns PyTorch if tensors are required, otherwise None."""
     if to is None:
         return sys.modules.get("torch")
     return None if to == "numpy" else importlib.import_module("torch")
@@ -145,7 +146,8 @@ def _numbers(torch: Any, batch: Any, first: Any) -> Any:
     numbers = np.array(batch)
     if numbers.ndim == 1 and numbers.dtype.kind in "bif":
         return numbers
-    return np.array(batch, dtype=np.int64)  # raises what is wrong: too large, or not a number
+    # raises a clear error for a number that is too large, or a value that is not a number
+    return np.array(batch, dtype=np.int64)
 
 
 def _stacked_arrays(torch: Any, numpy: Any, batch: Any) -> Any:
@@ -176,15 +178,15 @@ def _stacked_arrays(torch: Any, numpy: Any, batch: Any) -> Any:
 
 def _stacked_tensors(torch: Any, batch: Any) -> Any:
     if is_stackable(torch, batch):
-        with contextlib.suppress(RuntimeError):  # which torch's own function words for its users
+        with contextlib.suppress(RuntimeError):  # torch's own function raises it with a message for users
             return stacked_tensors(torch, batch)
     return torch.utils.data.default_collate(batch)
 
 
 def is_stackable(torch: Any, batch: Any) -> bool:
-    """Whether the tensors of a batch are nothing but elements in memory, and torch gives them together one type.
+    """Returns whether the tensors of a batch are plain elements in memory with a common type.
 
-    Causes that make `torch.stack` fail are not looked for: shapes that differ, a gradient that is required.
+    Other reasons for `torch.stack` to fail are not checked, such as different shapes or a required gradient.
     """
     first = batch[0]
     if type(first) is not torch.Tensor or first.layout is not torch.strided or first.is_quantized or first.is_nested:
@@ -193,10 +195,10 @@ def is_stackable(torch: Any, batch: Any) -> bool:
 
 
 def stacked_tensors(torch: Any, batch: Any) -> Any:
-    """The stackable tensors of a batch as one, made where a worker's items leave by.
+    """Stacks the tensors of a batch, in memory from which a worker sends its items.
 
     Raises:
-        RuntimeError: their shapes differ, or one requires a gradient.
+        RuntimeError: the shapes differ, or a tensor requires a gradient.
     """
     from torchdata import empty
 
@@ -204,10 +206,10 @@ def stacked_tensors(torch: Any, batch: Any) -> Any:
 
 
 def arrays_as_tensor(torch: Any, batch: Any) -> Any:
-    """The arrays of a batch as one tensor, made where a worker's items leave by: as stacking a tensor of each.
+    """Stacks the arrays of a batch to a tensor, in memory from which a worker sends its items.
 
-    None if they are not all arrays of one shape and type that torch can look at: then making a tensor of each one
-    tells what is wrong.
+    Returns None unless all are arrays of one shape and of a type that torch supports. Converting each one then reports
+    the error.
     """
     import numpy as np
 
@@ -224,7 +226,7 @@ def arrays_as_tensor(torch: Any, batch: Any) -> Any:
     if any(step < 0 or step % kind.itemsize for step in steps):
         return None
     locked = next((array for array in batch if not array.flags.writeable), batch[0])
-    looked_at = torch.as_tensor(locked)  # which warns once of arrays that must not be written to
+    looked_at = torch.as_tensor(locked)  # torch warns once about read-only arrays
     if not looked_at.is_cpu:
         return None
     stacked = empty((len(batch), *shape), looked_at.dtype)
@@ -243,11 +245,11 @@ def _columns(batch: Any) -> list[tuple[Any, ...]]:
 
 
 def _rebuilt_mapping(first: Any, collated: dict[Any, Any]) -> Any:
-    """`collated` as a mapping of `first`'s type, or as a dict if that type cannot be made."""
+    """Returns `collated` as a mapping of `first`'s type, or as a dict if such a mapping cannot be created."""
     if type(first) is dict:
         return collated
     try:
-        if isinstance(first, MutableMapping):  # keeps what else such a mapping holds, a default factory for one
+        if isinstance(first, MutableMapping):  # keeps other data of such a mapping, for example a default factory
             clone = copy.copy(first)
             clone.update(collated)
             return clone
@@ -257,7 +259,7 @@ def _rebuilt_mapping(first: Any, collated: dict[Any, Any]) -> Any:
 
 
 def _rebuilt_sequence(first: Any, collated: list[Any]) -> Any:
-    """`collated` as a sequence of `first`'s type, or as a list if that type cannot be made."""
+    """Returns `collated` as a sequence of `first`'s type, or as a list if such a sequence cannot be created."""
     if type(first) is list:
         return collated
     try:
@@ -272,9 +274,9 @@ def _rebuilt_sequence(first: Any, collated: list[Any]) -> Any:
 
 
 def collate_columns(conversion: Mapping[Any, Callable[..., Any]] | Sequence[Callable[..., Any]], batch: Any) -> Any:
-    """Collates a batch column by column, each by the function that `conversion` has for it.
+    """Collates a batch column by column, using the function that `conversion` contains for each column.
 
-    Columns without a function of their own are collated by `default_collate`.
+    Columns without a function are collated by `default_collate`.
 
     Args:
         conversion: functions by column name, for a batch of mappings or of one data frame; or functions by
@@ -283,7 +285,7 @@ def collate_columns(conversion: Mapping[Any, Callable[..., Any]] | Sequence[Call
             sequences a list.
 
     Raises:
-        RuntimeError: a column of `conversion` is not there, or the batch holds several data frames.
+        RuntimeError: a column of `conversion` is missing, or the batch contains several data frames.
     """
     first = batch[0]
     if not isinstance(conversion, Mapping):

@@ -1,9 +1,9 @@
-"""Decoding the content of files by their extension: the handlers of `routed_decode`.
+"""Decodes the contents of files by their extension: the handlers of `routed_decode`.
 
-A handler is a function of an extension and the file's content, which returns None for what is not its own. Handlers
-that were written for torch's pipes work as they are, those in `torch.utils.data.datapipes.utils.decoder` among them.
+A handler is a function of an extension and the file's contents, which returns None for unsupported extensions. Handlers
+for torch's pipes can be used unchanged, including those in `torch.utils.data.datapipes.utils.decoder`.
 
-Role: the handlers that ship. Runs in the process that iterates the pipe; owns nothing.
+Role: the built-in handlers. Runs in the process that iterates the pipe, and keeps no state.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _IMAGES = frozenset({"jpg", "jpeg", "png", "ppm", "pgm", "pbm", "pnm"})
 
 
 def extension_extract_fn(pathname: str) -> str:
-    """The extension of a path, without its dot; empty if it has none.
+    """Returns the extension of a path, without its dot; empty if there is none.
 
     Example:
         >>> from torchdata.datapipes.utils.decoder import extension_extract_fn
@@ -47,13 +47,13 @@ def extension_extract_fn(pathname: str) -> str:
     return os.path.splitext(pathname)[1][1:]
 
 
-#: Errors that decoders raise for malicious content, in addition to their documented errors.
+#: Errors that decoders raise for malicious contents, in addition to their documented errors.
 _LIES = (ArithmeticError, AttributeError, EOFError, LookupError, RecursionError, SyntaxError, TypeError)
 
 
 @contextlib.contextmanager
 def _decoding(extension: str) -> Iterator[None]:
-    """Makes one kind of error, a ValueError, of all that a library raises if its code trusts the content."""
+    """Converts all errors that a library raises for invalid contents to ValueError."""
     try:
         yield
     except _LIES as error:
@@ -62,7 +62,7 @@ def _decoding(extension: str) -> Iterator[None]:
 
 
 def _pickles_are_allowed(allow_pickle: bool | None) -> bool:
-    """Whether files that only pickle can read are read: unless the argument or the environment forbids it."""
+    """Returns whether pickles may be read: not if the argument or the environment forbids it."""
     environment = os.environ.get("TORCHDATA_ALLOW_PICKLE", "1") != "0" and os.environ.get("WDS_SECURE", "0") in (
         "",
         "0",
@@ -71,33 +71,33 @@ def _pickles_are_allowed(allow_pickle: bool | None) -> bool:
 
 
 def basichandlers(extension: str, data: Any, *, allow_pickle: bool | None = None) -> Any:
-    """Decodes text, numbers and serialised Python objects.
+    """Decodes text, numbers and serialized Python objects.
 
     | extension | result |
     | --- | --- |
     | `txt`, `text`, `transcript`, none at all | str, from UTF-8 |
-    | `cls`, `cls2`, `class`, `count`, `index`, `inx`, `id` | int; bytes that are no number stay as they are |
-    | `json`, `jsn` | what the JSON says |
+    | `cls`, `cls2`, `class`, `count`, `index`, `inx`, `id` | int; bytes that are not a number stay unchanged |
+    | `json`, `jsn` | the value of the JSON text |
     | `pyd`, `pickle` | the unpickled object |
-    | `pt` | what `torch.load` reads, with `weights_only=True` |
+    | `pt` | the result of `torch.load` with `weights_only=True` |
 
-    **Unpickling runs code that the file contains.** For files from people whom you do not trust, have `pyd`, `pickle`
-    and `pt` refused: by `allow_pickle=False`, or for a whole program by `TORCHDATA_ALLOW_PICKLE=0` in the environment
-    (webdataset's `WDS_SECURE=1` counts as well).
+    **Unpickling runs code that the file contains.** For untrusted files, refuse `pyd`, `pickle` and `pt` by
+    `allow_pickle=False`, or for the whole program by `TORCHDATA_ALLOW_PICKLE=0` in the environment (`WDS_SECURE=1`, the
+    variable of webdataset, has the same effect).
 
     Args:
         extension: the extension, without its dot.
         data: the content of the file, as bytes.
-        allow_pickle: whether `pyd`, `pickle` and `pt` files are read, if the environment does not forbid it. None:
-            what the environment says.
+        allow_pickle: whether to read `pyd`, `pickle` and `pt` files, unless the environment forbids it. None (the
+            default) uses the environment.
 
     Returns:
         The decoded content; None for other extensions.
 
     Raises:
-        ModuleNotFoundError: a `pt` file is met and torch is not installed.
-        ValueError: the content cannot be decoded, or is a pickle that is refused.
-        pickle.UnpicklingError: the content of a pickle, or a `pt` file, is damaged, or a `pt` file holds more.
+        ModuleNotFoundError: torch is not installed, and the file is a `pt` file.
+        ValueError: the contents cannot be decoded, or are a pickle that is refused.
+        pickle.UnpicklingError: a pickle or a `pt` file is damaged, or a `pt` file contains other objects than tensors.
 
     Example:
         >>> from torchdata.datapipes.utils.decoder import basichandlers
@@ -132,7 +132,7 @@ def basichandlers(extension: str, data: Any, *, allow_pickle: bool | None = None
     return pickle.loads(data)
 
 
-#: By name: the kind of result, whether its numbers are floats from 0 to 1, and Pillow's mode.
+#: For each name: the kind of result, whether its numbers are floats from 0 to 1, and Pillow's mode.
 _SPECIFICATIONS: dict[str, tuple[str, bool, str]] = {
     "l8": ("numpy", False, "L"),
     "rgb8": ("numpy", False, "RGB"),
@@ -158,14 +158,15 @@ class ImageHandler:
     """Decodes images (`jpg`, `jpeg`, `png`, `ppm`, `pgm`, `pbm`, `pnm`) with Pillow.
 
     Args:
-        imagespec: what an image becomes: a prefix (none: a NumPy array of height, width and channels; `torch`: a tensor
-            of channels, height and width; `pil`: an image of Pillow), the channels (`l`, `rgb` or `rgba`; `torch` and
-            `pil` alone mean `rgb`), and for arrays and tensors either `8` (integers from 0 to 255) or nothing (32-bit
-            floats from 0 to 1). Without PyTorch loaded, a NumPy array of the same shape takes the tensor's place.
+        imagespec: the form of the result. It consists of a prefix (none: a NumPy array of height, width and channels;
+            `torch`: a tensor of channels, height and width; `pil`: a Pillow image), the channels (`l`, `rgb` or `rgba`;
+            `torch` and `pil` alone mean `rgb`), and for arrays and tensors either `8` (integers from 0 to 255) or
+            nothing (32-bit floats from 0 to 1). If PyTorch is not imported, a NumPy array of the same shape replaces
+            the tensor.
 
     Raises:
-        AssertionError: there is no such specification.
-        ValueError, OSError: when it is called, the content is no intact image.
+        AssertionError: the specification is unknown.
+        ValueError, OSError: when it is called, the contents are not a valid image.
         PIL.Image.DecompressionBombError: when it is called, the image has more pixels than Pillow allows.
 
     Example:
@@ -182,7 +183,7 @@ class ImageHandler:
         self.imagespec = imagespec
 
     def __call__(self, extension: str, data: Any) -> Any:
-        """The image in `data`; None if `extension` is not that of an image."""
+        """Decodes the image in `data`; returns None if `extension` is not an image extension."""
         if extension.lower() not in _IMAGES:
             return None
         kind, in_floats, mode = _SPECIFICATIONS[self.imagespec]
@@ -194,7 +195,7 @@ class ImageHandler:
             return picture
         import numpy as np
 
-        array: Any = np.array(picture)  # a copy: Pillow's own memory cannot be written
+        array: Any = np.array(picture)  # a copy, because Pillow's own memory is read-only
         if kind == "torch":
             array = array[np.newaxis] if mode == "L" else np.ascontiguousarray(array.transpose(2, 0, 1))
         if in_floats:
@@ -226,12 +227,12 @@ class _ExtensionHandler:
 
 
 def handle_extension(extensions: str, f: Callable[[Any], Any]) -> Handler:
-    """A handler that decodes files of some extensions by a function.
+    """Returns a handler that decodes files with some extensions by a function.
 
     Args:
-        extensions: the extensions, with blanks between them. One with dots in it (`"seg.png"`) is compared with as
-            many parts of the key. Case does not matter.
-        f: a function of the content of the file.
+        extensions: the extensions, separated by spaces. An extension with dots (`"seg.png"`) is compared with the same
+            number of parts of the key. Case is ignored.
+        f: a function of the contents of the file.
 
     Example:
         >>> from torchdata.datapipes.utils.decoder import handle_extension
@@ -243,12 +244,12 @@ def handle_extension(extensions: str, f: Callable[[Any], Any]) -> Handler:
 
 
 class Decoder:
-    """Decodes pairs of path and content by the first handler that returns something.
+    """Decodes pairs of path and contents by the first handler that returns a result.
 
     Args:
-        *handler: functions of a key and content, which return None for what they do not decode.
-        key_fn: makes the key of a path.
-        allow_pickle: that of `basichandlers`, if it is one of the handlers; others do as they like.
+        *handler: functions of a key and contents, which return None for unsupported keys.
+        key_fn: a function from a path to its key.
+        allow_pickle: the argument for `basichandlers`, if it is one of the handlers; other handlers are not affected.
 
     Example:
         >>> from torchdata.datapipes.utils.decoder import Decoder, basichandlers
@@ -274,11 +275,13 @@ class Decoder:
         return [told if handler is basichandlers else handler for handler in handlers]
 
     def add_handler(self, *handler: Handler) -> None:
-        """Puts handlers before those that there are."""
+        """Adds handlers before the existing ones."""
         self.handlers = [*self._told(handler), *self.handlers]
 
     def decode1(self, key: str, data: Any) -> Any:
-        """Decodes one content, a stream (which is read and closed) or bytes; what no handler knows stays as it is."""
+        """Decodes the contents of one file, as bytes or as a stream, which is read and closed. Unknown contents stay
+        unchanged.
+        """
         if data is None or (hasattr(data, "__len__") and len(data) == 0):
             return data
         if isinstance(data, (StreamWrapper, io.IOBase)) or hasattr(data, "read"):
@@ -290,7 +293,7 @@ class Decoder:
         return data
 
     def decode(self, data: Any) -> dict[str, Any]:
-        """Decodes one pair of path and content (a tuple), or an iterable of them, into a dict by path.
+        """Decodes one pair of path and contents (a tuple), or an iterable of pairs, into a dict by path.
 
         Bytes under a path that begins with an underscore are decoded as text.
         """

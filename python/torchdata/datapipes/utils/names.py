@@ -1,8 +1,8 @@
-"""Names that others chose, as paths of files here: `file_name`, `path_inside`, `check_target`.
+"""Converts foreign names to safe file paths: `file_name`, `path_inside`, `check_target`.
 
-A member of an archive, a file on a server and a key of an object store are called whatever their author liked. Code
-that writes files under such names, or joins them to a folder, asks these functions. Role: plain functions of text, for
-the pipes and for users' own functions from names to paths; they touch no file.
+The authors of archives, servers and object stores choose arbitrary names. Code that writes files under such names, or
+joins them to a folder, should use these functions. Role: pure functions on text, for the pipes and for users' functions
+from names to paths. They do not access files.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _DRIVE = re.compile(r"\A[A-Za-z]:")
 
 
 def file_name(name: str) -> str:
-    """The last part of a name, of a path or of a URL's path, which is safe to join to any folder.
+    """Returns the last part of a name, a path or a URL's path, which is safe to join to any folder.
 
-    Slashes and backslashes alike end a part, and the letter of a drive is dropped.
+    Both slashes and backslashes separate parts, and the drive letter is dropped.
 
     Args:
-        name: what a server, an archive or an object store calls a file.
+        name: the name of a file on a server, in an archive or in an object store.
 
     Raises:
-        ValueError: nothing is left that can be a file's name: it is empty, `.`, `..`, or holds a NUL.
+        ValueError: no valid file name remains, because it is empty, `.`, `..`, or contains a NUL.
 
     Example:
         >>> from torchdata.datapipes.utils.names import file_name
@@ -44,12 +44,12 @@ def file_name(name: str) -> str:
 
 
 def path_inside(name: str) -> str:
-    """The relative path of a name within any folder.
+    """Returns the relative path of a name within a folder.
 
     Leading slashes are dropped, as `tar` and `unzip` do.
 
     Raises:
-        ValueError: it leads out of the folder, is the folder itself, or holds a NUL.
+        ValueError: the path leads out of the folder, is the folder itself, or contains a NUL.
 
     Example:
         >>> from torchdata.datapipes.utils.names import path_inside
@@ -66,7 +66,7 @@ def path_inside(name: str) -> str:
 
 
 def check_target(pipe: object, path: str) -> None:
-    """Refuses to take a URL for a local path if its key climbs: `s3://bucket/../../x` would lead out of anywhere.
+    """Refuses a URL that is passed as a local path with a part `..`, such as `s3://bucket/../../x`.
 
     Raises:
         ValueError: the path is such a URL.

@@ -1,6 +1,6 @@
-"""pin_memory_fn: copies the tensors of an item into pinned memory, from which a GPU fetches them by itself.
+"""pin_memory_fn: copies the tensors of an item to pinned memory, which a GPU can read directly.
 
-Role: called by `PinMemory`, in its thread, or by users. Needs PyTorch with CUDA once it meets a tensor.
+Role: called by `PinMemory`, in its thread, or by users. Needs PyTorch with CUDA if an item contains a tensor.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ __all__ = ["pin_memory_fn"]
 
 
 def pin_memory_fn(data: Any, device: Any = None) -> Any:
-    """Copies `data` into pinned (page-locked) memory: tensors, and all in mappings, sequences and named tuples.
+    """Copies `data` to pinned (page-locked) memory: tensors, and those in mappings, sequences and named tuples.
 
-    An object with a `pin_memory` method is pinned by it, which is called without arguments. An object without one,
-    such as a number or a string, is returned as it is.
+    An object with a method `pin_memory` is pinned by calling it without arguments. Other objects, such as numbers and
+    strings, are returned unchanged.
 
     Args:
-        data: what is to be pinned. Containers are rebuilt, of their own types if these allow it.
-        device: the CUDA device that the memory is pinned for; None for the current one.
+        data: the item to pin. Containers are rebuilt, with their own types where possible.
+        device: the CUDA device for which memory is pinned; None (the default) for the current device.
 
     Raises:
-        RuntimeError: a tensor is met, but there is no CUDA device.
+        RuntimeError: `data` contains a tensor, but there is no CUDA device.
 
     Example:
         >>> from torchdata.datapipes.utils import pin_memory_fn
@@ -52,7 +52,7 @@ def _pin(torch: Any, tensor: Any, device: Any) -> Any:
     try:
         if device is None:
             return tensor.pin_memory()
-        with torch.cuda.device(device):  # the method's own argument for it is deprecated
+        with torch.cuda.device(device):  # the argument of the method is deprecated
             return tensor.pin_memory()
     except RuntimeError as error:
         if torch.cuda.is_available():
@@ -69,7 +69,7 @@ def _like_mapping(data: Any, members: dict[Any, Any]) -> Any:
     try:
         duplicate = copy.copy(data)
         duplicate.update(members)
-    except (TypeError, AttributeError):  # it cannot be changed: its members matter more than its type
+    except (TypeError, AttributeError):  # the container cannot be modified; its members matter more than its type
         return members
     return duplicate
 

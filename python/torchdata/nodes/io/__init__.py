@@ -1,4 +1,4 @@
-"""Nodes over files: listing them, and reading them whole. They need fsspec."""
+"""Nodes for files, which list and read them. They need fsspec."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FileLister: yields the files of a folder, local or in a store."""
+"""FileLister: yields the files in a folder, local or in a store."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ __all__ = ["FileLister"]
 
 
 class FileLister(BaseNode[dict[str, Any]]):
-    """Yields the files below a folder that match patterns, sorted by name.
+    """Yields the files in a folder that match patterns, sorted by name.
 
-    An item is a dict: `"data"` is the path, or the URL of a file in a store, and `"metadata"` names the protocol. The
-    folder is listed at the beginning of each epoch, and when a state is loaded. Files must be the same then.
+    An item is a dict: `"data"` is the path, or the URL of a file in a store, and `"metadata"` contains the protocol.
+    The folder is listed at the beginning of each epoch, and when a state is loaded, at which time it must contain the
+    same files.
 
     Args:
-        uri_base: the folder: a local path, or a URL that fsspec knows.
-        patterns: shell patterns below the folder, such as `"*.txt"` or `"**/*.json"`; none: `"*"`.
+        uri_base: the folder: a local path, or a URL that fsspec supports.
+        patterns: shell patterns relative to the folder, such as `"*.txt"` or `"**/*.json"`; `"*"` by default.
         fs_options: options of fsspec's file system.
 
     Raises:
@@ -59,7 +60,7 @@ class FileLister(BaseNode[dict[str, Any]]):
 
         Raises:
             FileNotFoundError: the folder does not exist.
-            ValueError: a field of the state is missing or out of range, or there are other files now.
+            ValueError: a field of the state is missing or out of range, or the files have changed.
         """
         self._files, self._index = self._listed(), 0
         if initial_state is not None:

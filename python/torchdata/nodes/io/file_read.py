@@ -1,4 +1,4 @@
-"""FileReader: yields the content of files."""
+"""FileReader: yields the contents of files."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ from torchdata.nodes.map import ParallelMapper
 
 __all__ = ["FileReader"]
 
-#: fsspec's names of the compressions, by the names that `transport_params` may have.
+#: fsspec's name for each compression in `transport_params`.
 _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd", "disable": None}
 
 
 class FileReader(ParallelMapper[dict[str, Any]]):
-    """Reads each file whole: it is a `ParallelMapper`, by default without workers.
+    """Reads whole files. It is a `ParallelMapper`, by default without workers.
 
-    An item of the source is a dict with the path or URL in `"data"`, as `FileLister` yields it; its `"metadata"` goes
-    along. An item of the reader has the content in `"data"`, and `"file_path"` among its metadata.
+    An item of the source is a dict with the path or URL in `"data"`, as `FileLister` yields it. The result has the
+    contents in `"data"`, and the item's `"metadata"` with an additional `"file_path"`.
 
     Args:
         source_node: the node to read.
         mode: `"r"` for text, `"rb"` for bytes.
-        encoding: that of text.
-        transport_params: options of fsspec's file system. `"compression"` is how the file is compressed (`".gz"`,
-            `".bz2"`, `".xz"`, `".zst"`, or `"disable"`); by default its name says so.
-        max_retries: how often a file is read again, after a warning and a pause, if reading raises an OSError.
+        encoding: the encoding of text.
+        transport_params: options of fsspec's file system. `"compression"` is the compression of the file (`".gz"`,
+            `".bz2"`, `".xz"`, `".zst"`, or `"disable"`); by default, it is determined by the file name.
+        max_retries: the maximum number of times that reading a file is repeated, after a warning and a pause, if it
+            raises an OSError.
         **parallel_mapper_kwargs: arguments of `ParallelMapper`, such as `num_workers` and `method`.
 
     Raises:
         ModuleNotFoundError: fsspec is not installed.
-        TypeError: `source_node` is no node, or `max_retries` no integer.
-        ValueError: `mode` is neither, `max_retries` is negative, or the compression is unknown.
+        TypeError: `source_node` is not a node, or `max_retries` is not an integer.
+        ValueError: `mode` is neither `"r"` nor `"rb"`, `max_retries` is negative, or the compression is unknown.
         OSError: while iterating, a file cannot be read.
 
     Example:
@@ -77,7 +78,7 @@ class _Read:
 
     Args:
         options: arguments of `fsspec.open`.
-        max_retries: how often it is read again.
+        max_retries: the maximum number of retries.
     """
 
     def __init__(self, options: dict[str, Any], max_retries: int) -> None:

@@ -1,1 +1,1 @@
-"""Nodes that read several nodes, and choose from which the next item comes."""
+"""Nodes that read several nodes, and choose which one provides the next item."""

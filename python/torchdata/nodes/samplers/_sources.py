@@ -1,4 +1,4 @@
-"""The common part of nodes over several sources: which of them have ended, and what to do then."""
+"""The common part of nodes over several sources: tracks which sources have ended, and decides how to continue."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _CRITERIA = (
 
 
 class NothingThere(Exception):
-    """A source that was chosen has no item to give; another one is to be chosen."""
+    """Signals that the chosen source has no item, so that another source must be chosen."""
 
 
 class MultiNode(BaseNode[T]):
-    """The base of nodes over several sources. Subclasses choose a source, and read it by `_item_of`.
+    """The base class of nodes over several sources. Subclasses choose a source, and read it by `_item_of`.
 
     Args:
         source_nodes: the nodes to read, by name.
-        stop_criteria: when the epoch ends; a name of `StopCriteria`.
-        tag_output: whether items tell the source they are of.
+        stop_criteria: when the epoch ends; a value of `StopCriteria`.
+        tag_output: whether items contain the name of their source.
     """
 
     DATASET_NODE_STATES_KEY = "dataset_node_states"
@@ -57,9 +57,9 @@ class MultiNode(BaseNode[T]):
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """See `BaseNode.reset`."""
         states: Mapping[str, Any] = {}
-        #: Names of the sources that end without an item.
+        #: Names of the sources that have ended without an item.
         self._barren: set[str] = set()
-        #: Which sources have ended at least once.
+        #: Whether each source has ended at least once.
         self._datasets_exhausted = dict.fromkeys(self.dataset_names, False)
         if initial_state is not None:
             fields = Fields(type(self).__name__, initial_state)
@@ -90,11 +90,11 @@ class MultiNode(BaseNode[T]):
             self._is_over = ended == everyone
 
     def _item_of(self, name: str) -> Any:
-        """The next item of a source. One that has ended begins anew if the criterion says so.
+        """Returns the next item of a source. A source that has ended starts over if the criterion requires it.
 
         Raises:
             StopIteration: the epoch is over.
-            NothingThere: the source has no item to give.
+            NothingThere: the source has no item.
         """
         if self._datasets_exhausted[name] and self.stop_criteria == StopCriteria.ALL_DATASETS_EXHAUSTED:
             raise NothingThere
@@ -140,10 +140,10 @@ class MultiNode(BaseNode[T]):
         return {**state, self.DATASETS_BARREN_KEY: sorted(self._barren)} if self._barren else state
 
     def __len__(self) -> int:
-        """How many items an epoch has.
+        """Returns the number of items per epoch.
 
         Raises:
-            TypeError: a source has no length, or the criterion leaves it open.
+            TypeError: a source has no length, or the criterion does not determine the length.
         """
         lengths = [len(self.source_nodes[name]) for name in self.dataset_names]  # type: ignore[arg-type]
         if self.stop_criteria == StopCriteria.ALL_DATASETS_EXHAUSTED:
@@ -151,5 +151,5 @@ class MultiNode(BaseNode[T]):
         return self._length_of_turns(lengths)
 
     def _length_of_turns(self, lengths: list[int]) -> int:
-        """How many items an epoch has if sources begin anew, or one of them ends it."""
+        """Returns the number of items per epoch if sources start over, or if one of them ends the epoch."""
         raise TypeError(f"{type(self).__name__} has no length with {self.stop_criteria}")

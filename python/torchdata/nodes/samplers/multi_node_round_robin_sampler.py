@@ -1,4 +1,4 @@
-"""MultiNodeRoundRobinSampler: takes items of several nodes in turn."""
+"""MultiNodeRoundRobinSampler: takes items from several nodes in turn."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ __all__ = ["MultiNodeRoundRobinSampler"]
 
 
 class MultiNodeRoundRobinSampler(MultiNode[T]):
-    """Yields an item of each source in turn.
+    """Yields one item of each source in turn.
 
     Args:
         source_nodes: the nodes to read, by name.
-        stop_criteria: when the epoch ends; a name of `StopCriteria`.
-        tag_output: whether items tell the source they are of: a dict gets the key `"dataset_key"`, anything else
-            becomes a dict with that key and `"data"`.
+        stop_criteria: when the epoch ends; a value of `StopCriteria`.
+        tag_output: whether items contain the name of their source: a dict gets the key `"dataset_key"`, and any other
+            item becomes a dict with this key and `"data"`.
 
     Raises:
-        TypeError: a source is no node.
-        ValueError: there are no sources, or `stop_criteria` is unknown; while reading, an item has the key already.
+        TypeError: a source is not a node.
+        ValueError: there are no sources, or `stop_criteria` is unknown; while reading, an item already has the key.
 
     Example:
         >>> from torchdata.nodes import IterableWrapper, MultiNodeRoundRobinSampler, StopCriteria
@@ -75,7 +75,8 @@ class MultiNodeRoundRobinSampler(MultiNode[T]):
     def _length_of_turns(self, lengths: list[int]) -> int:
         if self.stop_criteria == StopCriteria.CYCLE_FOREVER and any(lengths):
             return super()._length_of_turns(lengths)
-        # The source whose end ends the epoch is found empty in this round; those without items sit out all rounds.
+        # The source that ends the epoch is found to be empty in this round. Sources without items are skipped in all
+        # rounds.
         ends = [(length, place) for place, length in enumerate(lengths)]
         rounds, last = min(ends) if self.stop_criteria == StopCriteria.FIRST_DATASET_EXHAUSTED else max(ends)
         return sum(rounds + (place < last) for place, length in enumerate(lengths) if length)

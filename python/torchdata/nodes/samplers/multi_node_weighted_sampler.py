@@ -1,4 +1,4 @@
-"""MultiNodeWeightedSampler: takes items of several nodes at random, by weights."""
+"""MultiNodeWeightedSampler: takes items from several nodes at random, by weights."""
 
 from __future__ import annotations
 
@@ -16,38 +16,39 @@ from torchdata.nodes.samplers.utils import _get_rank_seed, get_rank_and_world_si
 
 __all__ = ["MultiNodeWeightedSampler"]
 
-#: How many choices are drawn together. Part of what makes the order that of torchdata 0.11.
+#: How many choices are drawn together. This number is part of the order of torchdata 0.11.
 _DRAWN = 1000
 
-#: More epochs than anyone trains. The seed of an epoch takes a draw for each one before it.
+#: An upper limit for the epoch. The seed of an epoch requires a draw for each earlier epoch.
 _MOST_EPOCHS = 10_000_000
 
 
 class MultiNodeWeightedSampler(MultiNode[T]):
-    """Yields items of its sources, chosen at random by `torch.multinomial`. The orders are those of torchdata 0.11.
+    """Yields items of its sources, chosen at random by `torch.multinomial`, in the same order as torchdata 0.11.
 
-    The choices follow from seed, rank, number of ranks and epoch. The node has a length if every item comes once and
-    all sources have lengths.
+    The choices depend on the seed, the rank, the number of ranks and the epoch. The node has a length if every item is
+    yielded once and all sources have a length.
 
-    Subclasses may check more in `_validate`, which `__init__` calls last. They may choose in another way by returning
-    another iterator over names from `_get_new_weighted_sampler`, which `reset` calls. The `state_dict()` of that
+    Subclasses may extend the checks in `_validate`, which `__init__` calls last. For another kind of choice, they may
+    return another iterator over names from `_get_new_weighted_sampler`, which `reset` calls. The `state_dict()` of that
     iterator is part of the node's state.
 
     Args:
         source_nodes: the nodes to read, by name.
-        weights: how likely each is to be chosen, by the same names; they need not add up to 1.
-        stop_criteria: when the epoch ends; a name of `StopCriteria`.
-        rank: number of this rank; None for that of `torch.distributed`, or else of the variable RANK.
-        world_size: number of ranks; None for that of `torch.distributed`, or else of the variable WORLD_SIZE.
-        seed: what the choices follow from.
-        tag_output: whether items tell the source they are of: a dict gets the key `"dataset_key"`, anything else
-            becomes a dict with that key and `"data"`.
+        weights: the weight of each source by name; they need not add up to 1.
+        stop_criteria: when the epoch ends; a value of `StopCriteria`.
+        rank: the number of this rank; None (the default) for that of `torch.distributed`, or else the variable RANK.
+        world_size: the number of ranks; None (the default) for that of `torch.distributed`, or else the variable
+            WORLD_SIZE.
+        seed: the seed of the choices.
+        tag_output: whether items contain the name of their source: a dict gets the key `"dataset_key"`, and any other
+            item becomes a dict with this key and `"data"`.
 
     Raises:
-        TypeError: a source is no node, or a number is no integer.
-        ValueError: there are no sources, `weights` has other names or holds something other than positive finite
-            numbers, `stop_criteria` is unknown, or the rank is out of range; while reading, an item has the key
-            already.
+        TypeError: a source is not a node, or a number is not an integer.
+        ValueError: there are no sources, `weights` has other names or contains values other than positive finite
+            numbers, `stop_criteria` is unknown, or the rank is out of range; while reading, an item already has the
+            key.
 
     Example:
         >>> from torchdata.nodes import IterableWrapper, MultiNodeWeightedSampler
@@ -71,9 +72,9 @@ class MultiNodeWeightedSampler(MultiNode[T]):
     }
 
     _num_yielded = 0
-    #: Whether an item of this epoch was asked for.
+    #: Whether an item of this epoch was requested.
     _started = False
-    #: The name of a source that has raised an error, and is read by the next call.
+    #: The name of a source that has raised an error, and is read again by the next call.
     _chosen: str | None = None
 
     def __init__(
@@ -100,7 +101,7 @@ class MultiNodeWeightedSampler(MultiNode[T]):
         """Checks the arguments.
 
         Raises:
-            ValueError: `weights` has other names than `source_nodes`, or holds something other than positive finite
+            ValueError: `weights` has other names than `source_nodes`, or contains values other than positive finite
                 numbers.
         """
         _check_weights(self.weights, self.dataset_names)
@@ -124,10 +125,10 @@ class MultiNodeWeightedSampler(MultiNode[T]):
         super().reset(initial_state)
 
     def _get_new_weighted_sampler(self, initial_state: dict[str, Any] | None = None) -> Any:
-        """The choices of an epoch: an iterator over names of sources, with a `state_dict`.
+        """Returns the choices of an epoch: an iterator over names of sources, with a `state_dict`.
 
         Args:
-            initial_state: the state that the node is reset to; None for the beginning of an epoch.
+            initial_state: the state to which the node is reset; None for the beginning of an epoch.
         """
         state: Any = None
         if initial_state is not None:
@@ -163,7 +164,7 @@ class MultiNodeWeightedSampler(MultiNode[T]):
         raise StopIteration
 
     def _check_for_stop_iteration(self) -> None:
-        """Raises StopIteration if the sources that have ended end the epoch; for a subclass with its own `next`."""
+        """Raises StopIteration if the ended sources end the epoch. For a subclass with its own `next`."""
         self._look_whether_over()
         if self._is_over:
             raise StopIteration
@@ -181,16 +182,16 @@ class MultiNodeWeightedSampler(MultiNode[T]):
 
 
 class _WeightedSampler:
-    """The random choices of an epoch: an iterator without end over names.
+    """The random choices of an epoch: an endless iterator over names.
 
     Args:
-        weights: how likely each name is.
-        seed: what the choices follow from, along with the three numbers after it.
-        rank: number of this rank.
-        world_size: number of ranks.
-        epoch: number of the epoch.
+        weights: the weight of each name.
+        seed: the seed of the choices, together with the next three numbers.
+        rank: the number of this rank.
+        world_size: the number of ranks.
+        epoch: the number of the epoch.
         random_tensor_batch_size: how many choices are drawn together.
-        initial_state: where to begin: what `state_dict` returned.
+        initial_state: a result of `state_dict` to resume from; None for the beginning.
 
     Raises:
         ValueError: a field of `initial_state` is missing or out of range.
@@ -222,12 +223,12 @@ class _WeightedSampler:
             except (TypeError, RuntimeError) as error:
                 raise fields.wrong("g_state", "must be the state of a torch.Generator") from error
         self._draw()
-        #: How many of the choices that were drawn were taken.
+        #: How many of the drawn choices were used.
         self._offset = offset
 
     def _draw(self) -> None:
         """Draws further choices."""
-        #: The generator's state before them.
+        #: The generator's state before these choices.
         self._before = self._generator.get_state()
         drawn = torch.multinomial(
             self.weights, self.random_tensor_batch_size, replacement=True, generator=self._generator
@@ -246,7 +247,7 @@ class _WeightedSampler:
         return name
 
     def state_dict(self) -> dict[str, Any]:
-        """The place: a state of the generator, and how many choices were taken that were drawn from there."""
+        """Returns the position: a state of the generator, and how many of the choices drawn from it were used."""
         return {"g_state": self._before, "offset": self._offset}
 
 

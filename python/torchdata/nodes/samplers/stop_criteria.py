@@ -1,4 +1,4 @@
-"""StopCriteria: when a node that reads several others ends."""
+"""StopCriteria: determines when a node over several sources ends."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["StopCriteria"]
 
 
 class StopCriteria:
-    """Names of the ways in which a node over several sources ends its epoch.
+    """The criteria by which a node over several sources ends its epoch.
 
     Example:
         >>> from torchdata.nodes import StopCriteria
@@ -14,11 +14,11 @@ class StopCriteria:
         'FIRST_DATASET_EXHAUSTED'
     """
 
-    #: When each source has ended at least once. One that ends before begins anew.
+    #: The epoch ends when each source has ended at least once. A source that ends earlier starts over.
     CYCLE_UNTIL_ALL_DATASETS_EXHAUSTED = "CYCLE_UNTIL_ALL_DATASETS_EXHAUSTED"
-    #: When each source has ended. None begins anew: every item comes once.
+    #: The epoch ends when each source has ended. No source starts over, so every item is yielded once.
     ALL_DATASETS_EXHAUSTED = "ALL_DATASETS_EXHAUSTED"
-    #: When one source has ended.
+    #: The epoch ends when one source has ended.
     FIRST_DATASET_EXHAUSTED = "FIRST_DATASET_EXHAUSTED"
-    #: Never. Sources that end begin anew.
+    #: The epoch never ends. Sources that end start over.
     CYCLE_FOREVER = "CYCLE_FOREVER"

@@ -1,4 +1,4 @@
-"""Which rank this process is, and the seeds of ranks."""
+"""Determines the rank of this process, and the seeds of ranks."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["get_rank_and_world_size"]
 
 
 def get_rank_and_world_size() -> tuple[int, int]:
-    """The rank of this process and the number of ranks.
+    """Returns the rank of this process and the number of ranks.
 
-    They are those of `torch.distributed` where it is initialised, else of the variables RANK and WORLD_SIZE, else 0
-    and 1.
+    They come from `torch.distributed` if it is initialized, otherwise from the variables RANK and WORLD_SIZE, and are
+    otherwise 0 and 1.
 
     Raises:
-        ValueError: the rank is not from 0 to one less than the number of ranks.
+        ValueError: the rank is negative, or not less than the number of ranks.
     """
     if dist.is_available() and dist.is_initialized():
         rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -35,11 +35,11 @@ def get_rank_and_world_size() -> tuple[int, int]:
 
 
 def _get_rank_seed(seed: int, generator_rank: torch.Generator, rank: int, world_size: int, epoch: int) -> int:
-    """The seed of an epoch on a rank: that of torchdata 0.11, so that orders are those that it gave.
+    """Returns the seed of an epoch on a rank. It equals that of torchdata 0.11, so that the orders are the same.
 
     Args:
         seed: the user's seed.
-        generator_rank: what it is drawn from; it is seeded here.
+        generator_rank: the generator to draw from, which is seeded here.
         rank: number of the rank.
         world_size: number of ranks.
         epoch: number of the epoch, from 0.

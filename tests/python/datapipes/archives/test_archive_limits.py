@@ -1,4 +1,4 @@
-"""The limits of an archive's demands: headers, extended records, overlapping members, and names in odd folders."""
+"""Limits for archives: headers, extended records, overlapping members, and names in unusual folders."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ END = bytes(1024)
 
 
 class Ahead(io.RawIOBase):
-    """A stream that only reads ahead, and counts what was read of it."""
+    """A forward-only stream that counts the bytes read."""
 
     def __init__(self, data):
         self._data, self.count = io.BytesIO(data), 0

@@ -79,11 +79,11 @@ EVERY_KIND = [(kind, mode) for kind in FLAGS for mode in ("r:*", "r|*")] + [("zi
 def test_every_regular_file_comes_out_under_the_path_of_its_archive(folder, kind, mode):
     found = [read(item) for item in loader(folder, kind, mode)]
     expected = {**members(folder, kind, 0), **members(folder, kind, 1)}
-    if kind == "zip":  # which stores links as copies of what they lead to
+    if kind == "zip":  # zip stores links as copies of their targets
         found = [(path, content) for path, content in found if "link" not in path]
-        # Old versions of zip do not mark names as UTF-8, and then they are not.
+        # Old versions of zip do not mark UTF-8 names, so these are decoded differently.
         found = [(path.replace("\u251c\u2310", "\u00e9"), content) for path, content in found]
-    # tar stores the first of the two names of one file that it meets; the other is a link.
+    # tar stores the first name of a hard-linked file; the second one becomes a link.
     found = [(path.replace("zz-hard-link", "a.txt"), content) for path, content in found]
     assert len(found) == len(expected)
     assert dict(found) == expected
@@ -202,7 +202,7 @@ def test_a_truncated_archive_is_an_error_that_names_path_and_pipe(folder, tmp_pa
         except error as failure:
             assert f"cut.{kind}" in str(failure)  # noqa: PT017
         else:
-            # Cut between two members, a plain tar looks like one that was never finished, which is allowed.
+            # A plain tar that is cut between two members looks like an unfinished one, which is allowed.
             assert kind == "tar"
             assert cut % 512 == 0
             assert len(items) < whole
@@ -300,7 +300,7 @@ def test_restoring_late_in_an_archive_reads_no_member_before(tmp_path):
     other = build(Counting)
     load_state(other, state)
     assert len(list(other)) == 10
-    assert Counting.reads == 0  # the archive that is held was opened by its recipe
+    assert Counting.reads == 0  # the held archive was opened by its recipe
 
 
 def test_reading_an_archive_keeps_no_headers(tmp_path):

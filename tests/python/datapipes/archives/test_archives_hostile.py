@@ -1,4 +1,4 @@
-"""Archives and files that are hostile, damaged or huge: a clear error or constant memory, and no file stays open."""
+"""Hostile, damaged or huge archives and files cause a clear error or use constant memory, and no file stays open."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KINDS = ["tar", "tar.gz", "zip"]
 
 
 def write(path, members, kind, links=()):
-    """An archive of `members`, and of symbolic links, with the names as they are given."""
+    """Returns an archive of `members` and symbolic links, with unmodified names."""
     if kind == "zip":
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, content in members.items():
@@ -197,7 +197,7 @@ def test_a_wrong_checksum_is_an_error_that_names_member_archive_and_pipe(tmp_pat
 
 
 def header(name, **fields):
-    """A tar header with a right checksum, whatever its fields are (numbers go in as binary)."""
+    """Returns a tar header with a correct checksum for any fields (numbers are stored in binary)."""
     block = bytearray(tarfile.TarInfo(name).tobuf(tarfile.GNU_FORMAT))
     places = {"size": (124, 12), "type": (156, 1), "real": (483, 12), "holes": (386, 96)}
     for field, value in fields.items():
@@ -347,7 +347,7 @@ def test_broken_encodings_are_what_errors_says_or_an_error_that_names_the_path(t
 
 @pytest.fixture
 def small_bombs(monkeypatch):
-    """Makes a bomb of what is larger than 1 MiB and out of proportion."""
+    """Makes files larger than 1 MiB count as bombs if their ratio is too large."""
     for module in (archive, tar):
         monkeypatch.setattr(module, "SMALLEST_BOMB", 1 << 20)
     monkeypatch.setattr(tar, "PIECE", 1 << 18)
@@ -430,7 +430,7 @@ print(total, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 def growth(path, load, chunk, small):
-    """Bytes read, and KiB by which the peak of a process's memory grew from reading a small archive to a large one."""
+    """Returns the bytes read, and by how many KiB a process's peak memory grew from a small archive to a large one."""
     command = [sys.executable, "-c", GROWTH, str(path), load, str(chunk), str(small)]
     output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=250).stdout
     return tuple(map(int, output.split()))
@@ -476,7 +476,7 @@ def test_a_sparse_archive_is_read_in_constant_memory(tmp_path, write_sparse, loa
     assert large.stat().st_size > size
     assert large.stat().st_blocks * 512 < 1 << 20
     if load == "load_from_zip" and chunk:
-        # The checksum of zeros is not that of nothing; put the true one into the directory.
+        # The directory needs the checksum of the zeros, not that of an empty member.
         for path, length in ((small, 4 << 20), (large, size)):
             mend_checksum(path, length)
     total, grown = growth(large, load, chunk, small)

@@ -266,7 +266,7 @@ def decompressed(data, file_type):
     [(_, stream)] = Decompressor([("a", io.BytesIO(data))], file_type)
     with stream:
         whole = stream.read()
-        for place in (len(whole) // 2, 0, len(whole)):  # forwards, back, to the end
+        for place in (len(whole) // 2, 0, len(whole)):  # forward, backward, and to the end
             assert stream.seek(place) == place
             assert stream.read() == whole[place:]
     return whole
@@ -330,7 +330,7 @@ def test_a_stream_that_cannot_seek_is_read_ahead(folder):
 
 
 class Ahead(io.FileIO):
-    """A file that only reads ahead, as a stream from a network does."""
+    """A forward-only file, like a stream from a network."""
 
     def seekable(self):
         return False
@@ -446,7 +446,7 @@ def test_pairs_and_only_pairs_are_taken():
 
 @pytest.fixture
 def small_bombs(monkeypatch):
-    """Makes a bomb of what is larger than 1 MiB and out of proportion."""
+    """Makes files larger than 1 MiB count as bombs if their ratio is too large."""
     monkeypatch.setattr(archive, "SMALLEST_BOMB", 1 << 20)
 
 

@@ -1,4 +1,4 @@
-"""Reading forwards by offset: against a file in memory, and archives that are read through it against `tarfile`."""
+"""Reading forward by offset, compared with an in-memory file, and for archives compared with `tarfile`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_what_was_passed_long_ago_is_gone_without_rewinding() -> None:
 
 
 class OneWay(io.RawIOBase):
-    """A stream that cannot seek, and gives as much as it likes."""
+    """A stream that cannot seek, and returns arbitrary amounts."""
 
     def __init__(self, data: bytes, piece: int) -> None:
         self.stream, self.piece = io.BytesIO(data), piece

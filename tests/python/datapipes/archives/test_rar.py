@@ -1,4 +1,4 @@
-"""RarArchiveLoader, on archives made by rar itself and on hostile ones that only a test would make."""
+"""RarArchiveLoader, with archives created by rar itself and with constructed hostile archives."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TREE = {
 
 a_program = any(map(shutil.which, ("unrar", "unar", "7z", "7zz", "bsdtar")))
 
-#: Stands in for unrar where there is none: it knows what the compressed members of the archives below hold.
+#: Replaces unrar if it is not installed. It knows the compressed members of the archives below.
 STAND_IN = f"""#!{sys.executable} -IS
 import sys
 if sys.argv[1] == "p":
@@ -192,7 +192,7 @@ def test_a_truncated_archive_is_an_error_that_names_pipe_and_path(tmp_path, name
             assert "cut.rar" in str(error)  # noqa: PT017
             assert "RarArchiveLoader" in str(error)  # noqa: PT017
         else:
-            # Version 3 is not obliged to mark its end, so a cut between two members is not seen.
+            # Version 3 need not have an end mark, so a cut between two members is not detected.
             assert name.startswith("rar3")
             assert all(content in TREE.values() for _, content in found)
     assert open_files() == before
@@ -262,7 +262,7 @@ def test_len_is_what_the_user_declared():
 
 @pytest.fixture
 def no_program(monkeypatch):
-    """Makes `rarfile` find no program, as on a machine that has none."""
+    """Makes `rarfile` find no program, as on a machine without one."""
     monkeypatch.setattr(rarfile, "CURRENT_SETUP", None)
     for tool in ("UNRAR", "UNAR", "BSDTAR", "SEVENZIP", "SEVENZIP2"):
         monkeypatch.setattr(rarfile, f"{tool}_TOOL", "no-such-program")
@@ -297,7 +297,7 @@ def test_without_a_program_only_reading_a_compressed_member_is_an_error(no_progr
     ]
 )
 def program(request, monkeypatch, tmp_path, tmp_path_factory):
-    """Makes `rarfile` look for a program anew, and put its temporary copies where the test sees them."""
+    """Makes `rarfile` search for a program again, and put its temporary copies where the test sees them."""
     if request.param == "stand-in":
         script = tmp_path_factory.mktemp("bin") / "unrar"
         script.write_text(STAND_IN)

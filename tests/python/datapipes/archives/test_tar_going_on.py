@@ -1,4 +1,4 @@
-"""Tar archives that are resumed in their middle: what they yield, and how much of them is read once more."""
+"""Tar archives that are resumed in the middle: which members they yield, and how much is read again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchdata.datapipes.iter.archives.archive import ArchiveLoader
 from torchdata.datapipes.state import load_state, save_state
 from torchdata.datapipes.utils import StreamWrapper
 
-#: Bytes of each member of a shard, of which a buffer that reads ahead holds few.
+#: Size of each member of a shard, of which a read-ahead buffer holds only a few.
 SIZE = 100_000
 MEMBERS = 40
 
@@ -39,7 +39,7 @@ def shard_of(number: int = 0) -> bytes:
 
 
 class Recording(io.RawIOBase):
-    """A file that says from where on it was read, and may be able to seek."""
+    """A file that records from which offset it was read, and may be seekable."""
 
     #: The lowest offset that was read.
     least: ClassVar[int] = 1 << 60
@@ -81,7 +81,7 @@ class Recipe:
 
 
 def opened(path: str, kind: str, start: int) -> tuple[str, Any]:
-    """A pair of path and stream, which stands at `start`."""
+    """Returns a pair of path and stream, positioned at `start`."""
     if kind == "memory":
         stream: Any = io.BytesIO(Path(path).read_bytes())
     elif kind == "file":
@@ -94,7 +94,7 @@ def opened(path: str, kind: str, start: int) -> tuple[str, Any]:
 
 
 class Pairs(IterDataPipe[Any]):
-    """One archive, opened anew in each epoch."""
+    """One archive, reopened in each epoch."""
 
     def __init__(self, path: str, kind: str, start: int) -> None:
         self.arguments = path, kind, start
@@ -127,7 +127,7 @@ def test_any_archive_is_gone_on_with_any_number_of_times(
     start: int,
     cuts: list[int],
 ) -> None:
-    if style == tarfile.USTAR_FORMAT:  # which has no place for longer ones
+    if style == tarfile.USTAR_FORMAT:  # longer names are not supported
         members = [(name[:60], size) for name, size in members]
     contents = [(f"m/{name.strip('/')}x", bytes([number]) * size) for number, (name, size) in enumerate(members)]
     options = {"pax_headers": {"comment": "of all members"}} if everywhere and style == tarfile.PAX_FORMAT else {}
@@ -198,7 +198,7 @@ def test_a_state_of_an_earlier_release_is_read_from_the_start(
 
 
 class ReadOnly:
-    """A file object that has nothing but `read`, or that refuses to seek as streams of fsspec do."""
+    """A file object with only `read`, or one that refuses to seek like streams of fsspec."""
 
     def __init__(self, path: str, refuses: bool) -> None:
         self.file = open(path, "rb")  # noqa: SIM115  # closed below
@@ -256,7 +256,7 @@ def by_fsspec(url: str) -> Any:
 
 
 def gone_on(build: Any, url: str, count: int) -> tuple[list[Any], Any]:
-    """The first members, and another pipe that is to continue after them."""
+    """Returns the first members, and another pipe that resumes after them."""
     items = iter(pipe := build(url))
     head = [read(next(items)) for _ in range(count)]
     state = pickle.loads(pickle.dumps(save_state(pipe)))
@@ -292,7 +292,7 @@ def test_a_shard_on_a_server_is_gone_on_with_by_a_ranged_read(web: Any, build: A
     ],
 )
 def test_a_server_of_any_habit_is_gone_on_with(web: Any, habit: dict[str, Any]) -> None:
-    """Without ranges, or if nothing tells whether the shard is the same, it sends what is dropped."""
+    """Without ranges, or if nothing shows whether the shard is the same, it sends bytes that are dropped."""
     url = web.url("a.tar", shard_of(), **habit)
     head, pipe = gone_on(http, url, 35)
     rest = [read(item) for item in pipe]

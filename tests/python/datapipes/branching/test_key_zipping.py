@@ -1,4 +1,4 @@
-"""Joining by key: what the table of pipes does not state."""
+"""Joining by key: properties that the table of pipes does not cover."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def paths(tmp_path: Path) -> list[str]:
 
 
 def joined_files(paths: list[str]) -> Any:
-    """Each path with its file; the files are opened in another order."""
+    """Returns each path with its file. The files are opened in another order."""
     reference = FileOpener(IterableWrapper([paths[i] for i in (2, 0, 4, 1, 3)]), mode="rb")
     return IterableWrapper(paths).zip_with_iter(reference, itself, itemgetter(0), merge_fn=lambda _, pair: pair)
 

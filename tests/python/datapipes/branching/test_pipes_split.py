@@ -1,4 +1,4 @@
-"""Pipes that are split: children, the generations in which they are read, and what waits for them."""
+"""Split pipes: children, the generations in which they are read, and the items that wait for them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_reading_one_child_again_invalidates_its_siblings() -> None:
         for stale in (first, second):
             with pytest.raises(RuntimeError, match="invalidated"):
                 next(stale)
-        joined = iter(right)  # joins the new generation: `again` stays valid
+        joined = iter(right)  # joins the new generation, so `again` stays valid
         assert len(list(again)) == len(list(joined)) > 0
 
 
@@ -168,7 +168,7 @@ def test_no_file_stays_open_for_children_that_are_abandoned(split: str, tmp_path
         return children[1].concat(children[0])
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Some child DataPipes are not exhausted")  # that is what is tested
+        warnings.filterwarnings("ignore", "Some child DataPipes are not exhausted")  # this warning is expected
         assert sorted(int(content) for _, content in check_restore(build)) == list(range(7))
 
 
@@ -199,7 +199,7 @@ READERS = {
 @pytest.mark.parametrize("split", READERS)
 def test_a_child_that_was_still_to_be_read_joins_its_restored_sibling(split: str) -> None:
     def build() -> Any:
-        # Shuffled, so that reading the source once more would give other items.
+        # Shuffled, so that reading the source again would yield other items.
         source = IterableWrapper(range(12)).shuffle().set_seed(3)
         left, right = READERS[split](source if split != "random_split" else IterableWrapper(range(12)))
         return left.concat(right)
@@ -211,4 +211,4 @@ def test_a_child_that_was_still_to_be_read_joins_its_restored_sibling(split: str
         head = [next(iterator) for _ in range(position)]
         restored = build()
         load_state(restored, pickle.loads(cloudpickle.dumps(save_state(pipe))))
-        assert head + list(restored) == whole  # warnings are errors: nothing is read for the second time
+        assert head + list(restored) == whole  # warnings are errors, so nothing is read twice

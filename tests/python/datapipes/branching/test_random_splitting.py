@@ -1,4 +1,4 @@
-"""Splitting at random: the split itself, its seeds, and one child at a time."""
+"""Random splits: the split itself, its seeds, and reading one child at a time."""
 
 from __future__ import annotations
 

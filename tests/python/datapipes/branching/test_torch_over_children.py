@@ -28,7 +28,7 @@ pytestmark = [
 
 @dataclass
 class Seeded:
-    """A pipeline that is given a seed in each epoch."""
+    """A pipeline that is seeded in each epoch."""
 
     build: Callable[[], Any]
     number: int = 5
@@ -52,7 +52,7 @@ def over_the_second(children: list[Any]) -> Any:
 
 
 def left_in_the_middle(count: int) -> Any:
-    """A fork that is left in each epoch before its second child is read, over a pipe that is replayed."""
+    """Returns a fork that is left in each epoch before its second child is read, over a replayed pipe."""
     first, second = UnstatedPairs(numbers(9).shuffle()).fork(2)
     return torchs.Concater(first.concat(second.shuffle()), numbers(2)).map(small).header(count)
 
@@ -95,7 +95,7 @@ def test_seeds_that_are_set_behind_a_state_hold_in_what_is_begun_anew(
     seeded = numbers(1).concat(build())
     seed(seeded, 1)
     list(islice(iter(seeded), count + 1))
-    iterator = iter(seeded)  # which has not begun the fork that was left
+    iterator = iter(seeded)  # it has not begun the fork that was left
     state = save_state(seeded)
     seed(seeded, 2)
     rest = list(iterator)

@@ -197,7 +197,7 @@ def test_a_section_that_ends_by_itself_leaves_the_rest_missing(tmp_path):
 
 @pytest.fixture
 def small_limits(monkeypatch):
-    """Lets both limits of a section be met by a few items."""
+    """Makes a few items reach both limits of a section."""
     for name in ("_AHEAD", "_LOCKED"):
         monkeypatch.setattr(section, name, 2)
 

@@ -1,4 +1,4 @@
-"""The on-disk cache where others choose the names, plant files next to it, or damage what it keeps."""
+"""The on-disk cache with foreign names, malicious files next to it, or damaged cached files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def nothing_hangs():
 
 
 def unpacking(folder, files, **options):
-    """A cached section that makes one item, `pack`, into `files`, from path to content; and the calls that it took."""
+    """Returns a cached section that turns one item, `pack`, into `files` (path to contents), and its list of calls."""
     calls = []
 
     def unpack(path):
@@ -234,7 +234,7 @@ def test_damaged_members_are_made_anew_like_single_files(tmp_path, how, folder_i
     if how == "hash_dict":
         assert list(pipe) == [*paths]
     else:
-        with pytest.raises(KeyError):  # the user's function is asked, and says so
+        with pytest.raises(KeyError):  # the user's function is called and reports it
             list(pipe)
 
 

@@ -1,4 +1,4 @@
-"""The on-disk cache among processes: who makes a file, who waits how long, and what a killed writer leaves behind."""
+"""The on-disk cache with several processes: which one creates a file, waiting times, leftovers of a killed writer."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def finished(process):
 
 
 class Results:
-    """Files of a folder into which processes write what they found."""
+    """Files in a folder into which processes write their results."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -113,7 +113,7 @@ def test_many_processes_make_each_file_once_and_all_yield_all(folder, results, s
 
 @pytest.fixture
 def no_locks(monkeypatch):
-    """Makes every file system one without locks."""
+    """Simulates a file system without locks."""
 
     def unsupported(*args):
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
@@ -217,7 +217,7 @@ def test_who_waits_for_a_writer_that_is_killed_goes_on_at_once(folder, results, 
     writer = start(hang)
     wait_for(lambda: results.has("writing"))
     waiter = start(wait)
-    wait_for(lambda: results.has("made b"))  # it continues with what nobody makes
+    wait_for(lambda: results.has("made b"))  # it continues with files that no process creates
     assert not results.has("made a")
     writer.kill()
     assert finished(waiter) == 0
@@ -245,7 +245,7 @@ def test_some_of_many_processes_may_be_killed_at_any_time(folder, results, start
 
 
 def hanging_writer(folder, results, start):
-    """A process that has begun to make the file "a" and never ends."""
+    """Starts a process that has begun to create the file "a" and never ends."""
 
     def hang():
         def maker(path):
@@ -356,7 +356,7 @@ def test_a_process_finishes_what_it_has_in_a_buffer_before_it_waits(folder, resu
 
     writer = hanging_writer(folder, results, start)
     waiter = start(run)
-    wait_for(lambda: (folder / "b").exists())  # so the others are in the batch, and "a" is waited for
+    wait_for(lambda: (folder / "b").exists())  # so that the others are in the batch, and "a" is awaited
     wait_for(lambda: is_free(folder / "c"))
     assert names(cached(folder, "c", timeout=0)) == ["c"]
     writer.kill()
@@ -489,7 +489,7 @@ def test_a_lock_of_a_file_that_was_removed_while_it_was_opened_is_not_trusted(fo
     def opened_and_removed(file):
         fd = opened(file)
         monkeypatch.undo()
-        os.unlink(file)  # as its last holder does
+        os.unlink(file)  # like its last holder
         return fd
 
     held.release()

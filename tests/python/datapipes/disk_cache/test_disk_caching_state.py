@@ -122,7 +122,7 @@ def test_a_cold_cache_is_restored_at_every_position(tmp_path, between, there):
         running = pickle.dumps(save_state(pipe))
         del paths
         abandoned = pickle.dumps(save_state(pipe))
-        for state in (running, abandoned):  # the second time all files are there already
+        for state in (running, abandoned):  # the second time, all files already exist
             restored = build(folder)
             load_state(restored, pickle.loads(state))
             tail = names(restored)

@@ -1,4 +1,4 @@
-"""BatchAsyncMapper: concurrency, its event loop, errors, interruption, and callers that are in a loop themselves."""
+"""BatchAsyncMapper: concurrency, its event loop, errors, interruption, and callers inside a running loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torchdata.datapipes.state import load_state, save_state
 
 
 class Watch:
-    """A coroutine function that knows which loops and threads it ran in, and how many calls ran at once."""
+    """A coroutine function that records its loops and threads, and the number of concurrent calls."""
 
     def __init__(self) -> None:
         self.loops: list[asyncio.AbstractEventLoop] = []

@@ -1,4 +1,4 @@
-"""Pipes over columns, rows, lines and names: what they warn of, what they refuse, and items of unusual kinds."""
+"""Pipes over columns, rows, lines and names: warnings, refused arguments, and unusual kinds of items."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_the_names_of_a_huge_range_are_made_one_by_one() -> None:
 
 
 class Counting(IterDataPipe[Any]):
-    """Keeps count of how often it was begun."""
+    """Counts how often it was begun."""
 
     def __init__(self) -> None:
         self.begun = 0

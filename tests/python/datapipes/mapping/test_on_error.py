@@ -21,7 +21,7 @@ def numbers(*texts):
     return IterableWrapper(list(texts))
 
 
-#: Seeds that once showed a mistake, and some more.
+#: Seeds that once revealed a bug, and some more.
 SEEDS = [203, 229, 1020, 1239, *range(1, 6)]
 
 
@@ -137,7 +137,7 @@ def test_a_resumed_run_counts_on_up_to_the_limit():
 
 
 class Own(IterDataPipe):
-    """A pipe of a user that is written as a generator."""
+    """A user's pipe written as a generator."""
 
     def __init__(self, source):
         self.source = source
@@ -204,7 +204,7 @@ def strict_int(text):
 @pytest.mark.filterwarnings("default:on_error has skipped:RuntimeWarning")
 @pytest.mark.parametrize(("method", "dispatches"), [("fork", False), ("fork", True), ("spawn", True)])
 def test_the_end_of_an_epoch_of_workers_is_told_once_by_the_loader(method, dispatches, capfd):
-    """For what the workers and the dispatching process have skipped, and anew in each epoch."""
+    """It covers the workers and the dispatching process, separately for each epoch."""
     pipe = IterableWrapper(["1", "1", "x", "x"] * 10)
     if dispatches:
         pipe = pipe.map(strict_int).on_error("skip").sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)

@@ -1,16 +1,18 @@
-"""Programs that go where nobody has thought of a test: each draws plans from seeds, carries them out, and judges.
+"""Programs that search for failures without a specific test: each draws plans from seeds, runs them, and checks the
+results.
 
     python -m drivers lives --seconds 600 --seed 1     # in tests/python/support; runs seeds 1, 2, 3, …
     python -m drivers lives --seed 17 --runs 1         # one of them again
-    python -m drivers all --seconds 3600               # each of them in turn, for as long
+    python -m drivers all --seconds 3600               # each of them in turn, for this time each
 
-`frame` has what they share: the loop over seeds, a process of its own for each plan, under a watchdog, what is left
+`frame` contains their shared code: the loop over seeds, a separate process for each plan, a watchdog, the check for
+leftovers, and the report of a failure. Each driver is the `DRIVER` of a module.
 after, and the report of a failure. Each driver is the `DRIVER` of a module.
 """
 
 from __future__ import annotations
 
-#: Where each driver is: the module, and its name there if that is not `DRIVER`.
+#: The module of each driver, with the driver's name if that is not `DRIVER`.
 DRIVERS = {
     "lives": "lives.run",
     "graph-lives": "lives.graphs",

@@ -13,7 +13,7 @@ from drivers.frame import Leaves, drive
 def main(arguments: list[str]) -> int:
     """Runs the command line."""
     name, *more = arguments or ["--help"]
-    if name == "all":  # each by itself: what one has imported or set up is unknown to the next
+    if name == "all":  # each in its own process, because imports and setup of one must not affect the next
         return max(subprocess.call([sys.executable, "-m", "drivers", one, *more]) for one in DRIVERS)
     if name not in DRIVERS:
         print(

@@ -1,4 +1,6 @@
-"""The frame of all drivers: plans of one seed after the other, each in a process under a watchdog, and their report."""
+"""The frame of all drivers: runs the plans of successive seeds, each in a process under a watchdog, and reports
+failures.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +26,20 @@ from typing import Any, NoReturn
 from leftovers import children, descriptors, shared_mappings, told
 from watchdog import end_session, show_stacks, survivors_of
 
-#: Seconds between two lines that say how far a driver is.
+#: Seconds between two progress lines.
 SAID = 60.0
-#: Seconds within which all is gone that a plan has started, on a busy machine.
+#: Maximum number of seconds until everything that a plan has started is gone, on a busy machine.
 GONE = 60.0
-#: Frames of stacks that say nothing.
+#: Frames of stacks without information.
 DULL = ("/multiprocessing/", "<frozen runpy>", 'File "<string>"', "/threading.py")
 
 
 class Skipped(Exception):
-    """The plan cannot be judged; the text says why."""
+    """The plan cannot be judged; the text gives the reason."""
 
 
 class Leaves(BaseException):
-    """Leaves all frames in a process that a plan has forked, which continues as a program of its own."""
+    """Leaves all frames in a process that a plan has forked, which continues as a separate program."""
 
     def __init__(self, program: Callable[[], None]) -> None:
         self.program = program
@@ -48,15 +50,15 @@ class Driver:
     """What a driver adds to the frame.
 
     Args:
-        plan_of: from a seed and the options, what is to be run; its `repr` is for a person to read. None: no more is.
-        check: runs it and returns how much of what `noun` names there was; raises what is wrong, or `Skipped`.
-        noun: what is counted.
-        limit: seconds after which a plan counts as hung.
-        around: what is set up around all plans.
-        forks: whether each plan has a process of its own.
-        is_quiet: whether a plan prints nothing, if it is right.
+        plan_of: a function from a seed and the options to a plan, whose `repr` describes it. None ends the run.
+        check: runs a plan and returns how many things, named by `noun`, it contained; raises the failure, or `Skipped`.
+        noun: the name of what is counted.
+        limit: the seconds after which a plan counts as hung.
+        around: a context around all plans.
+        forks: whether each plan runs in a separate process.
+        is_quiet: whether a correct plan prints nothing.
         more: adds options.
-        start_methods: to choose from, where the command line names none.
+        start_methods: the start methods to choose from, unless the command line names some.
     """
 
     plan_of: Callable[[int, argparse.Namespace], Any]
@@ -72,7 +74,7 @@ class Driver:
 
 @dataclasses.dataclass
 class Outcome:
-    """What became of a plan: how much was counted, or why it was passed over, or what is wrong."""
+    """The result of a plan: a count, the reason why it was skipped, or the failure."""
 
     count: int = 0
     skipped: str = ""
@@ -80,7 +82,7 @@ class Outcome:
     output: str = ""
 
 
-#: Where the process of a plan says what becomes of it.
+#: The descriptor to which the process of a plan writes its result.
 _speech: list[int] = []
 
 
@@ -90,18 +92,18 @@ def _say(**what: Any) -> None:
 
 
 def about_to_die(number: int) -> None:
-    """Announces that the process of this plan is to exit by a signal, at any moment from now on."""
+    """Announces that the process of this plan may exit by a signal at any moment from now on."""
     _say(dies=number)
 
 
 def left_behind(descriptors_before: int) -> dict[str, Any]:
-    """What is left in this process, once it had time to go."""
+    """Returns what is left in this process after it had time to clean up."""
     deadline = time.monotonic() + GONE
     while True:
         gc.collect()
         left = {
             "child processes": children(),
-            # multiprocessing keeps a few of its own (resource tracker, fork server).
+            # multiprocessing keeps some descriptors open (resource tracker, fork server).
             "more descriptors": max(0, descriptors() - descriptors_before - 6),
             "shared mappings": shared_mappings(),
             "threads": [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()],
@@ -114,7 +116,7 @@ def left_behind(descriptors_before: int) -> dict[str, Any]:
 
 
 def check_here(driver: Driver, plan: Any) -> Outcome:
-    """Carries a plan out in this process."""
+    """Runs a plan in this process."""
     try:
         return Outcome(driver.check(plan))
     except Skipped as error:
@@ -124,7 +126,7 @@ def check_here(driver: Driver, plan: Any) -> Outcome:
 
 
 class Forked:
-    """A process of its own for a plan, which is the first of a session."""
+    """A separate process for a plan, which is the first process of a session."""
 
     def __init__(self, driver: Driver, plan: Any) -> None:
         self.driver, self.plan, self.started = driver, plan, time.monotonic()
@@ -141,13 +143,14 @@ class Forked:
     def _run(self) -> NoReturn:
         code = 1
         try:
-            os.setsid()  # so that all that it starts can be found, and Ctrl-C be sent to all of it
+            os.setsid()  # so that everything that it starts can be found, and receives Ctrl-C
             os.close(self._listening)
             _speech[:] = [self._speaking]
             for descriptor in (1, 2):
                 os.dup2(self.output.fileno(), descriptor)
             sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored in the background
+            # a shell ignores the signal in background processes
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             faulthandler.register(signal.SIGUSR1, all_threads=True)
             before = descriptors()
             outcome = check_here(self.driver, self.plan)
@@ -168,7 +171,7 @@ class Forked:
         os._exit(code)
 
     def poll(self) -> int | None:
-        """How the process has ended, if it has."""
+        """Returns how the process has ended, if it has."""
         if self.code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             self.code = os.waitstatus_to_exitcode(status) if pid else None
@@ -179,7 +182,7 @@ class Forked:
             time.sleep(0.005)
 
     def outcome(self, limit: float) -> Outcome | None:
-        """What became of the plan; None while it runs."""
+        """Returns the outcome of the plan; None while it runs."""
         if self.poll() is None and time.monotonic() - self.started < limit:
             return None
         hung = self.code is None
@@ -206,7 +209,7 @@ class Forked:
 
 
 def parser_of(driver: Driver | None, name: str) -> argparse.ArgumentParser:
-    """The options of a driver."""
+    """Returns the options of a driver."""
     parser = argparse.ArgumentParser(prog=f"python -m drivers {name}")
     parser.add_argument("--seed", type=int, default=1, help="the first seed; the next plans have the next ones")
     parser.add_argument("--seconds", type=float, default=60, help="how long to begin plans")
@@ -226,7 +229,7 @@ def parser_of(driver: Driver | None, name: str) -> argparse.ArgumentParser:
 
 
 def outcomes(driver: Driver, options: argparse.Namespace) -> Iterator[tuple[int, Any, Outcome]]:
-    """Runs plans, of one seed after the other."""
+    """Runs the plans of successive seeds."""
     started, seed, running = time.monotonic(), options.seed, dict[Forked, int]()
     limit = options.limit or driver.limit
     while True:
@@ -258,18 +261,18 @@ def outcomes(driver: Driver, options: argparse.Namespace) -> Iterator[tuple[int,
 
 
 def drive(name: str, driver: Driver, arguments: list[str]) -> int:
-    """Runs plans of a driver, and reports those that fail; 1 where one did, or none could be judged.
+    """Runs plans of a driver, and reports failures. Returns 1 if one failed, or if none could be judged.
 
     Args:
-        name: of the driver.
+        name: the name of the driver.
         driver: the driver.
-        arguments: of the command line.
+        arguments: the command line.
     """
     options = parser_of(driver, name).parse_args(arguments)
     if options.switch is not None:
         sys.setswitchinterval(options.switch)
     warnings.simplefilter("ignore")
-    warnings.filterwarnings("always", ".* did not end within .*")  # a process is left behind then
+    warnings.filterwarnings("always", ".* did not end within .*")  # a process remains in this case
     failed, skipped, count, runs = list[int](), Counter[str](), 0, 0
     started = said = time.monotonic()
     with driver.around(options):
@@ -279,7 +282,7 @@ def drive(name: str, driver: Driver, arguments: list[str]) -> int:
             if outcome.wrong:
                 failed.append(seed)
                 _report(name, seed, plan, outcome, arguments, options.lines)
-            if time.monotonic() > said + SAID:  # a driver that is ended has told what it did
+            if time.monotonic() > said + SAID:  # so that a driver that is killed has reported its progress
                 said = time.monotonic()
                 print(f"so far {runs} runs, {count} {driver.noun}; {len(failed)} failed", flush=True)
     del skipped[""]
@@ -298,7 +301,7 @@ def _report(name: str, seed: int, plan: Any, outcome: Outcome, arguments: list[s
     ]
     print(f"seed {seed} failed: {outcome.wrong}")
     print(f"again: python -m drivers {' '.join([name, *kept])} --seed {seed} --runs 1")
-    # The frames that lead to our own ones are the same in all stacks of hung processes.
+    # The first frames are the same in all stacks of hung processes.
     shown = [line for line in outcome.output.rstrip().split("\n") if not any(one in line for one in DULL)]
     if len(shown) > lines:
         shown = [*shown[: lines // 2], "…", *shown[-lines // 2 :]]

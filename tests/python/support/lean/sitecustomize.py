@@ -1,11 +1,11 @@
-"""Run by each process that tests start, as it starts: an import of torch, and the end after it, take less.
+"""Runs at the start of each process that tests start, to speed up importing torch and exiting after that.
 
-What torch's import makes lives on. To look for cycles in it takes a tenth of the import, and as the interpreter ends as
-long again as half of it. So nothing is looked for meanwhile, and what lives once torch is there is taken out of later
-searches. What a program makes after that is looked through as ever. A test of just that has `TESTS_LEAN=0`.
+Objects created by torch's import stay alive. Garbage collection would take a tenth of the import time, and half of that
+again at interpreter exit. It is therefore disabled during the import, and later collections skip the imported objects.
+Objects that a program creates afterwards are collected as usual. A test of this behavior sets `TESTS_LEAN=0`.
 
-Where `TESTS_HIDDEN` names libraries, they are not installed: Ray imports some into each of its workers, in case that an
-item is of theirs.
+Libraries in `TESTS_HIDDEN` appear as not installed, because Ray imports some into each of its workers in case an item
+needs them.
 """
 
 import gc
@@ -15,7 +15,7 @@ from importlib.machinery import PathFinder
 
 
 class _Lean:
-    """Finds the large library; it stays where it stands in `sys.meta_path`, as tests look at that."""
+    """Finds the large library. It stays in `sys.meta_path`, because tests check that."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):
@@ -29,7 +29,7 @@ class _Lean:
 
 
 def _without_searches(run, module):
-    del module.__spec__.loader.exec_module  # the module is to see its own loader as it is
+    del module.__spec__.loader.exec_module  # the module must see its own loader unchanged
     collecting = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,5 @@
-"""Whole lives of random loaders: all that one may do to a loader, in any order, against one that is only read.
+"""Whole lives of random loaders: arbitrary sequences of operations on a loader, compared with a loader that is only
+read.
 
 A life has a pipeline, a service, and some epochs, of which some are left early and some begin with a seed of their own.
 A loader that is only read yields the expected items. A second loader over the same pipeline must yield the same items,

@@ -20,20 +20,20 @@ from torchdata.dataloader2 import WorkerExitedError
 if TYPE_CHECKING:
     from lives.run import Run
 
-#: Seconds within which an exit is reported and an interrupt is obeyed. The machine may be busy with other things.
+#: Maximum number of seconds to report an exit and to obey an interrupt. The machine may be busy.
 NOTICED = 3.0
-#: The same for a child that exits at an unknown moment, and for the shutdown of a loader with a stopped child.
+#: The same limit for a child that exits at an unknown moment, and for shutting down a loader with a stopped child.
 LATE = 15.0
 
 
 class Strike(threading.Thread):
-    """Strikes a moment later, next to what the main process does then."""
+    """Strikes a moment later, concurrently with the main process."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(name="strikes")
         self.run_, self.blow = run, run.life.blow
         assert self.blow is not None
-        #: When the blow fell, and on which process.
+        #: When the process was hit, and its id.
         self.struck: float | None = None
         self.pid: int | None = None
         self.goes_on = 0.01 + 0.5 * run.dice.random()
@@ -67,10 +67,10 @@ class Strike(threading.Thread):
 
 
 def strike(run: Run) -> None:
-    """Strikes at the moment of the plan; main reads on to the end of its epochs, and notices it, or ends well.
+    """Strikes at the planned moment. The main process continues to read its epochs, and notices it or ends regularly.
 
     Raises:
-        Differs: the blow was not told, or late, or as something else, or not all items came.
+        Differs: the blow was not reported, was reported late or incorrectly, or items are missing.
     """
     blow = run.life.blow
     assert blow is not None
@@ -97,7 +97,7 @@ def strike(run: Run) -> None:
         run.life.set_flag(False)
         if blow.again and not is_over:
             run.did.append("again")
-            with contextlib.suppress(TimeoutError, RuntimeError):  # or it says why it does not work
+            with contextlib.suppress(TimeoutError, RuntimeError):  # otherwise, it reports why it does not work
                 items = iter(run.loader)
                 if is_known(run.life) and not run.life.lasts:
                     _read_epoch(run, items, len(run.expected) - 1)
@@ -113,7 +113,7 @@ def strike(run: Run) -> None:
 
 
 def _read_on(run: Run, thread: Strike, asked: list[float]) -> None:
-    """Reads this epoch and the next ones, the last one to its end; the thread begins at the moment of the plan."""
+    """Reads this epoch and the following ones, the last one to its end. The thread starts at the planned moment."""
     blow, life = run.life.blow, run.life
     assert blow is not None
     first = run.epoch
@@ -156,7 +156,7 @@ def _read_epoch(
     asked: list[float] | None = None,
     head: list[Any] | None = None,
 ) -> list[Any]:
-    """Reads an epoch, or what is left of it, and compares as much as came."""
+    """Reads an epoch, or the rest of it, and compares the items that arrived."""
     expected, seen = run.expected[number], [*(head or [])]
     most = (len(expected) if expected.until is None else expected.size) - len(seen)
     try:
@@ -184,7 +184,7 @@ def _judge(run: Run, thread: Strike, error: BaseException | None, latency: float
     if error is None:
         if blow.what == "SIGINT":
             raise Differs("the interrupt was swallowed")
-        # Who exits after it has sent its last item has done its work.
+        # A process that exits after sending its last item has finished its work.
         late = run.did[-1] == "read all" or thread.struck is None or run.epoch == len(run.expected) - 1
         if blow.what != "halt" and not late and blow.victim == "child":
             raise Differs(f"nobody missed the process {thread.pid}")

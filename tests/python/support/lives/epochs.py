@@ -1,4 +1,4 @@
-"""Epochs of a life: the items of one, and what may follow on others."""
+"""Epochs of a life: their items, and the allowed continuations."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from lives.pipelines import Differs, difference, is_planned, key
 
 
 class Epoch(list[Any]):
-    """Items of an epoch, and whether an error comes after them."""
+    """The items of an epoch, and whether an error follows them."""
 
     fails = False
-    #: After how many items it is left.
+    #: The number of items after which the epoch is left.
     until: int | None = None
-    #: In any order: the items of each worker, if they are known.
+    #: For any order: the items of each worker, if they are known.
     shares: list[list[Any]] | None = None
 
     @property
     def size(self) -> int:
-        """How many items are read of it."""
+        """Returns how many items are read."""
         return len(self) if self.until is None else min(self.until, len(self))
 
     def check(self, before: list[Any], got: list[Any], free: bool) -> None:
         """Raises `Differs` if these items do not follow the previous ones, in any order if the loader is unordered.
 
         Args:
-            before: the items before; None for one that was passed over.
+            before: the previous items; None for a skipped item.
             got: the items.
-            free: whether they come in any order.
+            free: whether items may be in any order.
         """
         if not free:
             wanted = self[len(before) : len(before) + len(got)]
@@ -47,7 +47,7 @@ class Epoch(list[Any]):
 
 
 def read_epoch(items: Iterable[Any], until: int | None = None, meanwhile: Callable[[], object] = lambda: None) -> Epoch:
-    """The items of the next epoch, of which at most this many are read; something else is done after each."""
+    """Reads the items of the next epoch, up to a number. Calls another function after each item."""
     epoch = Epoch()
     try:
         for item in items:

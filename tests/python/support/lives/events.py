@@ -1,4 +1,4 @@
-"""What happens to a loader in its life: each event is a function of the run, which comes where it may."""
+"""The events in the life of a loader: each event is a function of the run, with a condition."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from lives.run import Run
 
 Event = Callable[["Run"], None]
-#: The events, how often each comes among others, and where it may.
+#: The events, their frequencies, and their conditions.
 EVENTS: list[tuple[Event, int, Callable[[Run], bool]]] = []
-#: How a process exits, or stops, and is killed because it hangs.
+#: Signals by which a process exits, or is stopped and then killed because it hangs.
 SIGNALS = [signal.SIGKILL, signal.SIGKILL, signal.SIGXCPU, signal.SIGSTOP]
 
 
 def event(weight: int = 1, may_come: Callable[[Run], bool] = lambda run: True) -> Callable[[Event], Event]:
-    """Makes an event of a function."""
+    """Registers a function as an event."""
 
     def note(function: Event) -> Event:
         EVENTS.append((function, weight, may_come))
@@ -36,7 +36,7 @@ def event(weight: int = 1, may_come: Callable[[Run], bool] = lambda run: True) -
 
 
 def possible(run: Run) -> list[Event]:
-    """The events that may come now, as often as they have weight."""
+    """Returns the currently possible events, repeated according to their weights."""
     return [function for function, weight, may_come in EVENTS if may_come(run) for _ in range(weight)]
 
 
@@ -49,7 +49,7 @@ def has_processes(run: Run) -> bool:
 
 
 def some(run: Run) -> int:
-    """A number of items."""
+    """Returns a number of items."""
     return run.dice.choice([1, 5, 20])
 
 
@@ -64,7 +64,7 @@ def look(run: Run) -> None:
 
 @event()
 def iterate(run: Run) -> None:
-    """Another iterator replaces one of which no item was asked for."""
+    """Replaces an iterator from which no item was requested by another iterator."""
     if not run.loader._reset_iter:
         run.did.append("iter")
         run.iterator = iter(run.loader)
@@ -92,7 +92,7 @@ def limit(run: Run) -> None:
     run.take(run.iterator, count)
     then = run.dice.random()
     if then < 0.2:
-        run.go_on()  # whose iterator has no limit
+        run.go_on()  # the iterator in a loop has no limit
         return
     if then < 0.5:
         save(run)
@@ -114,7 +114,7 @@ def read_by_a_thread(run: Run) -> None:
 
 @event(may_come=lambda run: not (run.life.draws_in_main or "failing" in [*run.life.before, *run.life.behind]))
 def beside(run: Run) -> None:
-    """Another loader of the same life is read, and this one in the meantime."""
+    """Reads another loader of the same life, and this one in between."""
     if run.dice.random() < 0.7:
         return
     run.did.append("beside:")
@@ -152,7 +152,7 @@ def save_at_each_item(run: Run) -> None:
 
 @event(may_come=in_main_thread)
 def save_by_signal(run: Run) -> None:
-    """Reads on while a signal handler takes a state, whenever that is."""
+    """Reads while a signal handler saves a state at an arbitrary moment."""
     found: list[dict[str, Any]] = []
     run.did.append("signal")
     with alarm(run.dice.choice([1e-6, 1e-4, 1e-3]), lambda *_: found.append(run.loader.state_dict())):
@@ -162,7 +162,7 @@ def save_by_signal(run: Run) -> None:
 
 @event()
 def save_by_thread(run: Run) -> None:
-    """Reads on while another thread takes states."""
+    """Reads while another thread saves states."""
     found: list[dict[str, Any]] = []
     stop, loader = threading.Event(), run.loader
 
@@ -183,7 +183,7 @@ def save_by_thread(run: Run) -> None:
 
 
 def by_thread(run: Run, work: Callable[[], object], meanwhile: Callable[[threading.Thread], object]) -> None:
-    """Works in a thread, whose error is raised here."""
+    """Calls a function in a thread, and raises its error here."""
     failed: list[Exception] = []
 
     def carry_out() -> None:
@@ -202,8 +202,8 @@ def by_thread(run: Run, work: Callable[[], object], meanwhile: Callable[[threadi
 
 @event(may_come=lambda run: in_main_thread(run) and run.life.presses)
 def interrupt(run: Run) -> None:
-    """Cuts the loop off by Ctrl-C, whenever that is; another loader resumes from the state that is saved then."""
-    most = run.size - run.is_left  # one is to be asked of whoever leaves an epoch
+    """Interrupts the loop by Ctrl-C at an arbitrary moment. Another loader resumes from the state saved then."""
+    most = run.size - run.is_left  # at least one item must be requested if the epoch is left
     if run.at >= most:
         return
     got: list[Any] = []
@@ -221,7 +221,7 @@ def interrupt(run: Run) -> None:
     run.take(got, len(got))
     place = run.loader.state_dict()["iteration_state"]
     given = 0 if place is None else place["given"]
-    if given - run.at not in (0, 1):  # the moment between the count and the loop is the interpreter's own
+    if given - run.at not in (0, 1):  # the moment between the count and the loop is up to the interpreter
         raise Differs(f"{run.at} items of epoch {run.epoch} came, and {given} are counted")
     run.did.append(f"interrupted at {given}")
     run.given += [None] * (given - run.at)
@@ -232,7 +232,7 @@ def interrupt(run: Run) -> None:
 
 
 def victim(run: Run) -> tuple[int, int] | None:
-    """Which child, and its process; None while a thread of the main process is about to have all of them replaced."""
+    """Returns the number and id of a child; None while a thread of the main process is about to replace all."""
     service = run.loader.reading_service
     pids: list[int] = getattr(service, "reading_services", [service])[-1]._children.pids
     who = run.dice.randrange(max(1, len(pids)))
@@ -245,7 +245,7 @@ def may_die(run: Run) -> bool:
 
 @event(may_come=has_processes)
 def halt(run: Run) -> None:
-    """A process stands still for a moment."""
+    """Stops a process for a moment."""
     if (found := victim(run)) is None:
         return
     who, pid = found
@@ -259,11 +259,11 @@ def halt(run: Run) -> None:
 
 @event(weight=3, may_come=may_die)
 def kill(run: Run) -> None:
-    """A process exits, now or while items are read."""
+    """Kills a process, immediately or while items are read."""
     if (found := victim(run)) is None:
         return
     who, pid = found
-    if run.deaths[who] == 2:  # the third in a row is an error
+    if run.deaths[who] == 2:  # the third exit in a row is an error
         return
     run.deaths[who] += 1
     run.did.append(f"kill {who}")

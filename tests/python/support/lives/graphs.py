@@ -1,6 +1,7 @@
 """Lives of loaders of random graphs (see `random_graphs`).
 
-No epoch is left early: how far threads had run then is a matter of speed, and some of these pipes remember it.
+No epoch is left early, because the read-ahead of threads depends on timing, and some of these pipes keep it in their
+state.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ class GraphLife(Life):
         self.main, self.before, self.behind = [], [], []
 
     def pipe(self) -> Any:
-        start(self.seed)  # some pipes read their sources while they are made
+        start(self.seed)  # some pipes read their sources during construction
         return self.graph.pipe()
 
     def numbers(self) -> list[int | None]:
-        return [number for number in super().numbers() if number != 0]  # some graphs dispatch
+        return [number for number in super().numbers() if number != 0]  # some graphs have a dispatching process
 
     def __repr__(self) -> str:
         more = f"restarts: {self.restarts}, ranks: {self.ranks}, {len(self.epochs)} epochs, busy: {self.busy}"
@@ -52,10 +53,10 @@ class GraphLife(Life):
 
 
 def check(life: GraphLife) -> int:
-    """Runs a life; returns how many things were done in it.
+    """Runs a life; returns the number of actions.
 
     Raises:
-        Differs: it gives something else than a loader that is only read.
+        Differs: the items differ from those of a loader that is only read.
         Skipped: the graph fails, or does not repeat itself.
     """
     try:
@@ -68,7 +69,7 @@ def check(life: GraphLife) -> int:
     try:
         return run.check(life)
     except Differs:
-        # Threads that draw next to each other do so in the same order more often than not.
+        # Concurrent threads usually draw in the same order.
         if any(only_read(life) != runs[0] for _ in range(8)):
             raise Skipped("runs differ") from None
         raise

@@ -1,4 +1,4 @@
-"""What a loader gives that is only read, by reading the same pipes here, one worker's share after the other's."""
+"""Computes the items of a loader that is only read, by reading the same pipes here, one worker at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchdata.datapipes.iter import IterDataPipe
 
 
 class Streamed(IterDataPipe[Any]):
-    """What a function makes for each pass."""
+    """A source that a function creates for each pass."""
 
     def __init__(self, stream: Callable[[], Iterator[Any]]) -> None:
         self.stream = stream
@@ -22,7 +22,7 @@ class Streamed(IterDataPipe[Any]):
 
 
 class Model:
-    """The processes of a life, all in this one."""
+    """The processes of a life, all within this process."""
 
     def __init__(self, life: Life) -> None:
         self.life = life
@@ -41,7 +41,7 @@ class Model:
 
     def _deal(self, worker: int) -> Iterator[Any]:
         for item in self._dealt[worker]:
-            if isinstance(item, (Bad, Odd)):  # it comes in its turn
+            if isinstance(item, (Bad, Odd)):  # the error is raised in its position
                 raise item
             yield item
 
@@ -67,7 +67,7 @@ class Model:
                     live.remove(one)
 
     def epoch(self, number: int) -> Epoch:
-        """The items of an epoch, the next one."""
+        """Returns the items of an epoch, which must be the next one."""
         self.life.arm(number, is_reference=True)
         if self.life.shard == "dispatch":
             self._dispatch()
@@ -80,7 +80,7 @@ class Model:
 
 
 def is_known(life: Life) -> bool:
-    """Whether the items of a life follow from its pipes alone."""
+    """Returns whether the items of a life depend only on its pipes."""
     steps = {*life.before, *life.behind}
     is_drawn = life.shuffles or not steps.isdisjoint({"shuffle", "drawing"})
     runs_ahead = life.lasts and ((life.shard == "dispatch" and "cycle" in steps) or life.free)

@@ -1,4 +1,4 @@
-"""Steps of random pipelines, and comparing what comes of them."""
+"""Steps of random pipelines, and comparison of their results."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from torchdata.datapipes.iter import IterDataPipe
 
 
 class Bad(ValueError):
-    """The error of some items."""
+    """The exception raised for some items."""
 
 
 class Odd(Exception):
-    """The same, of a kind that cannot be made anew from its arguments."""
+    """The same, for an exception that cannot be recreated from its arguments."""
 
     def __init__(self, one: str, other: str) -> None:
         super().__init__(f"{one} and {other}")
 
 
 def is_planned(error: Exception) -> bool:
-    """Whether this is the error of a function that fails, or of one that has called `sys.exit` in a worker."""
+    """Returns whether an error comes from a failing function, or from `sys.exit` in a worker."""
     return isinstance(error, (Bad, Odd)) or "a function of the pipeline called sys.exit()" in str(error)
 
 
 def number_of(item: Any) -> int:
-    """A number that follows from an item: the same in each process, as strings have other hashes there."""
+    """Returns a number derived from an item. It is the same in every process, unlike the hash of a string."""
     return crc32(repr(key(item)).encode())
 
 
 def drawing(item: Any) -> Any:
-    """The item with numbers of the global generators."""
+    """Returns the item with numbers from the global generators."""
     return item, random.random(), int(np.random.randint(1000))
 
 
@@ -51,7 +51,7 @@ def some(item: Any) -> bool:
 
 
 def few(item: Any) -> bool:
-    """Few of the items, so that some worker may have none."""
+    """Selects few of the items, so that some workers may have none."""
     return number_of(item) % 11 == 0
 
 
@@ -60,27 +60,27 @@ def twice(item: Any) -> Any:
 
 
 def skewed(item: Any) -> Any:
-    """None to many items of one."""
+    """Returns between zero and many items for one."""
     count = min(30, int(random.Random(number_of(item)).lognormvariate(0.0, 1.2)))
     return [(item, number) for number in range(count)]
 
 
 def slow(item: Any) -> Any:
-    """The item, after a while that is long now and then."""
+    """Returns the item after a delay, which is occasionally long."""
     number = number_of(item)
     time.sleep(0.02 if number % 40 == 0 else number % 1000 * 1e-6)
     return item
 
 
 def large(item: Any) -> Any:
-    """An array that goes through a block, and tells what it is of."""
+    """Returns an array that is sent through a block, and identifies its item."""
     array = np.full(3000, len(repr(item)), dtype=np.int64)
     array[0] = sum(map(ord, repr(item)))
     return array
 
 
 def mixed(item: Any) -> Any:
-    """An item of some form and size, small ones as often as large ones, whose content follows from the item."""
+    """Returns an item of random form and size, small or large, whose contents depend on the item."""
     number = number_of(item)
     size = 1 + int(2.0 ** (number % 1700 / 100))
     match number % 7:
@@ -102,7 +102,7 @@ def mixed(item: Any) -> Any:
 
 
 class Failing:
-    """A function that fails at some items while there is a file: raises an error, an odd one, or ends its process."""
+    """A function that fails at some items while a file exists: raises an error, an odd error, or exits."""
 
     def __init__(self, flag: str, kind: str) -> None:
         self.flag, self.kind = flag, kind
@@ -133,7 +133,7 @@ class Generated(IterDataPipe[Any]):
 
 
 class Summed(IterDataPipe[Any]):
-    """A user's pipe whose state outlives its epochs."""
+    """A user's pipe with state that is kept between epochs."""
 
     def __init__(self, source: Any) -> None:
         self.source = source
@@ -178,7 +178,7 @@ STEPS: dict[str, Callable[[Any], Any]] = {
 
 
 def key(item: Any) -> Any:
-    """The item in a form that can be compared, and that tells all of its content."""
+    """Returns the item in a form that can be compared, including all its contents."""
     if isinstance(item, np.ndarray):
         return "array", item.shape, crc32(item.tobytes())
     if isinstance(item, dict):
@@ -187,7 +187,7 @@ def key(item: Any) -> Any:
 
 
 def begin(seed: int = 11) -> None:
-    """Puts the global generators where a run begins."""
+    """Resets the global generators to their state at the beginning of a run."""
     random.seed(seed)
     np.random.seed(seed)
     if "torch" in sys.modules:
@@ -195,11 +195,11 @@ def begin(seed: int = 11) -> None:
 
 
 class Differs(AssertionError):
-    """A run that was stopped did not continue as the other one."""
+    """A resumed run differs from the uninterrupted one."""
 
 
 def difference(got: list[Any], expected: list[Any]) -> str:
-    """Where two runs differ, in words."""
+    """Describes the first difference between two runs."""
     what = f"{len(got)} items instead of {len(expected)}"
     pairs = zip(got, expected, strict=False)
     place = next((i for i, (one, other) in enumerate(pairs) if one != other), None)

@@ -1,4 +1,4 @@
-"""Lives of loaders, drawn from a seed, and what a loader gives that is only read."""
+"""Lives of loaders, drawn from a seed, and the items of a loader that is only read."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from torchdata.dataloader2.reading_service import ReadingServiceInterface
 from torchdata.dataloader2.services.sharding import divided
 from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
 
-#: The steps whose state lasts from epoch to epoch.
+#: Steps with state that is kept between epochs.
 LASTING = {"summed", "cache"}
-#: Seconds after which a process hangs.
+#: Seconds after which a process counts as hung.
 HANGS_AFTER = 0.8
 #: The process that is hit, the signal, and its frequency. "SIGSTOP" stops it permanently, and "halt" for a while.
 BLOWS = {
@@ -46,14 +46,16 @@ BLOWS = {
 
 @dataclass
 class Blow:
-    """What ends a life: who is hit and by what, when the main process does what, and how many seconds later."""
+    """The event that ends a life: which process is hit, by what, at which moment of the main process, and the delay in
+    seconds.
+    """
 
     victim: str
     what: str
     #: "start", "read", "end" (after an epoch), "pause" or "shutdown".
     moment: str
     delay: float
-    #: Whether the loader is read once more after that.
+    #: Whether the loader is read again after that.
     again: bool
 
     @property
@@ -62,7 +64,7 @@ class Blow:
 
 
 class Touched(ReadingServiceInterface):
-    """Gives the service after it functions for pause, resume and limit that change something in every process."""
+    """Wraps the service in functions for pause, resume and limit that change something in every process."""
 
     def initialize(self, datapipe: Any) -> Any:
         return datapipe
@@ -82,11 +84,11 @@ def touch(datapipe: Any, _count: Any = None) -> None:
 
 
 class Life:
-    """A pipeline, a service, and the acts of a life, drawn from a seed."""
+    """A pipeline, a service, and the actions of a life, drawn from a seed."""
 
-    #: Whether Ctrl-C may be pressed, at moments that follow from the clock.
+    #: Whether Ctrl-C may be pressed, at moments that depend on the clock.
     may_press = True
-    #: How often another interpreter resumes from a state.
+    #: The probability that another interpreter resumes from a state.
     away = 0.03
 
     def __init__(self, seed: int, methods: tuple[str, ...] = ("fork",), blow: bool | None = None) -> None:
@@ -120,26 +122,26 @@ class Life:
             self.before = [dice.choice(steps) for _ in range(dice.randrange(4))]
             self.behind = [dice.choice(["plain", "large", "mixed", "prefetch"]) for _ in range(dice.randrange(3))]
             self.main = dice.choice([[], [], ["pin"], ["pin", "prefetch"]])
-        #: Whether loaders may choose their number of workers.
+        #: Whether loaders may choose the number of workers.
         self.auto = self.moves and dice.random() < 0.3
-        #: Items of a batch after the sharding, which is then in blocks.
+        #: Items per batch after the sharding, which then uses blocks.
         self.block = dice.choice([2, 3]) if self.moves and self.shard == "filter" and dice.random() < 0.3 else None
         if self.block is not None:
             self.behind.insert(0, "block")
         if self.shard == "dispatch" and "cycle" in self.behind:
-            # How far the dispatching process runs in a pass that all leave is a matter of speed.
+            # How far the dispatching process reads in an abandoned pass depends on timing.
             self.behind = [step for step in self.behind if step != "header"]
         self._choose_failing(dice)
         self._choose_blow(dice, blow)
         steps = {*self.before, *self.behind}
         if LASTING & steps and (self.threads or self.shard == "dispatch"):
-            # How far threads, and the dispatching process, run ahead of a header that leaves them is a matter of speed,
-            # and with it what lasts.
+            # How far threads and the dispatching process read ahead of a header that leaves them depends on timing, and
+            # so does the state that is kept between epochs.
             self.before, self.behind = (
                 [step for step in part if step != "header"] for part in (self.before, self.behind)
             )
         leaves = not LASTING & steps
-        #: Of each epoch: the seed that it is given, and after how many items it is left.
+        #: For each epoch, its seed, and the number of items after which it is left.
         self.epochs = [
             (
                 dice.choice([None, None, None, dice.randrange(100)]),
@@ -147,27 +149,27 @@ class Life:
             )
             for _ in range(dice.choice([1, 2, 3]))
         ]
-        #: In which of them functions fail, and where the file lies that says so.
+        #: In which epochs functions fail, and the file that signals this.
         self.armed = [dice.random() < 0.6 for _ in range(len(self.epochs) + 1)]
         self.flag = os.path.join(tempfile.gettempdir(), f"torchdata-life-{os.getpid()}-{seed}")
-        #: Whether items come in any order: workers send theirs when they have them.
+        #: Whether items may be in any order, because workers send them as soon as they have them.
         self.free = self.kind == "workers" and dice.random() < 0.3
         if self.free:
             self.options["in_order"] = False
             self.main = [step for step in self.main if step != "batch"]
         steps = {*self.before, *self.behind}
-        #: `skip` draws nothing.
+        #: `skip` draws no random numbers.
         self.skips = "drawing" not in steps
-        #: Whether the global generators of this process are drawn from.
+        #: Whether the global generators of this process are used.
         self.draws_in_main = self.kind != "workers" and (self.loader_seed is None or "drawing" in steps)
-        #: Whether something may last from epoch to epoch.
+        #: Whether some state may be kept between epochs.
         self.lasts = not LASTING.isdisjoint(steps)
-        #: How many items main keeps, so that their memory stays in use.
+        #: How many items the main process keeps, so that their memory stays in use.
         self.keeps = dice.choice([0, 0, 5, 40])
         self.presses = self.may_press and dice.random() < 0.6
-        #: What main does besides, in a thread or a signal handler.
+        #: What the main process does concurrently, in a thread or a signal handler.
         self.busy = dice.choice(["", "", "timer", "thread", "handler"] if not self.restarts else ["", "", "timer"])
-        #: How the loader ends: by `shutdown`, after an epoch or in its midst, or by the collector there.
+        #: How the loader ends: by `shutdown` after an epoch or within one, or by garbage collection within one.
         self.ending = dice.choice(["shutdown", "shutdown", "midway", "dropped"])
         self.timeout = dice.choice([None, None, 100.0])
         if self.method == "remote":
@@ -196,7 +198,7 @@ class Life:
             part.insert(dice.randrange(len(part) + 1), "failing")
 
     def _choose_blow(self, dice: random.Random, wanted: bool | None) -> None:
-        #: What ends the life; None for nothing.
+        #: The event that ends the life; None for none.
         self.blow: Blow | None = None
         chance = dice.random() < 0.3 if wanted is None else wanted
         if not chance or self.kind != "workers" or self.method == "remote":
@@ -215,7 +217,7 @@ class Life:
     # -- the pipeline ------------------------------------------------------------------------------
 
     def steps(self, pipe: Any, steps: list[str]) -> Any:
-        """The pipe with some steps after it."""
+        """Appends some steps to the pipe."""
         for step in steps:
             if step == "failing":
                 pipe = pipe.map(Failing(self.flag, self.failure))
@@ -226,7 +228,7 @@ class Life:
         return pipe
 
     def source(self) -> Any:
-        """What comes before the items are shared out."""
+        """Returns the pipes before the items are distributed."""
         pipe: Any = IterableWrapper(range(self.items))
         return self.steps(pipe.shuffle() if self.shuffles else pipe, self.before)
 
@@ -239,7 +241,7 @@ class Life:
         return self.steps(self.steps(pipe, self.behind), self.main if self.kind == "workers" else [])
 
     def arm(self, epoch: int, is_reference: bool = False) -> None:
-        """Has functions fail in an epoch, or not: of items that come in any order, a failure leaves out any."""
+        """Makes functions fail in an epoch, or not. If items are in any order, a failure may omit any of them."""
         self.set_flag(self.blow is None and self.armed[epoch] and not (is_reference and self.free))
 
     def set_flag(self, is_set: bool) -> None:
@@ -249,7 +251,7 @@ class Life:
             Path(self.flag).unlink(missing_ok=True)
 
     def numbers(self) -> list[int | None]:
-        """The numbers of workers with which an epoch may resume; None for that of the life."""
+        """Returns the numbers of workers with which an epoch may resume; None for that of the life."""
         if self.method == "remote":
             return [None]
         return [None, 1, 2, 3, 4, *([0] if self.shard == "filter" else [])]
@@ -257,7 +259,7 @@ class Life:
     # -- the loader --------------------------------------------------------------------------------
 
     def made(self, workers: int | str | None = None, restarts: bool | None = None) -> DataLoader2[Any]:
-        """A loader, without a seed."""
+        """Returns a loader without a seed."""
         adapters = [] if self.block is None else [ShardingPolicy(self.block)]
         return DataLoader2(self.pipe(), adapters, self.service_of(workers, restarts))
 
@@ -276,7 +278,7 @@ class Life:
                 options |= {"on_worker_exit": "restart", "on_timeout": "restart", "timeout": HANGS_AFTER}
             elif self.blow is not None and self.blow.what == "SIGSTOP":
                 options["timeout"] = 1.0 if self.method == "fork" else 5.0
-            if self.method == "remote":  # after carriers, as on other machines
+            if self.method == "remote":  # behind carriers, as on other machines
                 services.append(LocallyRemote(workers, **options))
             else:
                 services.append(MultiProcessingReadingService(workers, self.method, **options))
@@ -288,7 +290,7 @@ class Life:
 
 
 def only_read(life: Life) -> list[Epoch]:
-    """The epochs of a loader that is only read."""
+    """Returns the epochs of a loader that is only read."""
     begin()
     epochs = []
     with life.made(restarts=False) as loader:

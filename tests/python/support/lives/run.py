@@ -29,13 +29,13 @@ from random_graphs.elsewhere import elsewhere
 from torchdata._engine import snapshots
 from torchdata.dataloader2 import DataLoader2, describe
 
-#: Numbers to add up at once; takes a few hundredths of a second, in which no other Python code runs.
+#: How many numbers to add at once. This takes some hundredths of a second, during which no other Python code runs.
 LONG = 2_000_000
 
 
 @contextlib.contextmanager
 def busy(how: str) -> Iterator[None]:
-    """Keeps the interpreter busy, again and again: by a signal handler, or in a thread, which keeps its lock for long.
+    """Keeps the interpreter busy repeatedly, by a signal handler or a thread that holds its lock for a long time.
 
     Args:
         how: "timer" (a handler that collects garbage), "handler", "thread", or "" for nothing.
@@ -47,7 +47,7 @@ def busy(how: str) -> Iterator[None]:
             sum(range(LONG))
 
     def handle(*_: Any) -> None:
-        # Each sets the next one off, as a timer that fires by itself would find a slow machine in the handler again.
+        # Each signal triggers the next one. An independent timer would interrupt the handler again on a slow machine.
         gc.collect(0) if how == "timer" else sum(range(LONG))
         if not ended.is_set():
             signal.setitimer(signal.ITIMER_REAL, 0.005 if how == "timer" else 0.05)
@@ -78,12 +78,12 @@ class Run:
         self.dice = random.Random(f"run {life.seed}")
         self.did: list[str] = []
         self.deaths = Counter[int]()
-        #: States that were taken in the midst of things: the epoch, and the state, and what came before.
+        #: States that were saved at arbitrary moments: the epoch, the state, and the items before it.
         self.aside: list[tuple[int, dict[str, Any], list[Any]]] = []
         self.epoch = 0
-        #: The items that came in this epoch; None for one that was passed over.
+        #: The items received in this epoch; None for a skipped item.
         self.given: list[Any] = []
-        #: Items that the main process keeps, and what they were.
+        #: Items that the main process keeps, with their original contents.
         self.kept: list[tuple[Any, Any]] = []
         self.workers: int | str | None = None
         self.is_left = self.has_left = False
@@ -92,7 +92,7 @@ class Run:
             self.loader.seed(life.loader_seed)
         self.iterator: Any = None
         blow = life.blow
-        #: In which epoch the blow falls that ends this life.
+        #: The epoch in which the blow falls that ends this life.
         self.last = None if blow is None else self.dice.randrange(len(life.epochs) + 1)
 
     def live(self) -> None:
@@ -125,7 +125,7 @@ class Run:
         self.compare_kept()
 
     def _end(self) -> None:
-        """The end of the loader, perhaps in the midst of one more epoch."""
+        """Ends the loader, possibly within another epoch."""
         self.did.append(self.life.ending)
         if self.life.ending == "shutdown":
             return
@@ -166,27 +166,27 @@ class Run:
 
     @property
     def has_others(self) -> bool:
-        """Whether the loader has a number of workers that gives other epochs than those that are expected."""
+        """Returns whether the loader's number of workers produces other epochs than the expected ones."""
         return self.workers is not None and not self.life.moves
 
     @property
     def size(self) -> int:
-        """How many items are read of the epoch."""
+        """Returns how many items of the epoch are read."""
         return self.expected[self.epoch].size
 
     @property
     def at(self) -> int:
-        """How many items came in this epoch."""
+        """Returns how many items were received in this epoch."""
         return len(self.given)
 
     def read(self, count: int) -> None:
-        """Reads this many items, or to the end."""
+        """Reads `count` items, or to the end."""
         count = min(count, self.size - self.at)
         self.did.append(f"read {count}")
         self.take(islice(self.iterator, count), count)
 
     def take(self, items: Iterator[Any] | list[Any], count: int) -> None:
-        """Takes items, of which there must be this many, and compares them."""
+        """Takes `count` items, which must exist, and compares them."""
         got = []
         for item in items:
             got.append(key(item))
@@ -201,7 +201,7 @@ class Run:
         self.given += got
 
     def compare_kept(self) -> None:
-        """Whether the items that the main process keeps are still what they were; it keeps them no longer."""
+        """Checks that the kept items are unchanged, and releases them."""
         for item, before in self.kept:
             if key(item) != before:
                 raise Differs(f"an item that was kept has changed: it was {before!r:.200}")
@@ -210,21 +210,22 @@ class Run:
     # -- states ------------------------------------------------------------------------------------
 
     def state(self, ago: int = 0) -> dict[str, Any]:
-        """A state of the loader, as of this many items ago."""
+        """Returns a state of the loader, as of `ago` items earlier."""
         state: dict[str, Any] = self.loader.state_dict(items_ago=ago, with_pipe=self.dice.choice([None, True, False]))
         describe(state)
         return state
 
     def put_aside(self, *states: dict[str, Any]) -> None:
-        """Keeps states, from some of which other loaders continue when all is over."""
+        """Keeps states. Other loaders resume from some of them at the end."""
         self.aside += [(self.epoch, state, list(self.given)) for state in states]
 
     def go_on(self, between: bool = False, reads_on: bool = True) -> None:
-        """Another loader replaces this one.
+        """Replaces the loader by another one.
 
         Args:
-            between: whether no epoch is under way.
-            reads_on: whether this loader may be read before that, so that the other one resumes from an older position.
+            between: whether no epoch is running.
+            reads_on: whether this loader may be read before that, so that the other one resumes from an earlier
+                position.
         """
         life, dice = self.life, self.dice
         ends_first = dice.random() < 0.2
@@ -238,7 +239,7 @@ class Run:
         if more and not self.loader._is_paused:
             self.read(more)
         seeded = between and self.epoch + 1 < len(life.epochs) and life.epochs[self.epoch + 1][0] is not None
-        # A state that is loaded after `iter` is loaded into an epoch that has begun: no seed can be given for it any
+        # A state that is loaded after `iter` is loaded into an epoch that has begun, for which no seed can be set any
         # more.
         way = dice.choice(["new", "new", "new", "new" if seeded else "after iter", "from state"])
         if life.moves:
@@ -269,14 +270,14 @@ class Run:
             self.begin()
 
     def begin(self) -> None:
-        """Begins or continues with an epoch, perhaps in spite of Ctrl-C."""
+        """Begins or resumes an epoch, possibly in spite of Ctrl-C."""
         if self._is_cut_off(self._set_iterator):
             return
         if self.life.draws_in_main:
             raise Skipped(
                 "generators were drawn from"
-            )  # what the beginning has drawn from the global generators is gone
-        # It is not known whether an epoch was left. Lasting state may have moved on in processes.
+            )  # numbers that the beginning has drawn from the global generators are lost
+        # It is unknown whether an epoch was left. State that is kept between epochs may have changed in processes.
         if not self.has_left and (self.life.lasts or self.dice.random() < 0.5):
             try:
                 state = pickle.loads(pickle.dumps(self.state()))
@@ -300,7 +301,7 @@ class Run:
             raise Differs("an iterator went on after iter() was called again")
 
     def _is_cut_off(self, function: Callable[[], None]) -> bool:
-        """Calls a function, which Ctrl-C may cut off; whether it has come to its end."""
+        """Calls a function that Ctrl-C may interrupt; returns whether it was completed."""
         if not self.life.presses or threading.current_thread() is not threading.main_thread():
             function()
             return True
@@ -321,14 +322,14 @@ class Run:
     def _leave_loader(self) -> None:
         if self.dice.random() < 0.8:
             self.loader.shutdown()
-        else:  # to the collector
+        else:  # by garbage collection
             self.iterator = self.loader = None
             gc.collect()
         if self.dice.random() < 0.3:
             self.compare_kept()
 
     def check_aside(self) -> int:
-        """Continues from states that were taken in the midst of things, some of them in another process; how many."""
+        """Resumes from states that were saved at arbitrary moments, some in another process; returns how many."""
         chosen = self.dice.sample(self.aside, min(3, len(self.aside)))
         for epoch, state, came in chosen:
             arguments = (self.life, self.expected, epoch, pickle.dumps(state), came)
@@ -343,18 +344,18 @@ class Run:
 def go_on_from(
     life: Life, expected: list[Epoch], number: int, state: bytes, came: list[Any], workers: int | str | None = None
 ) -> None:
-    """Continues from a state that was taken in the midst of things, as far as it is known what comes.
+    """Resumes from a state that was saved at an arbitrary moment, and compares as far as the result is known.
 
     Args:
-        life: of the loader.
+        life: the life of the loader.
         expected: its epochs.
-        number: of the epoch of the state.
-        state: the state, pickled.
-        came: the items of the epoch that came before, and perhaps more.
+        number: the epoch of the state.
+        state: the pickled state.
+        came: the items of the epoch that came before, and possibly more.
         workers: the number of workers, if it differs from that of the life.
 
     Raises:
-        Differs: something else has come.
+        Differs: other items arrived.
     """
     place, epoch = pickle.loads(state)["iteration_state"], expected[number]
     given = 0 if place is None else place["given"]
@@ -389,7 +390,7 @@ def go_on_from(
 
 
 def check(life: Life) -> int:
-    """Runs a life; returns how many things were done in it."""
+    """Runs a life; returns the number of actions."""
     snapshots.SECONDS, snapshots.FACTOR = life.cadence
     before = set(children())
     expected = only_read(life)
@@ -401,7 +402,7 @@ def check(life: Life) -> int:
         try:
             run.live()
             run.check_aside()
-        except KeyboardInterrupt as error:  # a finaliser has held it back, and anything may be cut off by it
+        except KeyboardInterrupt as error:  # a finalizer has delayed it, so it may interrupt anything
             raise Skipped("Ctrl-C came late") from error
         except Exception as error:
             error.add_note(f"did: {run.did}")
@@ -429,7 +430,7 @@ def plan_of(seed: int, options: argparse.Namespace) -> Life:
 
 
 def is_quiet(life: Life) -> bool:
-    """Whether nothing is printed: by Ctrl-C in finalisers, nor on how many workers there are."""
+    """Returns whether nothing is printed: neither by Ctrl-C in finalizers, nor about the number of workers."""
     return not (life.presses or life.auto)
 
 

@@ -1,8 +1,8 @@
-"""The table of pipes: how each is built over a source of ints, and a plain-Python model of what it yields.
+"""The table of pipes: how to build each pipe over a source of ints, and a plain Python model of its items.
 
-`test_pipes_model.py` runs every row through the same tests: equality with the model, state at every position, later
-epochs, copies, failing sources, two workers. A new pipe is one more row in the module of its kind (or in a new
-module: all of this package are found); constructor errors are rows of `BAD_ARGUMENTS`.
+`test_pipes_model.py` runs the same tests with every row: equality with the model, state at every position, later
+epochs, copies, failing sources, two workers. Each new pipe needs one more row in the module of its kind (or in a new
+module, because all modules of this package are found). Constructor errors are rows of `BAD_ARGUMENTS`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from torchdata.datapipes.iter import EndOnDiskCacheHolder, InMemoryCacheHolder, 
 
 FOLDER = folder("caches")
 
-#: As megabytes, room for about three small ints.
+#: Room for about three small ints, in megabytes.
 THREE_ITEMS = 100 / 2**20
 
 

@@ -1,4 +1,4 @@
-"""Folders of the files that rows read and write. Processes that this one starts have the same ones, however it does."""
+"""Folders for the files that rows read and write, which are shared with all child processes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import tempfile
 
 __all__ = ["folder"]
 
-#: Names the folder of all of them in the environment, which processes inherit.
+#: The environment variable with the parent folder, which child processes inherit.
 _VARIABLE = "TORCHDATA_TEST_FOLDERS"
 
 
 def folder(name: str) -> str:
-    """The path of a folder that exists until the process that asked first has ended."""
+    """Returns the path of a folder that exists until the process that first requested it has exited."""
     above = os.environ.get(_VARIABLE)
     if above is None or not os.path.isdir(above):
         above = os.environ[_VARIABLE] = tempfile.mkdtemp(prefix="torchdata-test-")

@@ -1,4 +1,4 @@
-"""Pipes that make data frames of plain items."""
+"""Pipes that create data frames from plain items."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchdata.datapipes.iter import DataFrameMaker, ParquetDataFrameLoader
 
 
 def _lists(frame: Any) -> dict[str, list[Any]]:
-    """A frame as plain data, which can be compared."""
+    """Returns a frame as plain data, for comparison."""
     return dict(frame.to_dict("list"))
 
 
@@ -36,7 +36,7 @@ ROWS = [
 
 
 class _OfTorchArrow:
-    """Looks like a dtype of torcharrow."""
+    """Imitates a dtype of torcharrow."""
 
 
 _OfTorchArrow.__module__ = "torcharrow.dtypes"

@@ -43,7 +43,7 @@ def multiplicities(batch: list[int]) -> dict[int, int]:
 
 
 def emptied(batch: list[int]) -> list[int]:
-    """Its batch is of no use afterwards."""
+    """Empties its batch."""
     return [batch.pop() for _ in range(len(batch))]
 
 

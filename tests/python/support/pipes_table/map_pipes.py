@@ -1,4 +1,4 @@
-"""Map pipes over the source's items by their positions, which are read in order again."""
+"""Map-style pipes over the source's items by position, which are read in order."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pipes_table.row import BadArgument, Row, Source
 from torchdata.datapipes.map import SequenceWrapper
 
 KEEPS_ALL = "it keeps all items"
-#: `test_map_pipes.py` shares them out after the map pipe.
+#: `test_map_pipes.py` distributes them after the map-style pipe.
 COUNTED = "its indices are counted before the items of the source are shared out"
 
 
 def indexed(source: Source) -> Any:
-    """The items of the source as a map pipe."""
+    """Returns the items of the source as a map-style pipe."""
     return source().enumerate().to_map_datapipe()
 
 

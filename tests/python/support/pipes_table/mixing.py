@@ -1,4 +1,4 @@
-"""Pipes that bucket, join by key, deal out, split at random and choose at random."""
+"""Pipes that bucket items, join by key, distribute, split at random and choose at random."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def flat(lists: Iterable[list[Any]]) -> list[Any]:
 def bucketed(
     items: list[int], size: int, batch_num: int, bucket_num: int, in_batch: bool, sort: bool
 ) -> list[list[int]]:
-    """Every random pipe of the composition has the seed 1."""
+    """Sets the seed 1 for every random pipe of the composition."""
     bucket = size * batch_num
     pool = bucket * bucket_num
 
@@ -72,7 +72,7 @@ def bucketed(
 def tokens(
     items: list[int], limit: int, shortest: int, longest: int | None, buffer_size: int, padding: bool
 ) -> list[list[int]]:
-    """Items are their own lengths, so the order among items of the same length cannot be seen."""
+    """Items are their own lengths, so the order among items of equal length is not visible."""
     waiting: list[int] = []
     batches: list[list[int]] = [[]]
 
@@ -164,13 +164,13 @@ def plus(item: int, amount: int) -> int:
 
 
 def build_joined(source: Source, buffer_size: int | None) -> Any:
-    """The reference gives the numbered items in another order: pairs change places."""
+    """The reference yields the numbered items in another order, with pairs swapped."""
     numbered = source().enumerate()
     return IterKeyZipper(numbered, Swapped(source().enumerate()), first, keep_key=True, buffer_size=buffer_size)
 
 
 def build_joined_children(source: Source) -> Any:
-    """Two children of one pipe, of which one is shuffled, are joined again."""
+    """Joins two children of one pipe, one of which is shuffled."""
     left, right = source().repeat(2).enumerate().round_robin_demux(2)
     return left.zip_with_iter(right.shuffle(buffer_size=3), halved_number, merge_fn=added_up)
 
@@ -184,7 +184,7 @@ def added_up(left: tuple[int, int], right: tuple[int, int]) -> tuple[int, int]:
 
 
 class Swapped(MultiplexerLongest):
-    """The items of a pipe with each two swapped, in a pipe that is restored: made of pipes of the library."""
+    """Swaps the items of each pair, in a pipe that is restored. Consists of pipes of the package."""
 
     def __init__(self, source_datapipe: Any) -> None:
         even, odd = source_datapipe.round_robin_demux(2)
@@ -221,7 +221,7 @@ ROWS: list[Row] = [
         bucketed,
         {"size": small, "batch_num": small, "bucket_num": small, "in_batch": flag, "sort": flag},
         {"size": 2, "batch_num": 2, "bucket_num": 2, "in_batch": True, "sort": True},
-        # Known only where a buffer shuffles and nothing sorts; see test_bucketing.py.
+        # Known only if a buffer shuffles and nothing sorts; see test_bucketing.py.
         length=NO_LENGTH,
         random=True,
     ),

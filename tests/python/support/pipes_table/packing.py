@@ -15,7 +15,7 @@ Pieces = list[list[int]]
 
 
 def repeated(item: int) -> list[int]:
-    """A sequence of up to six tokens, no two the same."""
+    """Returns a sequence of up to six tokens, no two of which are equal."""
     return [10 * item + place for place in range(item % 7)]
 
 
@@ -40,7 +40,7 @@ def pieces_of(sequences: Pieces, most: int, long: str) -> Pieces:
 
 
 def fitted(pieces: Pieces, most: int, rows: int) -> list[Pieces]:
-    """Each piece in the first of the open rows that has room."""
+    """Puts each piece into the first open row that has room."""
     done: list[Pieces] = []
     waiting: list[Pieces] = []
 
@@ -73,7 +73,7 @@ def in_order(pieces: Pieces, most: int) -> list[Pieces]:
 
 
 def cut(sequences: Pieces, most: int) -> list[Pieces]:
-    """Token by token, each with the number of its sequence."""
+    """Cuts the sequences token by token, each with the number of its sequence."""
     tokens = [(number, token) for number, sequence in enumerate(sequences) for token in sequence]
     rows = [tokens[start : start + most] for start in range(0, len(tokens), most)]
     return [[[t for n, t in row if n == number] for number in dict.fromkeys(n for n, _ in row)] for row in rows]
@@ -128,7 +128,7 @@ def _columns_packed(items: list[int], most: int, rows: int) -> list[dict[str, li
 
 
 def fitted_row(tokens: list[int], bounds: list[int], most: int) -> Pieces:
-    """The pieces of a row without its padding, which is all zeros and more than one, or begins no sequence."""
+    """Returns the pieces of a row without its padding, which consists of several zeros, or begins no sequence."""
     pieces = [tokens[start:end] for start, end in itertools.pairwise(bounds)]
     return [piece for piece in pieces if piece[0] != 0]
 

@@ -1,4 +1,4 @@
-"""Pipes that gather or decode files: WebDataset, RoutedDecoder, ImageDecoder."""
+"""Pipes that combine or decode files: WebDataset, RoutedDecoder, ImageDecoder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torchdata.datapipes.iter import RoutedDecoder, WebDataset
 
 
 def as_file(item: int) -> tuple[str, int]:
-    """Three files a sample; each third sample's second file has no extension."""
+    """Returns one of three files per sample. In every third sample, the second file has no extension."""
     return f"shard/{item // 3}" + (f".{item % 3}" if item % 9 != 1 else ""), item
 
 
@@ -29,7 +29,7 @@ def as_number_file(item: int) -> tuple[str, bytes]:
 
 
 def as_image(item: int) -> bytes:
-    """A grey image of one pixel."""
+    """Returns a gray image of one pixel."""
     return b"P5 1 1 255 " + bytes([item % 256])
 
 

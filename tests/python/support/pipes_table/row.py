@@ -1,4 +1,4 @@
-"""The row of the table of pipes, and the common parts of the modules that hold rows."""
+"""A row of the table of pipes, and shared code of the modules that contain rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchdata.datapipes.iter import IterableWrapper
 
 Source = Callable[[], Any]
 
-#: (what is wrong, constructor call, exception, part of the message)
+#: (description, constructor call, exception, part of the message)
 BadArgument = tuple[str, Callable[[], Any], type[Exception], str]
 
 
@@ -19,30 +19,30 @@ BadArgument = tuple[str, Callable[[], Any], type[Exception], str]
 class Row:
     """One pipe (or small pipeline) of the table."""
 
-    #: Shown in the test's name.
+    #: The name, which appears in the test's name.
     name: str
-    #: From a function that makes a source, and parameters, to the pipe. Every call makes one source.
+    #: A function from a function that creates a source, and parameters, to the pipe. Every call creates one source.
     build: Callable[..., Any]
-    #: From the source's items and the same parameters to the list of what the pipe yields.
+    #: A function from the source's items and the same parameters to the list of the pipe's items.
     model: Callable[..., list[Any]]
     #: Strategies for the parameters.
     params: dict[str, Any] = field(default_factory=dict)
-    #: Parameters of the tests that are not drawn by hypothesis.
+    #: Parameters of the tests that hypothesis does not draw.
     example: dict[str, Any] = field(default_factory=dict)
-    #: None where `len()` is the number of items; else the number, or a part of the TypeError's message.
+    #: None if `len()` is the number of items; otherwise the number, or a part of the TypeError's message.
     length: int | str | None = None
-    #: Whether the pipe takes items from its source.
+    #: Whether the pipe reads items from its source.
     reads_items: bool = True
-    #: Whether what it yields depends on a seed.
+    #: Whether its items depend on a seed.
     random: bool = False
-    #: Why it needs more memory for more items, or why that is not tried here; empty: it does not.
+    #: Why it needs more memory for more items, or why this is not tested; empty if it does not.
     grows: str = ""
-    #: Why two workers with a sharded source each do not yield what the model says of their shares; empty: they do.
+    #: Why two workers, each with a share of the source, yield other items than the model; empty if they do not.
     not_in_workers: str = ""
 
 
 def ints() -> IterableWrapper[int]:
-    """A source for rows of bad arguments."""
+    """Returns a source for rows of bad arguments."""
     return IterableWrapper(range(3))
 
 

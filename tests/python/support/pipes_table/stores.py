@@ -1,4 +1,4 @@
-"""Pipes over files of the system, of fsspec and of iopath: small ones in memory and in a temporary folder."""
+"""Pipes over small files in a temporary folder, in fsspec's memory and in iopath."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipes_table.folders import folder
 from pipes_table.row import BadArgument, Row
 from torchdata.datapipes.iter import FileLister
 
-#: The sources of the rows yield numbers up to this one; each stands for a file, and for a folder of files.
+#: The sources of the rows yield numbers up to this one. Each stands for a file and for a folder of files.
 _MOST = 20
 _FOLDER = folder("stores")
 
@@ -24,14 +24,14 @@ def content_of(number: int) -> str:
 
 
 def names_in(number: int) -> list[str]:
-    """The names in the folder of a number, in their order."""
+    """Returns the names in the folder of a number, in order."""
     return sorted(_NAMES[: number % 5])
 
 
 for _number in range(_MOST + 1):
     _file = f"{_FOLDER}/{_number}.txt"
     fsspec.filesystem("memory").pipe(f"/table/{_number}.txt", content_of(_number).encode())
-    if os.path.exists(f"{_FOLDER}/{_number}"):  # by the process that has started this one, which may be reading
+    if os.path.exists(f"{_FOLDER}/{_number}"):  # created by the parent process, which may be reading
         continue
     with open(_file, "w") as _opened:
         _opened.write(content_of(_number))

@@ -1,4 +1,4 @@
-"""Pipes that read streams: archives, records, tables, lines. The streams are in memory, one for each number."""
+"""Pipes that read streams: archives, records, tables, lines. There is one in-memory stream for each number."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from pipes_table.row import BadArgument, Row
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # protobuf's own about what other versions will do
+    warnings.simplefilter("ignore")  # protobuf's warning about future versions
     pytest.importorskip("torch", reason="the library that writes TFRecords imports it")
     from tfrecord import TFRecordWriter, example_pb2
 
 NO_LENGTH = "valid length|has no len"
 
-#: Made by rar itself; the members are stored, so that no program is needed to read them.
+#: Created by rar itself. The members are not compressed, so reading them requires no program.
 RAR = (pathlib.Path(__file__).parents[2] / "data/rar/rar5-subdirs.rar").read_bytes()
 RAR_MEMBERS = {
     "sub/dir2/file2.txt": b"file2\n",
@@ -35,7 +35,7 @@ RAR_MEMBERS = {
 
 
 def members(item: int) -> dict[str, bytes]:
-    """The members of the archive of a number: none to two files."""
+    """Returns the members of the archive for a number: up to two files."""
     return {f"{number}.txt": b"%d of %d" % (number, item) for number in range(item % 3)}
 
 
@@ -62,7 +62,7 @@ def as_rar(item: int) -> tuple[str, io.BytesIO]:
 
 
 def as_records(item: int) -> tuple[str, io.BytesIO]:
-    """None to two records, each with its place."""
+    """Returns up to two records, each with its position."""
     crc = TFRecordWriter.masked_crc
     framed = []
     for place in range(item % 3):
@@ -75,7 +75,7 @@ def as_records(item: int) -> tuple[str, io.BytesIO]:
 
 
 def as_parquet(item: int) -> tuple[str, io.BytesIO]:
-    """One to three rows, in groups of two."""
+    """Returns one to three rows, in groups of two."""
     buffer = io.BytesIO()
     table = pyarrow.table({"item": [item] * (item % 3 + 1)})
     pyarrow.parquet.write_table(table, buffer, row_group_size=2)

@@ -1,4 +1,4 @@
-"""Holds a graph against its run without a stop: from any position, by any chain of saving and loading."""
+"""Compares a graph with its uninterrupted run, from any position, and by any chain of saving and loading."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from torchdata.datapipes.state import (
 
 
 class Different(AssertionError):
-    """A resumed run was another one."""
+    """A resumed run differs."""
 
 
 class Plain:
-    """A graph that is read by itself.
+    """A graph that is read without a loader.
 
     Args:
-        graph: which.
+        graph: the graph.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -46,7 +46,7 @@ class Plain:
         self.pipe = graph.build()
 
     def begin(self, epoch: int) -> None:
-        """Gives the graph the seed of an epoch."""
+        """Sets the graph's seed for an epoch."""
         if not self.graph.is_seeded:
             return
         number = 1000 * self.graph.number + epoch
@@ -60,21 +60,21 @@ class Plain:
         return self.iterator  # type: ignore[no-any-return]
 
     def save(self) -> bytes:
-        # Pipes that are left close their files; what reads ahead within a cached section is cut off by that.
+        # Abandoned pipes close their files, which interrupts read-ahead within a cached section.
         if self.graph.number % 4 == 0 and not any("on_disk" in name for name in self.graph.names):
             self.iterator = None
-        with standing_still(walk(self.pipe)):  # threads draw random numbers, too
+        with standing_still(walk(self.pipe)):  # threads also draw random numbers
             return pickle.dumps((save_state(self.pipe), save_generators()))
 
     def load(self, saved: bytes) -> None:
         state, generators = pickle.loads(saved)
         load_state(self.pipe, state)
-        # Where no function draws, the state of a graph that was seeded as a whole is all that is needed.
+        # If no function draws, the state of a graph that was seeded as a whole is sufficient.
         if not (self.graph.is_seeded and self.graph.seeding != "pipes" and self.graph.flavour == "plain"):
             load_generators(generators)
 
     def close(self) -> None:
-        # An iteration that is only put aside keeps its locks on files, so another run of the graph would read further.
+        # An abandoned iteration would keep its locks on files, and another run of the graph would read further.
         self.iterator = None
         for pipe in reversed(walk(self.pipe)):
             if hasattr(type(pipe), "shutdown"):
@@ -82,7 +82,7 @@ class Plain:
 
 
 def start(number: int) -> None:
-    """Puts the global generators where the run of a graph begins."""
+    """Resets the global generators to their state at the beginning of a graph's run."""
     random.seed(number)
     for name, setter in (
         ("numpy", lambda module: module.random.seed),
@@ -93,7 +93,7 @@ def start(number: int) -> None:
 
 
 def whole(graph: Graph, reader: type[Plain] = Plain) -> list[list[Any]]:
-    """The items of each epoch of a run without a stop, and of one more epoch.
+    """Returns the items of each epoch of an uninterrupted run, and of one more epoch.
 
     Raises:
         Skipped: the graph fails, or does not repeat itself.
@@ -125,15 +125,16 @@ def check(
     reader: type[Plain],
     away: bool = False,
 ) -> None:
-    """One way through a graph.
+    """Checks one path through a graph.
 
     Args:
-        graph: which.
-        expected: what `whole` found.
-        epoch: in which epoch to stop first.
-        position: after how many items; -1 before the iteration, one more than there are items after the end.
-        chain: how many items to read after each loading before the state is saved again; -1: not even `iter`.
-        reader: reads the graph.
+        graph: the graph.
+        expected: a result of `whole`.
+        epoch: the epoch of the first stop.
+        position: the number of items before the stop; -1 before the iteration, one more than the number of items after
+            the end.
+        chain: how many items to read after each load before the state is saved again; -1: not even `iter`.
+        reader: the class that reads the graph.
         away: whether a fresh interpreter resumes from the first state.
     """
     start(graph.number)
@@ -167,18 +168,18 @@ def go_on(
     """The part of `check` from the first state on.
 
     Args:
-        ended: whether the graph stands at the end of the epoch before.
+        ended: whether the graph is at the end of the previous epoch.
         done: how many items of the epoch were read.
         saved: the state.
-        graph, expected, epoch, chain, reader: as for `check`.
+        graph, expected, epoch, chain, reader: the same as for `check`.
     """
     rest = [] if ended else expected[epoch]
     for link, count in enumerate(chain):
-        start(graph.number)  # some pipes read their sources while they are made, to know a length
+        start(graph.number)  # some pipes read their sources during construction, to determine a length
         run = reader(graph)
         start(17)
-        if len(chain) > 1 and link % 2:  # into a graph that has been iterated
-            with suppress(Exception):  # with other random numbers a graph may fail by itself: it is loaded all the same
+        if len(chain) > 1 and link % 2:  # into a graph that was already iterated
+            with suppress(Exception):  # with other random numbers a graph may fail; it is loaded nevertheless
                 list(islice(run.items(), 2))
         run.load(saved)
         if link + 1 < len(chain):
@@ -195,7 +196,7 @@ def go_on(
 
 
 def _read(run: Plain, expected: list[Any], done: int, count: int) -> int:
-    """Reads further items, which have to be right; returns how many there were in all."""
+    """Reads further items, which must be correct; returns their total number."""
     if count < 0:
         return done
     iterator = run.items()
@@ -211,7 +212,7 @@ def _same(found: list[Any], expected: list[Any], what: str) -> None:
 def positions(
     graph: Graph, expected: list[list[Any]], most: int, dice: random.Random
 ) -> list[tuple[int, int, list[int]]]:
-    """Ways through a graph: all positions where these are few, each with a chain."""
+    """Returns paths through a graph: all positions if these are few, each with a chain."""
     ways = [(epoch, position) for epoch in range(graph.epochs) for position in range(-1, len(expected[epoch]) + 2)]
     if len(ways) > most:
         ways = dice.sample(ways, most)
@@ -219,17 +220,17 @@ def positions(
 
 
 def check_graph(graph: Graph, most: int = 12, reader: type[Plain] = Plain, away: float = 0.0) -> int:
-    """Checks some ways through a graph; returns how many.
+    """Checks some paths through a graph; returns how many.
 
     Args:
-        graph: which.
-        most: how many ways at most.
-        reader: reads it.
-        away: on which share of the ways a fresh interpreter continues.
+        graph: the graph.
+        most: the maximum number of paths.
+        reader: the class that reads the graph.
+        away: the fraction of paths on which a fresh interpreter resumes.
 
     Raises:
-        Different: one is wrong; the message says which.
-        Skipped: as by `whole`.
+        Different: a path fails; the message names it.
+        Skipped: the same as for `whole`.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -240,7 +241,7 @@ def check_graph(graph: Graph, most: int = 12, reader: type[Plain] = Plain, away:
             try:
                 check(graph, expected, *way, reader, away=dice.random() < away)
             except Exception as error:
-                # Threads that run ahead of a pipe that leaves them draw the same numbers more often than not.
+                # Threads that read ahead of a pipe that leaves them usually draw the same numbers.
                 if isinstance(error, Different) and any(whole(graph, reader) != expected for _ in range(8)):
                     raise Skipped("runs differ") from error
                 error.add_note(f"{graph}; epoch, position, chain: {way}")
@@ -250,7 +251,7 @@ def check_graph(graph: Graph, most: int = 12, reader: type[Plain] = Plain, away:
 
 @contextlib.contextmanager
 def with_torch(options: argparse.Namespace) -> Iterator[None]:
-    """Imports torch, whose pipes are in graphs, too, where it is there."""
+    """Imports torch if it is installed, whose pipes are then also part of graphs."""
     if not options.no_torch:
         with suppress(ImportError):
             import torch.utils.data  # noqa: F401

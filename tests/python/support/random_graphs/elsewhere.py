@@ -1,6 +1,6 @@
-"""Continues from states in a fresh interpreter: `python -m random_graphs.elsewhere FILE`.
+"""Resumes from states in a fresh interpreter: `python -m random_graphs.elsewhere FILE`.
 
-The file is a pickled tuple: where modules are, whether torch is loaded, a module, its function, the arguments.
+The file is a pickled tuple: the module paths, whether torch is loaded, a module, its function, and the arguments.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 
 class DifferentElsewhere(AssertionError):
-    """A fresh interpreter gave something else."""
+    """A fresh interpreter returned different items."""
 
 
 def elsewhere(module: str, function: str, *arguments: Any) -> None:
@@ -46,12 +46,12 @@ def elsewhere(module: str, function: str, *arguments: Any) -> None:
 def main() -> None:
     with open(sys.argv[1], "rb") as file:
         sys.path, with_torch, module, function, arguments = pickle.load(file)
-    if with_torch:  # graphs are drawn from torch's pipes, too, where it is there
+    if with_torch:  # if torch is loaded, graphs also contain its pipes
         with suppress(ImportError):
             import torch.utils.data  # noqa: F401
     warnings.simplefilter("ignore")
     getattr(importlib.import_module(module), function)(*arguments)
-    gc.freeze()  # else the end would go through all of torch
+    gc.freeze()  # otherwise, interpreter exit would visit all objects of torch
 
 
 if __name__ == "__main__":

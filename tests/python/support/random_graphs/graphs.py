@@ -1,4 +1,4 @@
-"""Draws a random graph from a seed. The same seed gives equal graphs, as often as it is asked."""
+"""Draws a random graph from a seed. The same seed always gives equal graphs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _is_cache(name: str) -> bool:
     return "on_disk" in name
 
 
-#: How many items a graph yields at most.
+#: Maximum number of items of a graph.
 LONGEST = 40
 
 
@@ -36,21 +36,23 @@ class Graph:
     def __post_init__(self) -> None:
         dice = random.Random(f"plan {self.number}")
         self.flavour = dice.choice(["plain", "plain", "global", "threads"])
-        #: Whether each epoch is given a seed. Those with threads are: threads draw in no order that repeats.
+        #: Whether each epoch is seeded. Graphs with threads are always seeded, because threads draw in no reproducible
+        #: order.
         self.is_seeded = self.flavour == "threads" or dice.random() < 0.6
-        #: How: each random pipe by `set_seed`, or the graph as a whole, before each epoch or before the first alone.
+        #: How to seed: each random pipe by `set_seed`, or the whole graph before each epoch or only before the first
+        #: one.
         self.seeding = random.Random(f"seeding {self.number}").choice(["pipes", "graph", "graph", "once"])
         self.epochs = dice.choice([1, 2, 2, 3])
         self.depth = dice.choice([1, 1, 2, 2, 3, 3, 4, 5, 6, 8])
-        #: Whether a thread reads what draws from the global generators.
+        #: Whether a thread reads the pipes that draw from the global generators.
         self.reads_ahead = random.Random(f"ahead {self.number}").random() < 0.4
         self.names: list[str] = []
-        #: How many pipes were grown, and what becomes of some of them, by their numbers.
+        #: How many pipes were created, and the replacements of some of them, by number.
         self._grown_pipes = 0
         self._changes: dict[int, Callable[[Any], Any]] = {}
 
     def build(self, changes: dict[int, Callable[[Any], Any]] | None = None) -> Any:
-        """A new graph.
+        """Builds a new graph.
 
         Args:
             changes: functions that return replacements of some pipes, by the pipe's number (see `places`).
@@ -59,23 +61,23 @@ class Graph:
         dice = random.Random(f"graph {self.number}")
         pipe = self._grown(dice, self.depth)
         pipe = pipe.header(LONGEST) if dice.random() < 0.8 else pipe.map(small).header(LONGEST).map(small)
-        if self.flavour == "global" and self.reads_ahead:  # one thread draws all
+        if self.flavour == "global" and self.reads_ahead:  # a single thread makes all draws
             self.names.append("prefetch")
             pipe = pipe.prefetch(dice.choice([1, 3, 20]))
             if dice.random() < 0.5:
                 pipe = Mapper(self._chosen(dice, OVER_ONE, pipe), small)
-        if "torch" in sys.modules and dice.random() < 0.1:  # what ends a graph is in nobody's reach but its reader's
+        if "torch" in sys.modules and dice.random() < 0.1:  # only the reader refers to the end of a graph
             self.names.append("torch_map")
             pipe = torch_stages()["torch_map"](dice, pipe)
         return pipe
 
     def places(self) -> int:
-        """The number of pipes that `build` can replace."""
+        """Returns the number of pipes that `build` can replace."""
         self.build()
         return self._grown_pipes
 
     def over(self, dice: random.Random, pipe: Any) -> Any:
-        """A random stage over any pipe of small ints, drawing from no global generator and reading in no thread."""
+        """Appends a random stage to a pipe of small ints, without use of global generators or threads."""
         return Mapper(self._chosen(dice, OVER_ONE, pipe), small)
 
     def _grown(self, dice: random.Random, depth: int) -> Any:
@@ -88,7 +90,7 @@ class Graph:
         if depth == 0:
             sources = (
                 SOURCES if self.flavour != "threads" else {**SOURCES, "sampler": SOURCES["range"]}
-            )  # it draws, too
+            )  # this also draws random numbers
             return Mapper(self._chosen(dice, sources, dice.choice([0, 1, 3, 5, 9, 12])), small)
         if dice.random() < 0.15:
             pipes = [self._grown(dice, dice.randrange(depth)) for _ in range(dice.choice([1, 2, 2, 3]))]

@@ -1,5 +1,6 @@
-"""Draws a random loader from a seed: a random graph, where its items are shared, what stays in the main process, and
-a service."""
+"""Draws a random loader from a seed: a random graph, where its items are distributed, what stays in the main process,
+and a service.
+"""
 
 from __future__ import annotations
 
@@ -26,21 +27,21 @@ class Loader:
         self.workers = dice.choice([1, 2, 2, 4])
         self.sharing = dice.choice(["filter", "dispatch", "dispatch", "replicated"])
         self._places = sorted({dice.random() for _ in range(dice.choice([1, 1, 1, 2]))})
-        #: Whether items are arrays where they cross from process to process, and how many of them main keeps.
+        #: Whether items are sent between processes as arrays, and how many of them the main process keeps.
         self.arrays = dice.random() < 0.5
         self.keeps = dice.choice([0, 0, 5, 30])
-        #: How many random stages stay in the main process, over a pipe that does; None: not even that.
+        #: How many random stages stay in the main process, after a pipe that does; None for not even that pipe.
         self.in_main = dice.choice([None, None, 0, 1, 2])
         self.options = {
             "worker_prefetch_cnt": dice.choice([0, 1, 3, 10]),
             "main_prefetch_cnt": dice.choice([0, 1, 3, 10]),
             "memory_budget": dice.choice([None, 0, 1 << 16, 1 << 20]),
         }
-        #: When a snapshot is due after another one, see `snapshots.SECONDS`.
+        #: When a snapshot follows another one; see `snapshots.SECONDS`.
         self.cadence = dice.choice([(0.0, 0.0), (0.0, 0.0), (0.001, 1.0), (0.02, 100.0)])
 
     def pipe(self) -> Any:
-        """The whole graph, with what shares its items out."""
+        """Returns the whole graph, including the pipe that distributes its items."""
         graph = self.graph
         share = {"filter": _filtered, "dispatch": self._dispatched}.get(self.sharing)
         places = graph.places() if share is not None else 0

@@ -1,7 +1,7 @@
 """The parts of random graphs: sources, pipes over one source, and pipes over several.
 
-Every stage takes ints below 21 and yields such. Those of `GLOBAL` draw from the global generators, those of `THREADED`
-read in threads; a graph has one kind of them at most, because threads draw in no order that repeats.
+Every stage reads and yields ints below 21. Stages in `GLOBAL` draw from the global generators, and stages in `THREADED`
+read in threads. A graph has at most one of these kinds, because threads draw in no reproducible order.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from torchdata.datapipes.map import ArrowParts, SequenceWrapper
 Pipe = Any
 Dice = random.Random
 
-#: Files of lines, one for each length.
+#: Text files, one for each number of lines.
 _FOLDER = folder("lines")
 
 
@@ -45,7 +45,7 @@ def _file_of(size: int) -> str:
 
 
 def _table(size: int) -> Any:
-    """A table of numbers, in chunks of some rows."""
+    """Returns a table of numbers, in chunks of several rows."""
     import pyarrow
 
     numbers = list(range(size))
@@ -53,7 +53,7 @@ def _table(size: int) -> Any:
 
 
 class Shuffled:
-    """A sampler that draws its order anew each time, from the global generator."""
+    """A sampler that draws a new order each time from the global generator."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -66,12 +66,12 @@ class Shuffled:
 
 
 def counted(size: int) -> Any:
-    """A generator function's generator."""
+    """Yields numbers; a generator function."""
     yield from range(size)
 
 
 def _shuffled_parts(size: int) -> Pipe:
-    """Parts of a table one by one, or lists of them."""
+    """Returns parts of a table one by one, or in lists."""
     parts = ArrowParts(_table(size)).shuffle()
     return parts.batch(2) if size % 2 else parts
 
@@ -149,7 +149,7 @@ THREADED: dict[str, Callable[[Dice, Pipe], Pipe]] = {
     "threadpool": lambda dice, pipe: pipe.threadpool_map(small, scheduled_tasks=3, max_workers=2),
 }
 
-#: Rows of the table of pipes that read in threads, or only a part of what they yield follows from the source.
+#: Rows of the table of pipes that read in threads, or whose items depend only partly on the source.
 _THREADED_ROWS = {row.name for row in ROWS if "prefetch" in row.name or "threadpool" in row.name or "ahead" in row.name}
 _ENDLESS = {"cycle_for_ever"}
 
@@ -160,7 +160,7 @@ for _row in ROWS:
 
 
 def torch_stages() -> dict[str, Callable[[Dice, Pipe], Pipe]]:
-    """Torch's own pipes."""
+    """Returns stages with torch's own pipes."""
     from torch.utils.data.datapipes import iter as torchs
 
     return {
@@ -173,7 +173,7 @@ def torch_stages() -> dict[str, Callable[[Dice, Pipe], Pipe]]:
 
 
 def _unequal(dice: Dice, pipes: list[Pipe]) -> list[Pipe]:
-    """The pipes, some of them with further ones after."""
+    """Returns the pipes, with further pipes appended to some of them."""
     changed = []
     for pipe in pipes:
         choice = dice.randrange(5)

@@ -1,4 +1,4 @@
-"""Pipes and functions as users write them: with and without state, random and not."""
+"""Pipes and functions like those of users: with and without state, random and not."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Unstated(IterDataPipe):
 
 
 class UnstatedPairs(IterDataPipe):
-    """A generator that reads further than it has yielded."""
+    """A generator that reads further than its yielded items."""
 
     def __init__(self, source_datapipe: Any) -> None:
         self.source_datapipe = source_datapipe
@@ -52,7 +52,7 @@ class UnstatedTwice(IterDataPipe):
 
 
 class UnstatedRandom(IterDataPipe):
-    """Draws with its own seed, and declares no state."""
+    """Draws with its own seed, and does not declare a state."""
 
     def __init__(self, source_datapipe: Any) -> None:
         self.source_datapipe = source_datapipe
@@ -79,7 +79,7 @@ class UnstatedSource(IterDataPipe):
 
 
 class OneToOne(IterDataPipe):
-    """A generator that says that it is one to one."""
+    """A generator that declares itself one-to-one."""
 
     one_to_one = True
 
@@ -92,7 +92,7 @@ class OneToOne(IterDataPipe):
 
 
 class NoState(IterDataPipe):
-    """A generator that says that it keeps no state."""
+    """A generator that declares that it keeps no state."""
 
     iteration_state = ()
 
@@ -106,7 +106,7 @@ class NoState(IterDataPipe):
 
 
 class Declared(IterDataPipe):
-    """Declares what it remembers of the items before, and the number of its epoch."""
+    """Declares what it stores about earlier items, and the number of its epoch."""
 
     _last: int = state(0)
     _epoch: int = state(0, lasts=True, copied=True)
@@ -125,7 +125,7 @@ class Declared(IterDataPipe):
 
 
 class ByHand(IterDataPipe):
-    """Writes its state by hand, and counts its epochs."""
+    """Implements its state methods, and counts its epochs."""
 
     def __init__(self, source_datapipe: Any) -> None:
         self.source_datapipe = source_datapipe
@@ -154,7 +154,7 @@ class SourceByHand(IterDataPipe):
         self.size, self.place, self.begin = size, 0, 0
 
     def __iter__(self) -> Iterator[int]:
-        begin, self.begin = self.begin, 0  # now, and not when the first item is asked for
+        begin, self.begin = self.begin, 0  # at this point, not when the first item is requested
         return self.going_on(begin)
 
     def going_on(self, begin: int) -> Iterator[int]:
@@ -171,7 +171,7 @@ class SourceByHand(IterDataPipe):
 
 
 def small(item: Any) -> int:
-    """An int below 21 that follows from any item that is told by its `repr`."""
+    """Returns an int below 21 that depends only on the item's `repr`."""
     return item % 21 if type(item) is int else crc32(repr(item).encode()) % 21
 
 
@@ -185,14 +185,14 @@ def drawn(item: int) -> int:
 
 
 def drawn_by_numpy(item: int) -> int:
-    """Draws from NumPy's."""
+    """Draws from NumPy's generator."""
     import numpy
 
     return int((item + numpy.random.randint(21)) % 21)
 
 
 def drawn_by_torch(item: int) -> int:
-    """Draws from torch's."""
+    """Draws from torch's generator."""
     import torch
 
     return (item + int(torch.randint(21, ()))) % 21
@@ -208,14 +208,14 @@ def kept(item: int) -> bool:
 
 
 def array(item: int) -> Any:
-    """The item as an array that crosses from process to process through a block of shared memory."""
+    """Returns the item as an array that is sent between processes in a block of shared memory."""
     import numpy
 
     return numpy.full(2000, item)
 
 
 def number(item: Any) -> int:
-    """The item from which `array` has made an array. All members of the array must still be equal."""
+    """Returns the item from which `array` created an array, whose members must all be equal."""
     (only,) = set(item.tolist())
     return int(only)
 

@@ -17,12 +17,12 @@ CATEGORIES = ("lists and pipes", "samplers", "streams", "several sources", "node
 
 
 def add(amount: int, item: Any) -> Any:
-    """A function for mappers, of numbers and of nested lists of them."""
+    """A function for mappers, for numbers and nested lists of numbers."""
     return [add(amount, one) for one in item] if isinstance(item, (list, tuple)) else item + amount
 
 
 def add_at_odds(amount: int, item: Any) -> Any:
-    """The same, in a time that differs from item to item, so that threads overtake each other."""
+    """The same, with a random delay, so that threads overtake each other."""
     if hash(str(item)) % 5 == 0:
         time.sleep(0.0005)
     return add(amount, item)
@@ -34,15 +34,15 @@ def is_kept(number: int, item: Any) -> bool:
 
 
 class Graph:
-    """A random graph and what it is made of, in words. It can be built any number of times.
+    """A random graph and its description. It can be built several times.
 
     Args:
-        seed: what it follows from.
-        processes: whether there may be worker processes.
-        in_order: whether only nodes that keep the order are taken.
-        common: whether only nodes are taken that torchdata 0.11 has, too.
-        bare: whether there may be a source without checkpoints.
-        threads: whether nodes read ahead; without it, those that would are left out or read nothing ahead.
+        seed: the seed.
+        processes: whether worker processes are allowed.
+        in_order: whether to use only nodes that keep the order.
+        common: whether to use only nodes that torchdata 0.11 also has.
+        bare: whether a source without states is allowed.
+        threads: whether nodes read ahead. Without it, such nodes are left out or do not read ahead.
     """
 
     def __init__(
@@ -58,17 +58,17 @@ class Graph:
         self.common, self.bare, self.threads = common, bare, threads
         self.words: list[str] = []
         self.kinds: set[str] = set()
-        #: Whether it has a source whose items depend on how often it has begun.
+        #: Whether the items of a source depend on how often it has begun.
         self.counts = False
 
     @property
     def category(self) -> str:
-        """The category of the graph that was built last."""
+        """Returns the category of the graph that was built last."""
         return next((one for one in reversed(CATEGORIES) if one in self.kinds), CATEGORIES[0])
 
     @property
     def tells_reading_ahead(self) -> bool:
-        """Whether an epoch depends on how far threads had read ahead in the one before it, when that was left.
+        """Returns whether an epoch depends on how far threads had read ahead when the previous epoch was left.
 
         That is so where a source, or a node that chooses at random, counts how often it begins, and begins more than
         once in an epoch, or not in each.
@@ -79,7 +79,7 @@ class Graph:
         } <= self.kinds
 
     def build(self) -> BaseNode[Any]:
-        """The last node."""
+        """Returns the last node."""
         self.chance, self.words, self.kinds, self.counts = random.Random(self.seed), [], set(), False
         self.processes_left = 1 if self.processes else 0
         node = self.source(depth=0)
@@ -153,7 +153,7 @@ class Graph:
                 parts[name] = self.step(parts[name], depth + 1)
         criteria = [value for name, value in vars(nodes.StopCriteria).items() if name.isupper()]
         if self.common:
-            criteria.remove(nodes.StopCriteria.CYCLE_FOREVER)  # nothing there ends it
+            criteria.remove(nodes.StopCriteria.CYCLE_FOREVER)  # such a graph would never end
         criterion = self.chance.choice(sorted(criteria))
         self.say(criterion)
         if kind == "round robin":
@@ -162,7 +162,7 @@ class Graph:
             weights = {name: self.chance.choice([0.1, 1.0, 3.0]) for name in names}
             self.counts |= depth > 0
             node = nodes.MultiNodeWeightedSampler(parts, weights, criterion, rank=0, world_size=1, seed=self.seed)
-        # Chance may put off the end that the criterion asks for, by any number of items.
+        # Random choices may postpone the criterion's end by any number of items.
         return sources.First(node, 60) if self.common else nodes.Header(node, 12)
 
     # -- steps ---------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ class Graph:
         chance = self.chance
         workers = chance.randint(0, 3)
         method = "thread"
-        if self.processes_left and workers:  # few, as each graph starts them anew
+        if self.processes_left and workers:  # few, because each graph starts them again
             self.processes_left, method, workers = 0, "process", min(workers, 2)
         options = {
             "in_order": in_order,

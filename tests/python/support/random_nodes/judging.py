@@ -17,11 +17,10 @@ from random_nodes.programs import Program, program_of
 class Judge:
     """Runs programs under a Python interpreter.
 
-    Args:
-        python: the interpreter.
-        limit: seconds after which a run counts as hung.
-        processes: whether graphs may have worker processes.
-        server: what makes fresh processes, instead of one of its own under that interpreter.
+    python: the interpreter.
+    limit: the seconds after which a run counts as hung.
+    processes: whether graphs may have worker processes.
+    server: creates fresh processes; by default, a separate server with that interpreter.
     """
 
     def __init__(
@@ -45,7 +44,7 @@ class Judge:
             self._runs.__exit__(kind, error, tb)
 
     def judge(self, seed: int) -> Verdict:
-        """Runs the program of a seed, and resumes from some of its places."""
+        """Runs the program of a seed, and resumes from some of its states."""
         program = program_of(seed, self.processes)
         verdict = Verdict(seed, "lists and pipes", f"seed {seed}")
         try:
@@ -91,7 +90,7 @@ class Judge:
             raise Wrong(f"behind the state at {place} of {len(items)}: {different}")
 
     def _different(self, program: Program, found: list[Any], expected: list[Any], first: int) -> str:
-        """How epochs from the first one on differ. Out of order, time decides which items come before a break."""
+        """Describes how epochs from the first one on differ. If unordered, items before a break depend on timing."""
         if not program.in_order and len(found) == len(expected):
             whole = [number for number in range(len(found)) if first + number not in program.breaks]
             found, expected = [found[number] for number in whole], [expected[number] for number in whole]

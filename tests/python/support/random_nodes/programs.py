@@ -1,4 +1,4 @@
-"""The actions of a random program: the epochs that it leaves early, and those in which it saves states."""
+"""The actions of a random program: in which epochs it leaves early, and where it saves states."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Program:
     """A program over a graph of nodes.
 
     Args:
-        seed: what it follows from.
-        processes: whether its graph may have worker processes.
+        seed: the seed.
+        processes: whether the graph may have worker processes.
     """
 
     seed: int
@@ -30,11 +30,11 @@ class Program:
     stop_epoch: int = 0
     #: Epochs that are left early, and after how many items.
     breaks: dict[int, int] = field(default_factory=dict)
-    #: At which of the places a run continues, from 0 for the begin to 1 for the end.
+    #: The states from which a run resumes, from 0 for the beginning to 1 for the end.
     resumed: tuple[float, ...] = ()
-    #: How many items a loader has given before it loads a state, or -1 for a new loader.
+    #: How many items a loader has yielded before it loads a state; -1 for a new loader.
     used: int = -1
-    #: How many items come between a load and the next state, which another loader of that process loads, or -1.
+    #: How many items follow a load before the next state, which another loader in the same process loads; -1 for none.
     link: int = -1
 
     @property
@@ -52,7 +52,7 @@ class Program:
         )
 
     def words(self, graph: Graph) -> str:
-        """The acts of the program, for a person to read; the graph has been built."""
+        """Describes the actions of the program. The graph must have been built."""
         parts = [" ".join(graph.words)]
         parts += [f"break in epoch {epoch} behind {count}" for epoch, count in self.breaks.items()]
         if not self.bare:

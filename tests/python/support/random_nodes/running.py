@@ -1,4 +1,4 @@
-"""Runs a random program over nodes: whole, with and without threads, saving its places, or from one of them."""
+"""Runs a random program over nodes: completely, with and without threads, saving its states, or from one of them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 from random_nodes.programs import Program, program_of
 from torchdata.nodes import Loader
 
-#: No epoch is longer.
+#: Maximum number of items per epoch.
 MOST = 1000
 
 
 def shutdown(loader: Loader[Any]) -> None:
-    """Ends the threads and processes of a loader, where it can be asked for that."""
+    """Ends the threads and processes of a loader, if it supports this."""
     getattr(loader, "shutdown", lambda: None)()
 
 
 def part(iterator: Iterator[Any], count: int | None) -> list[Any]:
-    """As many items as are left, or this many at most."""
+    """Returns the remaining items, or at most `count`."""
     items: list[Any] = []
     while count is None or len(items) < count:
         try:
@@ -32,7 +32,7 @@ def part(iterator: Iterator[Any], count: int | None) -> list[Any]:
 
 
 def whole(seed: int, processes: bool, threads: bool) -> list[list[Any]]:
-    """The epochs of a run that is never stopped."""
+    """Returns the epochs of an uninterrupted run."""
     program = program_of(seed, processes)
     loader = Loader(program.graph(threads).build())
     epochs = [part(iter(loader), program.breaks.get(epoch)) for epoch in range(program.epochs)]
@@ -53,7 +53,7 @@ def described(seed: int, processes: bool) -> dict[str, Any]:
 
 
 def saving(seed: int, processes: bool, target: str) -> list[list[Any]]:
-    """Saves the place at each item of an epoch, into files of a folder. Returns the epochs up to there."""
+    """Saves a state at each item of an epoch to files in a folder. Returns the epochs up to that one."""
     program = program_of(seed, processes)
     loader = Loader(program.graph().build())
     epochs = [part(iter(loader), program.breaks.get(epoch)) for epoch in range(program.stop_epoch)]
@@ -74,14 +74,14 @@ def saving(seed: int, processes: bool, target: str) -> list[list[Any]]:
 
 
 def resumed(seed: int, processes: bool, source: str, over: bool, left: int) -> list[list[Any]]:
-    """Continues from a place.
+    """Resumes from a saved state.
 
     Args:
-        seed: of the program.
-        processes: whether its graph may have worker processes.
+        seed: the seed of the program.
+        processes: whether the graph may have worker processes.
         source: the file with the state.
-        over: whether nothing of the epoch was left.
-        left: how many items of it were left.
+        over: whether the epoch was complete.
+        left: how many items of the epoch were left.
     """
     program = program_of(seed, processes)
     loader, state = used(program, None), pickle.loads(Path(source).read_bytes())
@@ -102,7 +102,7 @@ def resumed(seed: int, processes: bool, source: str, over: bool, left: int) -> l
 
 
 def used(program: Program, loader: Loader[Any] | None) -> Loader[Any]:
-    """A loader to load a state into: a new one, or one that has given some items."""
+    """Returns a loader to load a state into: a new one, or one that has yielded some items."""
     if program.used < 0 and loader is not None:
         shutdown(loader)
         loader = None

@@ -1,4 +1,4 @@
-"""The sources of random graphs: samplers, streams with and without states, and a node without checkpoints."""
+"""The sources of random graphs: samplers, streams with and without states, and a node without states."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchdata.nodes import BaseNode
 
 
 class Shuffled(Sampler[int]):
-    """A sampler whose order follows from the epoch, as that of DistributedSampler."""
+    """A sampler whose order depends on the epoch, like DistributedSampler."""
 
     def __init__(self, size: int) -> None:
         self.size, self.epoch = size, 0
@@ -64,14 +64,14 @@ class Epochs(Places):
 
 
 class EpochsInGenerator(Epochs):
-    """The same, when its first item is asked for."""
+    """The same, but counts when its first item is requested."""
 
     def __iter__(self) -> Iterator[int]:
         yield from super().__iter__()
 
 
 class Bare(BaseNode[int]):
-    """A user's node without checkpoints."""
+    """A user's node without states."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Bare(BaseNode[int]):
 
 
 class Counting(BaseNode[int]):
-    """A user's node with checkpoints, by the contract of BaseNode alone."""
+    """A user's node with states, using only the contract of BaseNode."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class Counting(BaseNode[int]):
 
 
 class First(BaseNode[Any]):
-    """A user's node that ends an epoch after this many items: the Header that torchdata 0.11 lacks."""
+    """A user's node that ends an epoch after a number of items, like Header, which torchdata 0.11 lacks."""
 
     def __init__(self, source: BaseNode[Any], count: int) -> None:
         super().__init__()

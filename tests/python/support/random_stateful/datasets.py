@@ -1,4 +1,4 @@
-"""Datasets for random programs: by index and iterable, with and without states, with and without random draws."""
+"""Datasets for random programs: map-style and iterable, with and without states, with and without random draws."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-#: Which global generators a dataset may draw from.
+#: The global generators that a dataset may draw from.
 DRAWS = ("torch", "numpy", "random", "all")
 
 
 def drawn(kind: str) -> float:
-    """A number from a global generator, or the sum of one from each."""
+    """Returns a number from a global generator, or the sum of one from each."""
     total = 0.0
     if kind in ("torch", "all"):
         total += float(torch.rand(()))
@@ -29,13 +29,13 @@ def drawn(kind: str) -> float:
 
 
 class Slow:
-    """Makes some items late, at moments that differ from run to run, without touching a generator of the program's."""
+    """Delays some items, at moments that differ between runs, without using the program's generators."""
 
     slow = False
-    #: Whether some items are always late, so that workers that need not keep the order do not.
+    #: Whether some items are always late, so that the order of workers varies if it is free.
     uneven = False
     _chance: random.Random | None = None
-    #: The number of a sample, and what is called before it is read.
+    #: The number of a sample, and a function that is called before it is read.
     hanging: tuple[int, Callable[[], None]] | None = None
 
     def pause(self, number: float) -> None:
@@ -59,7 +59,7 @@ class Broken(Exception):
 
 
 class Indexed(Slow, Dataset[Any]):
-    """Samples by index."""
+    """A map-style dataset."""
 
     #: Indices at which it raises.
     broken: frozenset[int] = frozenset()
@@ -72,7 +72,7 @@ class Indexed(Slow, Dataset[Any]):
         self.check(number)
 
     def check(self, number: float) -> None:
-        """Raises if the sample is broken. One that is drawn has been drawn in part."""
+        """Raises if the sample is broken, possibly after some random draws."""
         if number in self.broken:
             if "Noisy" in type(self).__name__:
                 drawn(self.draws)
@@ -87,7 +87,7 @@ class Indexed(Slow, Dataset[Any]):
 
 
 class AtOnce(Indexed):
-    """Samples by lists of indices."""
+    """A dataset that is read by lists of indices."""
 
     def __getitems__(self, indices: list[int]) -> Any:
         self.pause(indices[0])
@@ -97,7 +97,7 @@ class AtOnce(Indexed):
 
 
 class Counting(Indexed):
-    """Its samples tell how many were read before: a state of each worker's own."""
+    """A dataset whose samples contain the number of earlier reads, which is a state of each worker."""
 
     reads = 0
 
@@ -114,7 +114,7 @@ class Counting(Indexed):
 
 
 class Noisy(Indexed):
-    """Its samples are drawn from the global generators (augmentation)."""
+    """A dataset whose samples are drawn from the global generators (augmentation)."""
 
     def __getitem__(self, index: int) -> Any:
         self.pause(index)
@@ -122,7 +122,7 @@ class Noisy(Indexed):
 
 
 class NoisyCounting(Counting):
-    """The same with a state of the dataset's own."""
+    """The same, with a state of its own."""
 
     def __getitem__(self, index: int) -> Any:
         self.pause(index)
@@ -131,7 +131,7 @@ class NoisyCounting(Counting):
 
 
 class OwnNoise(Indexed):
-    """Its samples are drawn from its own generator, which is not part of its state."""
+    """A dataset whose samples are drawn from its own generator, which is not part of its state."""
 
     def __init__(self, length: int, draws: str = "") -> None:
         super().__init__(length, draws)
@@ -143,7 +143,7 @@ class OwnNoise(Indexed):
 
 
 class OwnNoiseKept(OwnNoise):
-    """The same, but it keeps the generator's state."""
+    """The same, with the generator in its state."""
 
     def state_dict(self) -> dict[str, Any]:
         version, words, gauss = self.own.getstate()
@@ -158,7 +158,7 @@ class OwnNoiseKept(OwnNoise):
 
 
 class Iterable(Slow, IterableDataset[Any]):
-    """The base of all iterable datasets: a worker's part is uneven, so that workers end at different times."""
+    """The base class of iterable datasets. Workers have parts of different sizes, and end at different times."""
 
     #: Numbers at which it raises, in each worker's part.
     broken: frozenset[int] = frozenset()
@@ -178,7 +178,7 @@ class Iterable(Slow, IterableDataset[Any]):
         return numbers
 
     def item(self, *values: float) -> Any:
-        """An item, with what is drawn for it if this dataset draws."""
+        """Returns an item, with random numbers if this dataset draws."""
         self.pause(values[0])
         if values[0] % 100 in self.broken:
             raise (Broken if values[0] % 2 else LookupError)(values[0])
@@ -206,7 +206,7 @@ class PlainEpochs(Iterable):
 
 
 class Taking(Iterable):
-    """Its generator takes the place where it is to start, and counts from there."""
+    """Its generator applies the start position, and counts from there."""
 
     place = start = 0
 
@@ -224,7 +224,7 @@ class Taking(Iterable):
 
 
 class EpochInGenerator(Iterable):
-    """Its generator counts an epoch first, unless a state was loaded, and shuffles by it."""
+    """Its generator first counts an epoch, unless a state was loaded, and shuffles by the epoch."""
 
     epoch, place, loaded = 0, 0, False
 
@@ -248,7 +248,7 @@ class EpochInGenerator(Iterable):
 
 
 class EpochInIter(EpochInGenerator):
-    """The same at once, in `__iter__` itself, before the first item is asked for."""
+    """The same, but counts in `__iter__`, before the first item is requested."""
 
     def __iter__(self) -> Iterator[Any]:
         if not self.loaded:
@@ -259,7 +259,7 @@ class EpochInIter(EpochInGenerator):
 
 
 class EpochAtEnd(Iterable):
-    """Counts an epoch, and puts its place back, when it has ended."""
+    """Counts an epoch and resets its position when it has ended."""
 
     place = epoch = 0
 
@@ -277,7 +277,7 @@ class EpochAtEnd(Iterable):
 
 
 class StateStays(Iterable):
-    """Every later `__iter__` takes the loaded state, as those of Hugging Face's streams do."""
+    """Each later `__iter__` applies the loaded state, like Hugging Face's streams."""
 
     def __init__(self, length: int, draws: str = "") -> None:
         super().__init__(length, draws)
@@ -323,7 +323,7 @@ class ItsOwnIterator(Iterable):
 
 
 class Walk:
-    """An iterator that knows its place."""
+    """An iterator with a state."""
 
     def __init__(self, stream: Iterable, epoch: int = 7) -> None:
         self.stream, self.place, self.own = stream, 0, random.Random(epoch)
@@ -349,7 +349,7 @@ class Walk:
 
 
 class IteratorAlone(Iterable):
-    """A stream of which only the iterator has a state."""
+    """A stream with a state only in its iterator."""
 
     def __iter__(self) -> Iterator[Any]:
         return Walk(self)
@@ -373,7 +373,7 @@ class _Steps:
 
 
 class PlainSteps(Iterable):
-    """A stream without a state, and without a generator."""
+    """A stream without a state and without a generator."""
 
     def __iter__(self) -> Iterator[Any]:
         return _Steps(self)
@@ -392,7 +392,7 @@ class IteratorAndEpochs(Iterable):
         return {"epoch": self.epoch}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        # The iterator is created again after this, and counts again.
+        # The iterator is created again after this, which counts again.
         self.epoch = state["epoch"] - 1
 
 
@@ -408,6 +408,6 @@ STREAMS: list[Callable[[int, str], Any]] = [
     IteratorAlone,
     IteratorAndEpochs,
 ]
-#: Streams that continue after an item at which they have raised.
+#: Streams that continue after raising at an item.
 LASTING_STREAMS: list[Callable[[int, str], Any]] = [PlainSteps, ItsOwnIterator, IteratorAlone, IteratorAndEpochs]
 BY_NAME: dict[str, Any] = {cls.__name__: cls for cls in [*MAPS, *STATELESS_STREAMS, *STREAMS, PlainSteps]}

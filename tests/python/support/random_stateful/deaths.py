@@ -1,8 +1,8 @@
-"""Exits and hangs of the workers of a random program, which others replace: they must not show in what it gives.
+"""Exits and hangs of workers in a random program, which are replaced. The results must not be affected.
 
     python -m drivers stateful-exits --seconds 300 --seed 1 --start-methods fork,spawn     # in tests/python/support
 
-The program of a seed runs whole, without and with exits; and with them up to its stop, and from its state on.
+The program of a seed runs completely without and with exits, and with exits up to its stop and from its state on.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from typing import Any
 
 from hanging import WAYS, Hanging
 
-#: Exits of a worker at most: the third one in a row at the same batch is an error.
+#: Maximum number of exits of a worker, because the third one in a row at the same batch is an error.
 MOST = 2
 
 
-#: A worker that is stopped hangs, and is killed for it.
+#: A stopped worker counts as hung and is killed.
 BLOWS = (signal.SIGKILL, signal.SIGKILL, signal.SIGXCPU, signal.SIGSTOP)
-#: Seconds after which one hangs. A busy machine may take another one for it: that must not show either.
+#: Seconds after which a worker counts as hung. On a busy machine, other workers may be killed, which must not matter.
 HANGS_AFTER = 0.8
 
 
 class Deaths:
-    """Kills or stops workers at random moments: before a batch is asked for, and a little later, from a thread.
+    """Kills or stops workers at random moments: before a batch is requested, or shortly after, from a thread.
 
     Args:
-        seed: of the moments.
+        seed: the seed of the moments.
     """
 
     def __init__(self, seed: int) -> None:
         self._dice = random.Random(seed)
-        #: Whether a worker exits so often in all, or once in each epoch.
+        #: Whether the number of exits is limited in total, rather than to one per epoch.
         self._in_all = self._dice.random() < 0.5
         self._each = self._dice.choice([0.05, 0.2, 0.5])
         self._tally: dict[Any, int] = {}
-        #: How the worker hangs that reads the sample of some number, in how many processes; None: none does.
+        #: How a worker hangs that reads a certain sample, and in how many processes; None for no hang.
         self.way = self._dice.choice([None, None, *WAYS])
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self.at, self.times = self._dice.randrange(30), self._dice.choice([1, 1, MOST])
@@ -50,10 +50,10 @@ class Deaths:
         self.count = 0
 
     def may_come(self, loader: Any, epoch: int) -> None:
-        """Called before each batch."""
+        """Must be called before each batch."""
         iterator = loader._iterator
         if loader.num_workers == 0 or self._stopped or self.way is not None:
-            return  # the third end of a worker at one batch is an error
+            return  # the third exit of a worker at one batch is an error
         for worker in range(loader.num_workers):
             key, most = (worker, MOST) if self._in_all else ((worker, epoch), 1)
             if self._tally.get(key, 0) >= most or self._dice.random() >= self._each:
@@ -75,7 +75,7 @@ class Deaths:
                 self.count += 1
 
     def hanging(self) -> tuple[int, Hanging] | None:
-        """The number of the sample at which a worker hangs, and what it does there."""
+        """Returns the number of the sample at which a worker hangs, and the function that hangs."""
         if self.way is None:
             return None
         self._folder = tempfile.TemporaryDirectory(prefix="random_stateful")
@@ -88,12 +88,12 @@ class Deaths:
             self._folder.cleanup()
 
     def stop(self) -> None:
-        """No more of them come."""
+        """Stops further exits."""
         self._stopped = True
 
 
 def unknowable(program: Any) -> str:
-    """Why no process can continue exactly where another one has exited, or nothing."""
+    """Returns why no process can continue exactly where another one exited; empty if it can."""
     if program.dataset == "OwnNoise":
         return "the data set draws from a generator of its own and tells no state"
     if program.dataset == "PlainEpochs" and program.persistent:
@@ -107,7 +107,7 @@ def check(judge: Any, seed: int, method: str) -> int:
     """Runs the program of a seed with exits; returns how many there were.
 
     Raises:
-        Wrong: they show.
+        Wrong: the results are affected.
     """
     from beside import Wrong, difference, without
     from random_stateful.judging import check_skipped

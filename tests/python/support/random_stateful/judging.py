@@ -1,4 +1,4 @@
-"""Compares the runs of a random program: what came after its state with what comes without a stop."""
+"""Compares the runs of a random program: the epochs after its state with those of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Judge:
 
     Args:
         python: the interpreter.
-        limit: seconds after which a run counts as hung.
-        server: what makes fresh processes, instead of one of its own under that interpreter.
+        limit: the seconds after which a run counts as hung.
+        server: creates fresh processes; by default, a separate server with that interpreter.
     """
 
     def __init__(self, python: str = sys.executable, limit: float = 30.0, server: FreshProcesses | None = None) -> None:
@@ -44,7 +44,7 @@ class Judge:
         self._folder.cleanup()
 
     def judge(self, seed: int) -> Verdict:
-        """Runs the program of a seed in all its phases. `unlike` is about the epochs of torch's own loader."""
+        """Runs the program of a seed in all its phases. `unlike` refers to the epochs of torch's own loader."""
         program = program_of(seed)
         verdict = Verdict(seed, program.category, program.words())
         try:
@@ -110,16 +110,16 @@ class Judge:
 
 
 def in_batches(epochs: list[Any], size: int) -> list[Any]:
-    """The samples of epochs, in batches of one size."""
+    """Returns the samples of epochs in batches of one size."""
     flat = [[sample for batch in epoch for sample in batch] for epoch in epochs]
     return [[samples[start : start + size] for start in range(0, len(samples), size)] for samples in flat]
 
 
 def check_full(program: Program, epochs: list[Any]) -> None:
-    """Whether all batches but the last are full, where they are filled up.
+    """Checks that all batches except the last are full, if they are filled up.
 
     Raises:
-        Wrong: they are not.
+        Wrong: a batch is not full.
     """
     if not program.fills or not program.indexed:
         return
@@ -130,17 +130,17 @@ def check_full(program: Program, epochs: list[Any]) -> None:
 
 
 def check_skipped(program: Program, found: list[Any], expected: list[Any]) -> None:
-    """Compares the counts of what was skipped, by epoch.
+    """Compares the counts of skipped samples by epoch.
 
     Raises:
-        Wrong: they differ.
+        Wrong: the counts differ.
     """
     if found != expected and (program.in_order or not program.breaks):
         raise Wrong(f"skipped {found}, and not {expected}")
 
 
 def of_states(verdicts: list[Verdict]) -> list[str]:
-    """Counts of the kinds of states, and of epochs that were those of torch's own loader."""
+    """Returns counts of the kinds of states, and of epochs that equal those of torch's own loader."""
     torch = [one for one in verdicts if one.unlike is not None]
     told = [one.known for one in verdicts if "json" in one.known]
     sizes = [one["size"] for one in told] or [0]

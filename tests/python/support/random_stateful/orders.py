@@ -1,4 +1,4 @@
-"""Samplers for random programs: torch's, torchdata's and such as users write."""
+"""Samplers for random programs: those of torch and torchdata, and samplers like those of users."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class OwnTorch(PythonShuffled):
 
 
 class OwnNumpy(PythonShuffled):
-    """A sampler with a generator of NumPy's as an attribute."""
+    """A sampler with a NumPy generator as an attribute."""
 
     def __init__(self, length: int) -> None:
         super().__init__(length)
@@ -56,7 +56,7 @@ class OwnNumpy(PythonShuffled):
 
 
 class OwnPython(PythonShuffled):
-    """A sampler with a generator of Python's as an attribute."""
+    """A sampler with a Python generator as an attribute."""
 
     def __init__(self, length: int) -> None:
         super().__init__(length)
@@ -126,7 +126,7 @@ class StartsAnew(Places):
 
 
 class Steps:
-    """The iterator of a sampler, which knows its place."""
+    """The iterator of a sampler, which has a state."""
 
     def __init__(self, order: list[int]) -> None:
         self.order, self.done = order, 0
@@ -148,7 +148,7 @@ class Steps:
 
 
 class IteratorKnows(PythonShuffled):
-    """A sampler whose iterator alone has a state."""
+    """A sampler with a state only in its iterator."""
 
     def __iter__(self) -> Iterator[int]:
         return Steps(list(reversed(range(self.length))))
@@ -175,7 +175,7 @@ def torchdata_batches(length: int, batch: int) -> dict[str, Any]:
     return {"batch_sampler": sampler.BatchSampler(inner, batch, False)}
 
 
-#: By name: options of the loader for a length and a batch size.
+#: By name: functions that return loader options for a length and a batch size.
 SAMPLERS: dict[str, Callable[[int, int], dict[str, Any]]] = {
     "in order": lambda n, b: {},
     "shuffle": lambda n, b: {"shuffle": True},
@@ -227,7 +227,7 @@ FREE = {
     "user's, Python's generator",
 }
 
-#: Samplers with a state of their own.
+#: Samplers with their own state.
 STATEFUL = {
     "StatefulDistributedSampler",
     "StatefulDistributedSampler, set_epoch",

@@ -1,4 +1,4 @@
-"""Random programs: what each is made of, in words, its category, and why some cannot continue exactly."""
+"""Random programs: their parts, a description, the category, and why some cannot resume exactly."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from random_stateful import datasets, orders
 
-#: From this seed on programs have datasets with indices, some of which are broken and skipped.
+#: From this seed on, programs have map-style datasets with some broken samples, which are skipped.
 SKIPPING = 1_000_000
-#: From this one on datasets are iterable, and some of their items are broken and skipped.
+#: From this seed on, programs have iterable datasets with some broken items, which are skipped.
 SKIPPING_STREAMS = 2_000_000
-#: From this one on the run that continues has batches of another size.
+#: From this seed on, the resumed run has another batch size.
 RESIZING = 3_000_000
 #: Epochs that are compared after the epoch in which a program is stopped.
 BEHIND = 3
@@ -30,7 +30,7 @@ CATEGORIES = (
 
 @dataclass
 class Program:
-    """A training program, as far as its loader sees it."""
+    """A training program, as far as its loader is concerned."""
 
     seed: int
     dataset: str
@@ -40,42 +40,42 @@ class Program:
     sampler: str
     batch_size: int | None
     workers: int
-    #: Workers of the run that continues.
+    #: The number of workers in the resumed run.
     later_workers: int
-    #: Whether the loader is given a generator.
+    #: Whether the loader has its own generator.
     generator: bool
     options: dict[str, Any] = field(default_factory=dict)
     #: Indices at which the dataset raises, which are skipped.
     broken: tuple[int, ...] = ()
-    #: Whether batches are filled up from which samples are skipped.
+    #: Whether incomplete batches are filled up.
     fills: bool = False
-    #: Samples of a batch in the run that continues, if it is another number.
+    #: The batch size of the resumed run, if it differs.
     later_batch: int | None = None
-    #: "same": each run seeds all global generators alike; "another": the run that continues takes another seed;
-    #: "none": no run seeds any.
+    #: "same": each run seeds all global generators in the same way; "another": the resumed run uses another seed;
+    #: "none": no run sets a seed.
     seeds: str = "same"
-    #: Numbers that the program draws from the global generators before it makes its loader, and in each step and
+    #: How many numbers the program draws from the global generators before it creates its loader, in each step, and
     #: after each epoch (dropout, an evaluation).
     draws_before: int = 0
     draws_in_step: int = 0
     draws_behind_epoch: int = 0
-    #: Numbers that only the run that continues draws, once before and once after it loads its state.
+    #: How many numbers only the resumed run draws, once before and once after it loads its state.
     draws_more: int = 0
-    #: Whether the program seeds the global generators anew at the begin of each epoch.
+    #: Whether the program seeds the global generators at the beginning of each epoch.
     seeds_epochs: bool = False
     #: Epochs that are left early, and after how many batches.
     breaks: dict[int, int] = field(default_factory=dict)
-    #: The epoch in which the state is taken, and where: "before" its iterator is made, after this many batches, after
-    #: the "last" batch, or after its "end".
+    #: The epoch in which the state is saved, and where: "before" its iterator is created, after a number of batches,
+    #: after the "last" batch, or after its "end".
     stop_epoch: int = 0
     stop_at: int | str = 0
-    #: Batches before which a state is taken and thrown away, too.
+    #: Batches before which a state is also saved, and discarded.
     peeks: tuple[int, ...] = ()
-    #: How the state travels: by "json", "torch" or "pickle".
+    #: The format in which the state is stored: "json", "torch" or "pickle".
     way: str = "torch"
-    #: Whether another process loads the state, asks for it anew at once, and passes that on.
+    #: Whether another process loads the state, immediately saves it again, and passes that on.
     relayed: bool = False
-    #: Whether the epochs are held against those of torch's loader, too.
+    #: Whether the epochs are also compared with those of torch's loader.
     beside_torch: bool = False
 
     @property
@@ -92,12 +92,12 @@ class Program:
 
     @property
     def noisy(self) -> bool:
-        """Whether items are drawn from the global generators."""
+        """Returns whether items are drawn from the global generators."""
         return "Noisy" in self.dataset or (bool(self.draws) and not self.indexed)
 
     @property
     def free_order(self) -> bool:
-        """Whether the order comes from a global generator."""
+        """Returns whether the order comes from a global generator."""
         return self.sampler in orders.FREE and not (self.sampler == "shuffle" and self.generator)
 
     @property
@@ -120,31 +120,31 @@ class Program:
 
     @property
     def has_torch_s_order(self) -> bool:
-        """Whether torch's own loader must give the same epochs."""
+        """Returns whether torch's own loader must yield the same epochs."""
         stateless = self.dataset in ("Indexed", "AtOnce", "Noisy", "Plain") and self.sampler not in orders.STATEFUL
         return stateless and self.in_order and not self.breaks and self.seeds != "none" and not self.broken
 
     @property
     def is_shared_anew(self) -> bool:
-        """Whether the epochs behind the one that is resumed have other shares."""
+        """Returns whether the epochs after the resumed one have other shards."""
         return not self.indexed and self.later_workers != self.workers
 
     def later_workers_matter(self, first: int) -> bool:
-        """Whether another number of workers gives other epochs.
+        """Returns whether another number of workers leads to other epochs.
 
         Each worker's share is read ahead of the sampler, which stays there if the epoch is left.
 
         Args:
-            first: the first epoch that has this number of workers.
+            first: the first epoch with this number of workers.
         """
         goes_on = self.sampler in orders.GOING_ON and self.later_workers != self.workers
         return goes_on and any(epoch >= first for epoch in self.breaks)
 
     def unknowable(self, over: bool) -> str:
-        """Why no loader can continue exactly with this program, or nothing.
+        """Returns why no loader can resume this program exactly; empty if it can.
 
         Args:
-            over: whether the state is that of the end of an epoch.
+            over: whether the state is from the end of an epoch.
         """
         if self.dataset == "OwnNoise":
             return "the data set draws from a generator of its own and tells no state"
@@ -163,7 +163,7 @@ class Program:
         return ""
 
     def words(self) -> str:
-        """The acts of the program, for a person to read."""
+        """Describes the actions of the program."""
         parts = [f"{self.dataset}({self.length}{', draws: ' + self.draws if self.noisy else ''})"]
         if self.slow:
             parts.append("slow items")
@@ -229,7 +229,7 @@ def program_of(seed: int) -> Program:
 
 
 def choose_options(program: Program, chance: random.Random) -> None:
-    """The loader's arguments."""
+    """Chooses the loader's arguments."""
     if program.batch_size is not None and "atch" not in program.sampler and chance.random() < 0.2:
         program.options["drop_last"] = True
     if chance.random() < 0.25:
@@ -242,7 +242,7 @@ def choose_options(program: Program, chance: random.Random) -> None:
 
 
 def choose_habits(program: Program, chance: random.Random) -> None:
-    """Chooses what the program seeds and draws besides."""
+    """Chooses what else the program seeds and draws."""
     program.seeds = chance.choices(["same", "another", "none"], [6, 2, 1])[0]
     if chance.random() < 0.5:
         program.draws_before = chance.randrange(4)
@@ -253,12 +253,12 @@ def choose_habits(program: Program, chance: random.Random) -> None:
 
 
 def choose_moment(program: Program, chance: random.Random) -> None:
-    """Which epochs are left early, and where the state is taken."""
+    """Chooses which epochs are left early, and where the state is saved."""
     program.stop_epoch = chance.choice([0, 0, 0, 1, 1, 2, 3])
     program.stop_at = chance.choice(["before", 0, 1, 1, 2, 3, 4, 6, 9, "last", "end", "end"])
     if program.stop_epoch and program.in_order and chance.random() < 0.35:
         program.breaks[program.stop_epoch - 1] = chance.choice([1, 2, 3, 5])
-        if program.stop_at == "before":  # that would be a state of the epoch that was left
+        if program.stop_at == "before":  # that would be a state of the abandoned epoch
             program.stop_at = 0
     if program.in_order and chance.random() < 0.1:
         program.breaks[program.stop_epoch + 1] = chance.choice([1, 2, 4])
@@ -267,7 +267,7 @@ def choose_moment(program: Program, chance: random.Random) -> None:
 
 
 def choose_broken(program: Program, chance: random.Random) -> None:
-    """Which samples are broken: some of them, many in a row, so that whole batches are, or all."""
+    """Chooses which samples are broken: some, many in a row so that whole batches are broken, or all."""
     numbers = range(program.length)
     share = chance.choice([0.1, 0.3, 0.6, 1.0 if program.length < 8 else 0.9])
     broken = {number for number in numbers if chance.random() < share}
@@ -276,11 +276,12 @@ def choose_broken(program: Program, chance: random.Random) -> None:
         broken |= set(numbers[first : first + 2 * (program.batch_size or 1)])
     program.broken = tuple(sorted(broken))
     if program.batch_size is not None and "atch" not in program.sampler and chance.random() < 0.5:
-        program.fills, program.later_workers = True, program.workers  # their number decides what fills a batch up
+        # the number of workers affects how batches are filled up
+        program.fills, program.later_workers = True, program.workers
 
 
 def choose_size(program: Program, chance: random.Random) -> None:
-    """Batches of another size in the run that continues: of programs that do not count batches otherwise."""
+    """Chooses another batch size for the resumed run, for programs that do not otherwise count batches."""
     program.dataset = chance.choice(["Indexed", "AtOnce"])
     if "atch" in program.sampler:
         program.sampler = "shuffle"
@@ -293,7 +294,7 @@ def choose_size(program: Program, chance: random.Random) -> None:
 
 
 def choose_way(program: Program, chance: random.Random) -> None:
-    """How the state travels, and where."""
+    """Chooses how and where the state is stored."""
     program.way = chance.choice(["json", "torch", "torch", "pickle"])
     program.relayed = chance.random() < 0.12
     program.beside_torch = chance.random() < 0.3

@@ -1,4 +1,4 @@
-"""Runs a random program: whole, up to its stop, or from the state that it saved there, each in its own process."""
+"""Runs a random program: completely, up to its stop, or from its saved state, each in a separate process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from random_stateful.programs import Program, program_of
 
 
 def plain(batch: Any) -> Any:
-    """A batch as JSON holds it."""
+    """Returns a batch in a form for JSON."""
     if isinstance(batch, torch.Tensor):
         return batch.tolist()
     return [plain(one) for one in batch] if isinstance(batch, (list, tuple)) else batch
@@ -33,12 +33,12 @@ def seed_all(seed: int) -> None:
 
 
 def draw(count: int) -> None:
-    """Draws as a program does: this many numbers from each global generator."""
+    """Draws `count` numbers from each global generator, as a program might."""
     for _ in range(count):
         datasets.drawn("all")
 
 
-# -- the state on its way ----------------------------------------------------------------------------------
+# -- storing the state -------------------------------------------------------------------------------------
 
 
 def written(state: Any, way: str) -> bytes:
@@ -60,12 +60,12 @@ def read(data: bytes, way: str) -> Any:
 
 
 def save(loader: Any, program: Program, path: Path) -> dict[str, Any]:
-    """Writes the loader's state to a file. Returns what is to be known of the state itself."""
+    """Writes the loader's state to a file. Returns facts about the state itself."""
     state, again = loader.state_dict(), loader.state_dict()
     known: dict[str, Any] = {"keys": sorted(state)}
     try:
         known["alike"] = bool(state == again)
-    except (RuntimeError, ValueError):  # of tensors or arrays
+    except (RuntimeError, ValueError):  # raised by comparing tensors or arrays
         known["alike"] = False
     try:
         text = json.dumps(state)
@@ -92,7 +92,7 @@ def load(loader: Any, path: Path) -> None:
 
 
 def run(seed: int, phase: str, **options: Any) -> dict[str, Any]:
-    """Runs a phase of the program of a seed: see `Run`."""
+    """Runs a phase of the program of a seed; see `Run`."""
     return Run(program_of(seed), phase, **options).run()
 
 
@@ -102,14 +102,14 @@ class Run:
     Args:
         program: the program.
         phase: "whole" or "torch" (without a stop, the latter with torch's own loader), "stop" (ends where the state was
-            saved, unless no run seeds), "relay" (loads a state and saves it again) or "resume".
-        batches: how many batches the epoch has in which the program is stopped, as far as it is known.
+            saved, unless no run is seeded), "relay" (loads a state and saves it again) or "resume".
+        batches: the number of batches in the epoch of the stop, as far as known.
         source: the state to load.
         target: where to save the state.
-        first: the epoch to begin with.
-        exits: a seed for the exits of its workers, which are replaced; None: none exits.
-        method: how its workers start.
-        workers: how many there are; None for as many as the program has in this phase.
+        first: the number of the first epoch.
+        exits: a seed for the exits of its workers, which are replaced; None for no exits.
+        method: the start method of its workers.
+        workers: the number of workers; None for that of the program in this phase.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Run:
             self.workers = program.later_workers if self.resumed else program.workers
         self.known: dict[str, Any] = {}
         self.epochs: list[list[Any]] = []
-        #: By epoch, what was skipped of what the program got, if anything may be.
+        #: For each epoch, what was skipped in the received batches, if anything may be skipped.
         self.skipped: list[Any] = []
 
     def loader(self) -> Any:
@@ -170,7 +170,7 @@ class Run:
         return Loader(dataset, num_workers=workers, **{**options, **chosen})
 
     def run(self) -> dict[str, Any]:
-        """Returns the epochs as lists of batches. The first is the rest of one if the program continued in it."""
+        """Returns the epochs as lists of batches. In a resumed program, the first one is the rest of an epoch."""
         try:
             self.train()
         finally:
@@ -206,7 +206,7 @@ class Run:
         self.known = save(loader, self.program, Path(self.target))
 
     def epoch(self, loader: Any, epoch: int) -> bool:
-        """Runs an epoch, or the rest of one. Returns whether the program is stopped in it."""
+        """Runs an epoch, or the rest of one. Returns whether the program stops in it."""
         program = self.program
         stops = self.phase == "stop" and epoch == program.stop_epoch
         if stops and program.stop_at == "before":
@@ -243,8 +243,7 @@ class Run:
         return stops and self.stop(loader, taken=len(batches), over=True)
 
     def stop(self, loader: Any, taken: int, over: bool) -> bool:
-        """Saves the state. Returns whether the program ends there: one that seeds nothing continues, to compare
-        with."""
+        """Saves the state. Returns whether the program ends there. Without seeds, it continues for comparison."""
         self.save(loader)
         self.known.update(taken=taken, over=over)
         if self.deaths is not None:

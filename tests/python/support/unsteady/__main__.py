@@ -1,8 +1,8 @@
-"""Runs a command on a machine that is busy elsewhere: its processes stand still for moments, each at its own time.
+"""Runs a command on a simulated busy machine: its processes are stopped for moments, each at its own time.
 
-A test that takes for granted which of two processes is first passes a thousand times, and fails on another machine.
-Here it fails within a few runs: processes rest when they are born, so that others get ahead of them, and any of them is
-stopped now and then, for up to 0.4 s.
+A test that assumes which of two processes is first may pass a thousand times, and fail on another machine. Here, it
+fails within a few runs: new processes are delayed so that others overtake them, and each process is occasionally
+stopped for up to 0.4 s.
 
     python -m unsteady python -m pytest -n 2 -m alone
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from leftovers import descendants
 
-#: How often a process is chosen, and how many seconds it stands still on average and at most.
+#: How often a process is selected, and for how many seconds it is stopped, on average and at most.
 EVERY, MEAN, MOST = 0.1, 0.06, 0.4
 
 
@@ -51,7 +51,7 @@ def _stop(pid: int, seconds: float) -> None:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Whether a process has ended, or a test has stopped it itself."""
+    """Returns whether a process has exited, or was stopped by a test."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "tTZ"
     return True

@@ -1,1 +1,1 @@
-"""The graph of pipes: what reads what, found without serialising anything, and how a state knows it again."""
+"""The graph of pipes: finds which pipe reads which without serializing, and recognizes the graph of a saved state."""

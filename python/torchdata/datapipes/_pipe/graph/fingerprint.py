@@ -1,9 +1,10 @@
-"""The parts of a pipeline, in words that are the same in another process: by which a state knows its pipeline.
+"""Describes a pipeline in text that is the same in every process, so that a state can recognize its pipeline.
 
-Role: pure functions over graphs. A fingerprint lists the pipes, sources first: the class, what it reads, and what it
-was made with, as far as words tell it: numbers and texts, functions by their qualified names, data by its kind and
-shape. It never looks at data itself, and has nothing of the state of an iteration. A value that may be a secret is in
-it as a few digits of a hash, by which a difference is noticed. States of graphs and of loaders hold the same.
+Role: pure functions over graphs. A fingerprint lists the pipes, sources first: the class of each pipe, the pipes that
+it reads, and its arguments where these can be described: numbers and texts as they are, functions by qualified name,
+and data by kind and shape. Data itself is never inspected, and the iteration state is not part of the fingerprint. A
+value that may be a secret is represented by a few digits of a hash, which reveals only that the value changed. States
+of graphs and states of loaders contain the same fingerprint.
 """
 
 from __future__ import annotations
@@ -24,26 +25,27 @@ from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
 __all__ = ["Fingerprint", "check_fingerprint", "difference", "fingerprint", "require_arguments", "short_name"]
 
-#: By pipe its `class`, the numbers of those that it `reads`, and its `parameters`, in words by name.
+#: For each pipe its `class`, the numbers of the pipes that it `reads`, and its `parameters` as text, by name.
 Fingerprint = list[dict[str, Any]]
 
-#: Longest text of a parameter.
+#: Maximum length of a parameter's text.
 _LONGEST = 200
 
-#: The class and the argument that may change between two epochs, as settings of adapters may.
+#: The class and the argument that may change between two epochs, like the settings of adapters.
 _BATCHER, _SIZE = "torchdata.datapipes.iter.Batcher", "batch_size"
 
-#: Arguments that a loader sets anew, or that change nothing of what is yielded.
+#: Arguments that the loader overrides, or that do not affect the items.
 _CHANGED = frozenset({"groups", "num_of_instances", "instance_id", "timeout", "patience"})
 
 
 def fingerprint(datapipe: Any, *, begun: bool = False) -> Fingerprint:
-    """The parts of the graph that ends in a pipe.
+    """Returns the fingerprint of the graph that ends in a pipe.
 
     Args:
         datapipe: the end of the graph, or the graph.
-        begun: whether it may have been iterated. Then the fingerprint leaves out values that an iteration may change:
-            all attributes but functions of pipes of the user's, and the iteration state of other pipes.
+        begun: whether the graph may have been iterated. If so, the fingerprint leaves out values that an iteration may
+            change: for pipes defined by the user, all attributes except functions; for other pipes, the iteration
+            state.
     """
     graph = graph_of(datapipe)
     return [
@@ -57,13 +59,13 @@ def fingerprint(datapipe: Any, *, begun: bool = False) -> Fingerprint:
 
 
 def difference(saved: Fingerprint, found: Fingerprint, here: str, *, between_epochs: bool = False) -> str:
-    """Where the pipeline of a state and another one differ first, in words; empty if in nothing that both tell.
+    """Describes the first difference between two pipelines. The text is empty if no described part differs.
 
     Args:
-        saved: what stands in the state.
-        found: the other.
-        here: how messages call whose that is.
-        between_epochs: whether parameters that may change between two epochs are left out.
+        saved: the fingerprint in the state.
+        found: the fingerprint of the current pipeline.
+        here: the name of the current pipeline, for error messages.
+        between_epochs: whether to ignore parameters that may change between two epochs.
     """
     if saved == found:
         return ""
@@ -84,12 +86,12 @@ def difference(saved: Fingerprint, found: Fingerprint, here: str, *, between_epo
 
 
 def _may_change(entry: Mapping[str, Any], name: str) -> bool:
-    """Whether a parameter may change between two epochs: a setting, whose name holds a dot, or the size of batches."""
+    """Returns whether a parameter may change between epochs: a setting (with a dot in its name) or the batch size."""
     return "." in name or (entry["class"] == _BATCHER and name == _SIZE)
 
 
 def require_arguments(datapipe: Any) -> None:
-    """Raises ValueError if a shipped pipe of a graph lacks an argument, because another release has pickled it."""
+    """Raises ValueError if a built-in pipe lacks an argument because another release pickled it."""
     for pipe in graph_of(datapipe) if is_pipe(datapipe) else ():
         kind = type(pipe)
         if kind.__module__.partition(".")[0] != "torchdata":
@@ -100,7 +102,7 @@ def require_arguments(datapipe: Any) -> None:
 
 
 def check_fingerprint(found: Any) -> None:
-    """Raises ValueError if this is no fingerprint: what a state holds may be anything."""
+    """Raises ValueError unless the value has the form of a fingerprint. A loaded state may contain anything."""
     if not isinstance(found, list):
         raise ValueError(f"its fingerprint is of type {type(found).__name__}")
     for number, entry in enumerate(found, 1):
@@ -112,12 +114,12 @@ def check_fingerprint(found: Any) -> None:
 
 
 def short_name(entry: Mapping[str, Any]) -> str:
-    """The name of a pipe's class without that of its module, of what a fingerprint says of the pipe."""
+    """Returns the class name, without the module, of a pipe in a fingerprint."""
     name: str = entry["class"]
     return name.rpartition(".")[2]
 
 
-#: By class, the attributes that may stand for arguments of the constructor, in the order of these.
+#: The attributes that may store constructor arguments, by class, in the order of the arguments.
 _arguments: WeakKeyDictionary[type, list[tuple[str, tuple[str, str]]]] = WeakKeyDictionary()
 
 
@@ -128,8 +130,7 @@ def _arguments_of(kind: type) -> list[tuple[str, tuple[str, str]]]:
             names = signature_of(kind.__init__).parameters  # type: ignore[misc]
         except (TypeError, ValueError):
             names = {}  # type: ignore[assignment]
-        # Arguments that change the speed, and not the items, may differ when a state is loaded. A class lists them in
-        # `tuning`.
+        # Arguments that affect only the speed may differ when a state is loaded. A class lists them in `tuning`.
         tuning = _CHANGED.union(*(vars(base).get("tuning", ()) for base in kind.__mro__))
         found = [(name, (name, f"_{name}")) for name in names if name not in tuning]
         _arguments[kind] = found
@@ -137,7 +138,7 @@ def _arguments_of(kind: type) -> list[tuple[str, tuple[str, str]]]:
 
 
 def _parameters(pipe: Any, begun: bool) -> dict[str, str]:
-    """The attributes that stand for arguments of the constructor and for settings, in words."""
+    """Returns, as text, the attributes that store constructor arguments and settings."""
     kind, attributes = type(pipe), vars(pipe)
     own = kind.__module__.partition(".")[0] == "torchdata"
     iterating = {state.key for state in getattr(kind, "_declared", ())} if begun else ()
@@ -157,7 +158,7 @@ def _holds_pipes(value: Any) -> bool:
 
 
 def _without_secrets(name: str, value: Any, depth: int = 0) -> str:
-    """A value in words; of one that is a secret, or holds some, what is none and a few digits of a hash."""
+    """Describes a value. Secrets are replaced by a few digits of a hash."""
     words = _words(value, depth)
     if is_private(name, value) and value is not None:
         return f"{HIDDEN}{digest(name, _whole(value, words))}"
@@ -171,12 +172,12 @@ def _without_secrets(name: str, value: Any, depth: int = 0) -> str:
 
 
 def _whole(value: Any, words: str) -> str:
-    """The part of a value that is hashed: all of a text, however long."""
+    """Returns the part of a value to hash: for a text, its full length."""
     return repr(value) if isinstance(value, (str, bytes)) else words
 
 
 def _words(value: Any, depth: int = 0) -> str:
-    """A value in words that are the same in each process, without secrets inside it."""
+    """Describes a value with text that is the same in every process, without secrets."""
     if value is None or isinstance(value, (bool, int, float, str, bytes)):
         text = repr(value)
         return text if len(text) <= _LONGEST else f"{type(value).__name__} of length {len(value)}"  # type: ignore[arg-type]
@@ -198,7 +199,7 @@ def _words(value: Any, depth: int = 0) -> str:
 
 
 def _shape(value: Any) -> str:
-    """The kind and the length of data."""
+    """Describes the type and the length of data."""
     kind = _name_of(type(value))
     shape = getattr(value, "shape", None)
     if shape is not None and not isinstance(value, Mapping):
@@ -206,13 +207,13 @@ def _shape(value: Any) -> str:
     if isinstance(value, Sized):
         try:
             return f"{kind} of length {len(value)}"
-        except Exception:  # of a class of the user's
+        except Exception:  # may be raised by a user's class
             return kind
     return kind
 
 
 def _name_of(value: Any) -> str:
-    """The qualified name. A program's own module has one name wherever it runs."""
+    """Returns the qualified name. The program's main module has the same name in every process."""
     module = getattr(value, "__module__", None) or "builtins"
     if module == "__mp_main__":
         module = "__main__"

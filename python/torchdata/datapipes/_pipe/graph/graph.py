@@ -1,8 +1,8 @@
-"""`Graph`: the pipes of a graph at one moment, with their sources.
+"""`Graph`: a snapshot of the pipes of a graph and their sources.
 
-Role: a value. Code that changes a graph, or runs its pipes, makes a new object. All other code reuses the existing one,
-because finding the pipes inspects all their attributes. Owns nothing but references to the pipes. Runs
-in whichever process holds them.
+Role: an immutable value. Code that modifies a graph, or runs its pipes, creates a new object. Other code reuses the
+existing one, because finding the pipes inspects all their attributes. Holds only references to the pipes. Runs in any
+process that has the pipes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Graph", "graph_of"]
 
 
 class Graph:
-    """The pipes of the graph that ends in a pipe, as it is when this is made.
+    """The pipes of the graph that ends in a pipe, as found when this object is created.
 
     Args:
         end: the last pipe.
@@ -56,15 +56,15 @@ class Graph:
         return self._places
 
     def index(self, pipe: Any) -> int:
-        """The index of a pipe in `pipes`."""
+        """Returns the index of a pipe in `pipes`."""
         return self._index()[id(pipe)]
 
     def sources(self, pipe: Any) -> list[Any]:
-        """The pipes that a pipe of the graph reads from directly, in the order of its attributes, each once."""
+        """Returns the direct sources of a pipe of the graph, in the order of its attributes, without duplicates."""
         return self._sources[id(pipe)]
 
     def at(self, pipe: Any) -> Graph:
-        """The graph that ends in a pipe of this one."""
+        """Returns the part of this graph that ends in the given pipe."""
         if pipe is self.end:
             return self
         part = object.__new__(Graph)
@@ -73,11 +73,11 @@ class Graph:
         return part
 
     def below(self, pipes: Iterable[Any]) -> set[int]:
-        """Ids of the pipes that the given ones read from, directly or not."""
+        """Returns the ids of all direct and indirect sources of the given pipes."""
         return {id(pipe) for root in pipes for pipe in walk(root, self._sources) if pipe is not root}
 
     def depth_first(self) -> list[Any]:
-        """All pipes, each once and before its sources, one branch after the other."""
+        """Returns all pipes, each once and before its sources, one branch after the other."""
         found: dict[int, Any] = {}
         stack = [self.end]
         while stack:
@@ -88,10 +88,10 @@ class Graph:
         return list(found.values())
 
     def breadth_first(self, exclude: Iterable[Any] = ()) -> list[Any]:
-        """All pipes, each once, from the last one on, those next to it first.
+        """Returns all pipes, each once, in breadth-first order from the last pipe.
 
         Args:
-            exclude: pipes that are left out together with everything that they read from.
+            exclude: pipes to leave out together with all their sources.
         """
         seen = {id(pipe) for root in exclude for pipe in walk(root, self._sources)}
         found: list[Any] = []
@@ -105,10 +105,10 @@ class Graph:
         return found
 
     def first(self, wanted: Callable[[Any], bool]) -> Any:
-        """The first pipe, sources first, for which a function returns True; None if there is none."""
+        """Returns the first pipe, sources first, for which a function returns True; None if there is no such pipe."""
         return next(filter(wanted, self.pipes), None)
 
 
 def graph_of(end: Any) -> Graph:
-    """The graph that ends in a pipe; a graph is itself."""
+    """Returns the graph that ends in a pipe. A graph is returned as it is."""
     return end if isinstance(end, Graph) else Graph(end)

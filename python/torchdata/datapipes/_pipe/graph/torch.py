@@ -1,12 +1,17 @@
-"""At home with PyTorch: makes torch's pipe classes and ours take each other for their own.
+"""Makes PyTorch's pipe classes and this package's compatible with each other.
 
-Role: in torchdata 0.9 the two bases of all pipes *were* torch's. Here they are classes of their own, because the
-package never imports torch; so once somebody else has imported it, before or after this package, ours are registered as
-virtual subclasses of torch, torch's count as subclasses of this package, and functional forms and methods that were put
-on one are found on the other. `Dataset`, which is no ABC, becomes a base of this package in earnest. Runs in every
-process that imports both. Torch is changed in four ways: by `ABC.register`, by entries in its registries of functional
-forms, in its decorator `functional_datapipe`, which tells pipes by their metaclass and would refuse ours, and in the
-function by which its pipes begin a pass, so that a state can tell how the graph stood then.
+Role: in torchdata 0.9, the two base classes of all pipes were PyTorch's own. Here they are separate classes, because
+the package never imports torch. Once other code has imported torch, before or after this package, each side's classes
+are registered as virtual subclasses of the other side's, and functional forms and methods that were added to one side
+are found on the other. `Dataset` is not an ABC, so it becomes a real base class of this package's pipes. Runs in every
+process that imports both packages.
+
+This module patches PyTorch in four places:
+
+- `ABC.register` is called on its pipe classes;
+- its registries of functional forms receive entries;
+- its decorator `functional_datapipe` accepts classes of this package, although they have another metaclass;
+- the function that begins a pass of its pipes reports the pass, so that a state can record the graph at that moment.
 """
 
 from __future__ import annotations
@@ -31,17 +36,17 @@ __all__ = [
     "yielded_so_far",
 ]
 
-#: The module whose import completes torch's pipe classes.
+#: The module whose import completes PyTorch's pipe classes.
 _MODULE = "torch.utils.data"
 
 _MISSING = object()
 
 
 class Counterpart:
-    """Torch's base class of one kind of pipe, if torch is loaded.
+    """PyTorch's base class for one kind of pipe, if PyTorch is loaded.
 
     Args:
-        name: what torch calls the class.
+        name: the name of the class in PyTorch.
     """
 
     def __init__(self, name: str) -> None:
@@ -50,7 +55,7 @@ class Counterpart:
         self._module: Any = None
 
     def meet(self, ours: Any, module: Any) -> None:
-        """Makes the classes know each other. Names that both have stay what they are on each side."""
+        """Registers the classes with each other. Names that exist on both sides remain unchanged."""
         base = getattr(module, self.name, None)
         if base is None or self.base is not None:
             return
@@ -63,12 +68,12 @@ class Counterpart:
             self.offer(name, method)
 
     def offer(self, name: str, method: Any, before: Any = None) -> None:
-        """Lets torch's pipes find a form or a method of this package by its name, if they have none of that name.
+        """Makes a form or method of this package available on PyTorch's pipes, unless they already have that name.
 
         Args:
             name: the name.
             method: the form or method.
-            before: the class of this package that it replaces.
+            before: the class of this package that the form replaces.
         """
         if before is not None and self.base is not None and self.base.functions.get(name) is before:
             self.base.functions[name] = method
@@ -76,12 +81,12 @@ class Counterpart:
             self.base.functions.setdefault(name, method)
 
     def form(self, name: str) -> Callable[..., Any] | None:
-        """The functional form that was registered with torch's base alone."""
+        """Returns the functional form that was registered only with PyTorch's base class."""
         found: Callable[..., Any] | None = None if self.base is None else self.base.functions.get(name)
         return found
 
     def attribute(self, datapipe: Any, name: str) -> Any:
-        """The attribute that a user put on torch's base, bound to `datapipe`.
+        """Returns an attribute that a user added to PyTorch's base class, bound to `datapipe`.
 
         Raises:
             AttributeError: the name does not exist.
@@ -93,7 +98,9 @@ class Counterpart:
         return found if bind is None else bind(found, datapipe, type(datapipe))
 
     def joiner(self, other: Any) -> Any:
-        """Torch's class that joins such a pipe with `other`, a dataset of torch; None if it is none, or a pipe."""
+        """Returns PyTorch's class that joins a pipe with the torch dataset `other`; None if `other` is a pipe or no
+        dataset.
+        """
         torchs = self._module
         if torchs is None or isinstance(other, (torchs.IterDataPipe, torchs.MapDataPipe)):
             return None
@@ -102,25 +109,27 @@ class Counterpart:
         return torchs.ChainDataset if self.name == "IterDataPipe" else torchs.ConcatDataset
 
     def hook(self, name: str) -> Callable[..., Any] | None:
-        """The hook of that name which torch's graph tools have set for the time of a traversal."""
+        """Returns the hook of that name which PyTorch's graph tools have installed during a traversal."""
         return None if self.base is None else getattr(self.base, name, None)
 
 
 #: The functions to call when torch is imported, in order.
 _waiting: list[Callable[[Any], object]] = []
 
-#: Pipe classes, including the bases, that torchdata 0.9 took from torch and that exist twice now: this package's
-#: classes by torch's, and torch's by this package's.
+#: Pipe classes, including the base classes, that exist both here and in PyTorch. Maps each class to its counterpart, in
+#: both directions.
 _twins: dict[Any, Any] = {}
 
 
 def pair_with_torch(package: str, classes: dict[str, Any]) -> None:
-    """Makes the pipe classes of torch and of this package that have one name take each other for their own.
+    """Registers classes of the same name in PyTorch and in this package with each other.
 
-    That happens now, or when torch is imported. Code that got the class from torch finds our pipes by it.
+    This happens now, or when torch is imported. `isinstance` checks against PyTorch's class then accept this package's
+    pipes.
 
     Args:
-        package: where torch has its classes.
+        package: the PyTorch package that defines the classes.
+        classes: classes of this package by name. Names that PyTorch does not have are ignored.
         classes: ours by name; others may be among them.
     """
 
@@ -137,9 +146,10 @@ def pair_with_torch(package: str, classes: dict[str, Any]) -> None:
 
 
 def pair_streams_with_torch(ours: Any) -> None:
-    """Makes torch's wrapper of streams and ours take each other for their own.
+    """Makes PyTorch's stream wrapper and this package's compatible with each other.
 
-    Torch's is no ABC, so it becomes a base of this package in earnest; ours has all its methods, and so the last word.
+    PyTorch's wrapper is not an ABC, so it becomes a real base class. This package's class defines all its methods and
+    therefore overrides them.
     """
 
     def pair(_torchs: Any) -> None:
@@ -152,30 +162,30 @@ def pair_streams_with_torch(ours: Any) -> None:
 
 
 def _pair(theirs: Any, ours: Any) -> None:
-    theirs.register(ours)  # before `derives_from_twin` holds: ABC refuses circles
+    theirs.register(ours)  # before `derives_from_twin` holds, because ABC refuses cycles
     _twins[theirs], _twins[ours] = ours, theirs
 
 
 def twin_of(cls: type) -> Any:
-    """Torch's pipe class for this package's, or the reverse; None if there is only one class."""
+    """Returns PyTorch's counterpart of a pipe class of this package, or the reverse; None if there is none."""
     return _twins.get(cls)
 
 
 def derives_from_twin(ours: type, cls: type) -> Any:
-    """The answer of `__subclasshook__` of `ours`: whether `cls` is torch's class of its name, or derives from it."""
+    """Implements `__subclasshook__` of `ours`: returns whether `cls` is PyTorch's counterpart or derives from it."""
     theirs = _twins.get(ours)
     return True if theirs is not None and theirs in getattr(cls, "__mro__", ()) else NotImplemented
 
 
 def _derive(ours: Any, dataset: Any) -> None:
-    """Makes `dataset`, a class that takes no virtual subclasses, a base of `ours`: one that has the last word.
+    """Makes `dataset`, which does not accept virtual subclasses, the last base class of `ours` before Generic.
 
-    Instances stay valid, because neither class defines a memory layout.
+    Existing instances stay valid because neither class defines a memory layout.
     """
     if isinstance(dataset, type) and not issubclass(ours, dataset):
         try:
-            ours.__bases__ = (*ours.__bases__[:-1], dataset, *ours.__bases__[-1:])  # the last is Generic
-        except TypeError as error:  # a torch that is laid out otherwise is still to be imported
+            ours.__bases__ = (*ours.__bases__[:-1], dataset, *ours.__bases__[-1:])  # the last base is Generic
+        except TypeError as error:  # a version of torch with another layout must still be importable
             warnings.warn(
                 f"{ours.__name__} could not be made a subclass of {dataset.__module__}.{dataset.__qualname__}, so "
                 f"isinstance(pipe, {dataset.__qualname__}) is False; all else works: {error}",
@@ -184,7 +194,7 @@ def _derive(ours: Any, dataset: Any) -> None:
 
 
 def meet_torch(*bases: Any) -> None:
-    """Makes our bases and torch's know each other, now or when torch is imported."""
+    """Registers this package's base classes with PyTorch's, now or when torch is imported."""
 
     def meet(module: Any) -> None:
         for ours in bases:
@@ -196,9 +206,9 @@ def meet_torch(*bases: Any) -> None:
 
 
 def _when_imported(call: Callable[[Any], object]) -> None:
-    """Calls a function with torch's module of datasets and pipes: now, or when it is imported."""
+    """Calls a function with PyTorch's module of datasets and pipes, now or when that module is imported."""
     loaded = sys.modules.get(_MODULE)
-    if loaded is not None and hasattr(loaded, "DataLoader"):  # else it is being imported this very moment
+    if loaded is not None and hasattr(loaded, "DataLoader"):  # otherwise, its import is in progress
         call(loaded)
         return
     _waiting.append(call)
@@ -211,7 +221,7 @@ def _call_all(module: Any) -> None:
 
 
 def _let_decorate(decorator: Any, bases: tuple[Any, ...]) -> None:
-    """Lets torch's decorator register classes of this package, too."""
+    """Makes PyTorch's decorator accept classes of this package."""
     of_torch = decorator.__call__
 
     @functools.wraps(of_torch)
@@ -226,24 +236,24 @@ def _let_decorate(decorator: Any, bases: tuple[Any, ...]) -> None:
 
 
 def yielded_so_far(datapipe: Any) -> int | None:
-    """How many items the running (or ended) iteration of a pipe of torch has yielded; None if it has not begun.
+    """Returns how many items the current or finished iteration of a PyTorch pipe has yielded; None if it has not begun.
 
     Raises:
-        TypeError: the pipe is random, and pipes of torch do not report the seed that they used.
+        TypeError: the pipe is random. Pipes of PyTorch do not report their seed.
     """
     if hasattr(datapipe, "set_seed"):
         raise TypeError(
             f"the state of {datapipe!r} cannot be saved, because torch's pipe of that name does not keep its seed; "
             "build the pipeline with the pipe of torchdata.datapipes.iter instead"
         )
-    not_started = type(datapipe)._snapshot_state  # the class holds what a new pipe begins with
+    not_started = type(datapipe)._snapshot_state  # the class attribute holds the initial value
     return None if datapipe._snapshot_state is not_started else int(datapipe._number_of_samples_yielded)
 
 
 def replay_later(datapipe: Any, begin: Callable[[], Iterator[Any]] | None) -> None:
-    """Makes the next iteration of a pipe of torch's the one that `begin` makes; None: an ordinary one."""
+    """Makes `begin` provide the next iteration of a PyTorch pipe; None restores an ordinary iteration."""
 
-    def once_asked() -> Iterator[Any]:  # the sources are in their places by then
+    def once_asked() -> Iterator[Any]:  # runs once the positions of the sources are restored
         if begin is not None:
             yield from begin()
 
@@ -251,9 +261,9 @@ def replay_later(datapipe: Any, begin: Callable[[], Iterator[Any]] | None) -> No
 
 
 def note_passes_of_torchs(note: Callable[[Any], None]) -> None:
-    """Calls a function with each pipe of torch's whose pass is about to begin.
+    """Calls a function with each PyTorch pipe whose pass is about to begin.
 
-    That is before its sources are iterated, if its `__iter__` is a generator function.
+    If the pipe's `__iter__` is a generator function, the call happens before its sources are iterated.
     """
 
     def change(_torchs: Any) -> None:

@@ -1,9 +1,9 @@
-"""Finding the pipes that a pipe reads from, without serialising anything.
+"""Finds the pipes that a pipe reads from, without serializing anything.
 
-Role: one pass over the attributes of a pipe, used by the graph tools and by state. A pipe is found where
-it is an attribute or lies in (nested) containers of an attribute. The search inspects `LARGEST_STRUCTURE` members per
-attribute, including those of nested containers. Further members count as data. Its cost is therefore
-limited for any pipe.
+Role: one pass over the attributes of a pipe, used by the graph tools and by state. A pipe is found if it is an
+attribute or is contained in (nested) containers of an attribute. The search inspects at most `LARGEST_STRUCTURE`
+members per attribute, including those of nested containers, and treats all further members as data. This limits the
+cost of the search for any pipe.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any, Literal
 
-#: How many members of containers are looked at in one attribute; an entry of a dictionary is one. A
-#: container with more members than are left holds data, and is not looked into.
+#: How many members of containers to inspect per attribute; a dictionary entry counts as one member. A container with
+#: more members than this budget has left counts as data and is not searched.
 LARGEST_STRUCTURE = 4096
 
-#: As how many members looking into one more nested container counts, because it takes that much longer.
+#: The cost of opening a nested container, in members, because opening takes longer than inspecting a member.
 OPENING = 8
 
-#: The bases of all pipes. They register themselves, because this module must not import them.
+#: The base classes of all pipes. They register themselves because this module must not import them.
 _pipes: tuple[type, ...] = ()
 
-#: Whether a class was registered with a class of pipes, rather than derived from it.
+#: Whether a class was registered as a virtual subclass of a pipe class.
 _has_virtual = False
 
-#: The token of `abc`, which changes whenever a class is registered with an abstract one.
+#: The cache token of `abc`, which changes whenever a class is registered with an abstract class.
 _registered: object = None
 
 Role = Literal["pipe", "container"]
@@ -37,43 +37,43 @@ _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 
 
 def know_bases(*bases: type) -> None:
-    """Tells what is a pipe: an instance of one of `bases`."""
+    """Registers the base classes whose instances are pipes."""
     global _pipes
     _pipes = bases
     _role.cache_clear()
 
 
 def know_virtual() -> None:
-    """Tells that a class is registered with a class of pipes."""
+    """Records that a class was registered as a virtual subclass of a pipe class."""
     global _has_virtual
     _has_virtual = True
 
 
 def iter_base() -> Any:
-    """The base of all pipes that are read by iterating."""
+    """Returns the base class of iterable-style pipes."""
     return _pipes[0]
 
 
 def is_iter_pipe(obj: Any) -> bool:
-    """Whether `obj` is a pipe that is read by iterating."""
+    """Returns whether `obj` is an iterable-style pipe."""
     return isinstance(obj, _pipes[0])
 
 
 def is_pipe(obj: Any) -> bool:
-    """Whether `obj` is a pipe of either kind."""
+    """Returns whether `obj` is a pipe of either kind."""
     return isinstance(obj, _pipes)
 
 
-@lru_cache(maxsize=1024)  # graphs are searched several times an epoch, and bases of pipes are slow to ask
+@lru_cache(maxsize=1024)  # graphs are searched several times per epoch, and `issubclass` of the pipe bases is slow
 def _role(kind: type) -> Role | None:
-    """The part that objects of the type play in the search. All but pipes and containers is data: not looked into."""
+    """Returns how the search treats objects of the type. Everything except pipes and containers is data."""
     if _is_pipe_class(kind):
         return "pipe"
     return "container" if issubclass(kind, _CONTAINERS) else None
 
 
 def _is_pipe_class(kind: type) -> bool:
-    """Whether objects of the type are pipes; `issubclass` would ask all classes of pipes, and notes it with each."""
+    """Returns whether objects of the type are pipes. `issubclass` would query and cache every pipe class."""
     for base in _pipes:
         if base in kind.__mro__ or base.__subclasshook__(kind) is True:
             return True
@@ -81,7 +81,7 @@ def _is_pipe_class(kind: type) -> bool:
 
 
 def _forget_old_roles() -> None:
-    """A class may be registered with the bases after objects of it were met."""
+    """Clears the cache, because a class may be registered with the base classes after its objects were inspected."""
     global _registered
     if _registered != (registered := get_cache_token()):
         _registered = registered
@@ -94,9 +94,10 @@ def _role_of(value: Any) -> Role | None:
 
 
 def pipes_in(value: Any) -> list[Any]:
-    """The pipes in the value of one attribute, from left to right; one that lies there twice may come twice.
+    """Returns the pipes in the value of one attribute, from left to right. A pipe that occurs twice may be listed
+    twice.
 
-    Looks at narrow branches of the structure first, so that data in it does not hide the pipes next to it.
+    Searches narrow branches of the structure first, so that data does not hide the pipes next to it.
     """
     _forget_old_roles()
     role = _role_of(value)
@@ -104,12 +105,12 @@ def pipes_in(value: Any) -> list[Any]:
         return [value] if role else []
     if not len(value):
         return []
-    roles: dict[type, Role | None] = {type(value): role}  # asking once per type is what keeps the search cheap
+    roles: dict[type, Role | None] = {type(value): role}  # one lookup per type keeps the search cheap
     opened: dict[int, list[Any]] = {}
     left = LARGEST_STRUCTURE + OPENING
     holds_pipes = False
-    numbers = count()  # keeps groups of equal width in order
-    # Containers that lie side by side, each group after the width of its branch: the containers on the way to it.
+    numbers = count()  # preserves the order of groups with equal width
+    # Containers side by side, grouped by the width of their branch, which is the sum over the enclosing containers.
     groups = [(1, next(numbers), [value])]
     while groups:
         width, _, group = heappop(groups)
@@ -121,7 +122,7 @@ def pipes_in(value: Any) -> list[Any]:
             kinds = set(map(type, members))
             for kind in kinds - roles.keys():
                 roles[kind] = _role(kind)
-            if not any(map(roles.__getitem__, kinds)):  # data, told by its types
+            if not any(map(roles.__getitem__, kinds)):  # according to its types, the container holds only data
                 continue
             opened[id(container)] = candidates = [member for member in members if roles.get(type(member))]
             inner = [member for member in candidates if roles[type(member)] == "container"]
@@ -132,7 +133,7 @@ def pipes_in(value: Any) -> list[Any]:
 
 
 def _in_order(value: Any, opened: dict[int, list[Any]]) -> list[Any]:
-    """The pipes of the opened containers as they are met from left to right, depth first."""
+    """Returns the pipes of the opened containers from left to right, depth first."""
     found = []
     stack = [value]
     while stack:
@@ -145,7 +146,7 @@ def _in_order(value: Any, opened: dict[int, list[Any]]) -> list[Any]:
 
 
 def sources_of(datapipe: Any) -> list[Any]:
-    """The pipes that `datapipe` reads from directly, in the order of its attributes, each once."""
+    """Returns the direct sources of `datapipe`, in the order of its attributes, without duplicates."""
     _forget_old_roles()
     found: dict[int, Any] = {}
     skipped = getattr(type(datapipe), "item_attributes", ())
@@ -160,11 +161,11 @@ def sources_of(datapipe: Any) -> list[Any]:
 
 
 def walk(datapipe: Any, known: dict[int, list[Any]] | None = None) -> list[Any]:
-    """All pipes of the graph that ends in `datapipe`, sources before those that read them, each once.
+    """Returns all pipes of the graph that ends in `datapipe`, sources before their readers, each once.
 
     Args:
         datapipe: the last pipe.
-        known: by id, the sources of pipes that were searched already; the sources of other pipes are added.
+        known: the sources of pipes that were already searched, by id. The sources of other pipes are added.
     """
     known = {} if known is None else known
     done: dict[int, Any] = {}

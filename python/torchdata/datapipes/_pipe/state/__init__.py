@@ -1,1 +1,1 @@
-"""The state of pipes: what it is declared to be, how iterations begin and are resumed, and its layout."""
+"""The state of pipes: its declaration, how iterations begin and resume, and the layout of saved states."""

@@ -1,9 +1,9 @@
-"""The declaration of a pipe's iteration state: what it is made of, said once.
+"""Declares which attributes form the iteration state of a pipe.
 
-Role: a pipe declares each attribute of its iteration state in its class, `_left: int = state(0)`, and `IterDataPipe`
-derives `reset`, what copies take along, `item_attributes`, `state_dict` and `load_state_dict`. The number of yielded
-items does not belong to it, because the token contains it. A pipe that keeps no state says `iteration_state = ()`. A
-declaration is made with the class and never changes.
+Role: a pipe declares each attribute of its iteration state in its class, `_left: int = state(0)`. `IterDataPipe`
+derives `reset`, the attributes that copies include, `item_attributes`, `state_dict` and `load_state_dict` from the
+declarations. The number of yielded items is not declared, because the token contains it. A pipe without state sets
+`iteration_state = ()`. A declaration is created with the class and never changes.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ def state(
     """Declares an attribute to be part of the iteration state of a pipe.
 
     Args:
-        begins: its value when an iteration begins; for a mutable value, a function without arguments that returns it,
+        begins: the value when an iteration begins; for a mutable value, a function without arguments that returns it,
             such as `list`.
-        items: whether it holds items. Pipes among them are not taken for sources of this pipe.
-        copied: whether copies and pickles of the pipe take it along.
-        lasts: whether it outlives an iteration. The next one continues with it then. Such a value is never changed in
-            place, but replaced (a dict may be changed).
-        saved: whether it is part of saved states.
+        items: whether the attribute holds items. Pipes among the items do not count as sources of this pipe.
+        copied: whether copies and pickles of the pipe include the attribute.
+        lasts: whether the value is kept from one iteration to the next. Such a value is never changed in place, only
+            replaced (a dict may be changed).
+        saved: whether saved states include the attribute.
 
     Raises:
-        ValueError: `begins` is a list, a dict or another value that can be changed in place.
+        ValueError: `begins` is a list, a dict or another mutable value.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
@@ -73,6 +73,24 @@ def random_state(*, lasts: bool = False) -> Any:
     Args:
         lasts: whether the generator continues from one iteration to the next. If False (the default), `reset` must seed
             it.
+
+    Example:
+        >>> import random
+        >>> from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
+        >>> from torchdata.datapipes.state import load_state, random_state, save_state
+        >>> class Noisy(IterDataPipe):
+        ...     _random: random.Random = random_state(lasts=True)
+        ...     def __init__(self, source_datapipe):
+        ...         self.source_datapipe, self._random = source_datapipe, random.Random(0)
+        ...     def __iter__(self):
+        ...         for item in self.source_datapipe:
+        ...             yield item + self._random.random()
+        >>> pipe, other = Noisy(IterableWrapper(range(3))), Noisy(IterableWrapper(range(3)))
+        >>> iterator = iter(pipe)
+        >>> first = next(iterator)
+        >>> load_state(other, save_state(pipe))
+        >>> list(other) == list(iterator)
+        True
     """
     return RandomState(lasts=lasts)
 
@@ -102,15 +120,15 @@ class State:
         self.name, self.key = name, name.lstrip("_")
 
     def beginning(self) -> Any:
-        """The value of the attribute when an iteration begins."""
+        """Returns the value of the attribute when an iteration begins."""
         return self.begins() if callable(self.begins) else self.begins
 
     def reset(self, datapipe: Any) -> None:
-        """Sets the attribute as an iteration begins with it."""
+        """Sets the attribute to its value at the beginning of an iteration."""
         setattr(datapipe, self.name, self.beginning())
 
     def dump(self, datapipe: Any) -> Any:
-        """The value as a state holds it."""
+        """Returns the value in the form that a state stores."""
         value = datapipe.__dict__.get(self.name, _MISSING)
         if value is _MISSING:
             value = self.beginning()
@@ -119,17 +137,18 @@ class State:
         return value.copy() if type(value) is dict else value
 
     def load(self, datapipe: Any, value: Any) -> None:
-        """Sets the attribute to a value that a state held."""
+        """Sets the attribute to a value from a state."""
         setattr(datapipe, self.name, self.begins(value) if self.begins in (deque, set) else value)
 
     def check(self, value: Any) -> None:
-        """Checks whether a value in a state has the type of the attribute's first value; an integer is a count.
+        """Checks whether a value in a state has the type of the attribute's first value. An integer must be a valid
+        count.
 
-        Nothing is known about an attribute whose first value is None, a tuple, or the result of a function.
+        An attribute whose first value is None, a tuple, or a function's result is not checked.
 
         Raises:
-            TypeError: it is of another type.
-            LookupError: it is not a count.
+            TypeError: the value has another type.
+            LookupError: the value is not a valid count.
         """
         kind = self.begins if isinstance(self.begins, type) else type(self.begins)
         kind = list if kind in (deque, set) else kind
@@ -140,7 +159,7 @@ class State:
 
 
 class RandomState(State):
-    """A `random.Random`: an attribute that the constructor sets."""
+    """A `random.Random` that the constructor sets as an attribute."""
 
     __slots__ = ()
 
@@ -159,13 +178,13 @@ class RandomState(State):
 
 
 def declare(cls: Any) -> tuple[State, ...]:
-    """All that a class of pipes and its bases declare; what a class says goes before what its bases say.
+    """Returns all declarations of a pipe class and its bases. The class's own declarations take precedence.
 
     The first values of the attributes replace the declarations in the class.
     """
     own = _of(cls)
     if own or any(not hasattr(base, "_own_state") and _of(base) for base in cls.__bases__):
-        # It speaks for the mixins among its bases, too.
+        # The list also replaces the declarations of the mixins among its bases.
         cls.iteration_state = tuple(state.name for state in own)
     cls._own_state = own
     found: dict[str, State] = {}
@@ -179,23 +198,23 @@ def declare(cls: Any) -> tuple[State, ...]:
 
 
 def _of(cls: type) -> tuple[State, ...]:
-    """The states that the body of a class declares."""
+    """Returns the states that the class body declares."""
     return tuple(value for value in cls.__dict__.values() if isinstance(value, State))
 
 
 def _state_dict(self: Any) -> dict[str, Any]:
-    """The iteration state that the pipe declares, as of the last item that it yielded."""
+    """Returns the declared iteration state as of the last item that the pipe yielded."""
     declared: dict[str, Any] = self._declared_state()
     return declared
 
 
 def _load_state_dict(self: Any, state_dict: dict[str, Any]) -> None:
-    """Takes a saved iteration state over, which is this pipe's from then on."""
+    """Loads a saved iteration state. The pipe owns its contents afterwards."""
     self._load_declared(state_dict)
 
 
 _state_dict.__name__ = _state_dict.__qualname__ = "state_dict"
 _load_state_dict.__name__ = _load_state_dict.__qualname__ = "load_state_dict"
 
-#: The methods that a class which declares its state has, unless it or a base of it defines them.
+#: The methods that a class with declared state receives, unless it or a base class defines them.
 DERIVED = {"state_dict": _state_dict, "load_state_dict": _load_state_dict}

@@ -1,4 +1,4 @@
-"""The global generators of random numbers, and torch's worker info, of shards that run in one process in turn.
+"""Switches the global random generators and PyTorch's worker info between shards that take turns in one process.
 
 Role: owned by each shard, in the process and thread that run it. A process has one generator of `random`, of NumPy and
 of torch, and each shard draws from its own. So the generators are exchanged whenever another shard runs: 2.5 KB each.
@@ -30,13 +30,14 @@ __all__ = ["ShardGlobals", "one_at_a_time"]
 
 _WORKER = "torch.utils.data._utils.worker"
 
-#: Bytes of 624 words, and of a number that says which of them is the next one.
+#: Bytes of 624 words, and of the index of the next word.
 _WORDS, _PLACE = 624 * 4, 4
-#: Bytes of torch's generator before its words (seed, words left, flags), and with the normal numbers behind them.
+#: Bytes before the words of PyTorch's generator (seed, words left, flags), and of the whole with normal numbers after
+#: them.
 _BEFORE, _TORCH = 20, 2544
-#: Within how many bytes of torch's object its words begin.
+#: The words must begin within this many bytes of PyTorch's object.
 _HEAD = 256
-#: Bytes of the normal number that NumPy keeps, and whether there is one.
+#: Bytes of the normal number that NumPy stores, including the flag for whether it is present.
 _GAUSS = 16
 
 
@@ -77,10 +78,10 @@ def one_at_a_time() -> Iterator[None]:
 
 
 class ShardGlobals:
-    """What a shard has of its process while another shard runs there: the generators, and torch's worker info."""
+    """The generators and worker info of a shard while another shard runs in the process."""
 
     def __init__(self) -> None:
-        #: Whether another shard runs.
+        #: Whether another shard is running.
         self.is_away = False
         self._way = _Way()
         self._copy: MemoryCopy | None = None
@@ -120,7 +121,7 @@ class ShardGlobals:
         return self._info is not None
 
     def generators(self) -> dict[str, Any]:
-        """The result of `save_generators` for this shard, also while another one runs."""
+        """Returns the result of `save_generators` for this shard, even while another shard runs."""
         if not self.is_away:
             return save_generators()
         others = ShardGlobals()
@@ -160,7 +161,7 @@ def _generators() -> _Way:
 _known: tuple[Any, Any, _Way | None] = None, None, None
 
 
-# -- where they lie ------------------------------------------------------------------------------------------
+# -- memory layout ------------------------------------------------------------------------------------------
 
 
 def _of_python() -> _Way | None:
@@ -177,7 +178,7 @@ def _of_numpy(state: Any, bits: Any) -> _Way:
 
     def new(seed: int) -> Any:
         made = numpy_random.RandomState(seed)
-        made.standard_normal(seed)  # an odd number keeps another one
+        made.standard_normal(seed)  # after an odd count, the generator stores another normal number
         return made
 
     if type(bits) is numpy_random.MT19937 and _is_copied(_numpy, new, lambda one: repr(one.get_state(legacy=False))):
@@ -203,9 +204,9 @@ def _is_copied(of: Callable[[Any], _Way], new: Callable[[int], Any], seen: Calla
     """Whether the memory of one generator makes another one its equal.
 
     Args:
-        of: how one is saved and loaded.
-        new: makes one of a seed.
-        seen: its state by a public function.
+        of: returns the functions that save and load a generator.
+        new: creates a generator from a seed.
+        seen: returns a generator's state through a public function.
     """
     try:
         for first, second in ((1, 2), (2, 1)):
@@ -246,7 +247,7 @@ def _numpy(state: Any) -> _Way:
 
 @functools.cache
 def _gauss_offset(cls: type[Any]) -> int:
-    """Where in an object of NumPy's class its normal number lies, with a flag before it."""
+    """Returns the offset of the normal number in an object of NumPy's class. A flag precedes the number."""
     made = cls(0)
     made.set_state({**made.get_state(legacy=False), "has_gauss": 1, "gauss": 0.123456789})
     raw = ctypes.string_at(id(made), cls.__basicsize__)
@@ -260,10 +261,10 @@ def _torch(generator: Any) -> _Way:
 
 @functools.cache
 def _words_offset() -> int:
-    """Where in torch's object its words lie."""
+    """Returns the offset of the words in PyTorch's object."""
     torch = sys.modules["torch"]
     made = torch.Generator().manual_seed(1)
-    torch.rand(1, generator=made)  # makes the words that `get_state` tells
+    torch.rand(1, generator=made)  # computes the words that `get_state` returns
     state = made.get_state().numpy()
     needle = state[24 : 24 + 8 * 8].view("<u8").astype("<u4").tobytes()
     return ctypes.string_at(made._cdata, _HEAD + len(needle)).index(needle)

@@ -1,8 +1,7 @@
 """The global generators of random numbers of this process, as plain data.
 
-Role: functions of users draw from `random`, NumPy and torch without the knowledge of a pipe. A saved state of a graph
-has
-these with it. Runs in the process that owns the generators.
+Role: user functions may draw from `random`, NumPy and torch without their pipe's knowledge. A saved state of a graph
+therefore includes these generators. Runs in the process that owns the generators.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ __all__ = ["load_generators", "save_generators"]
 def save_generators() -> dict[str, Any]:
     """Returns the states of the global generators of `random`, NumPy and torch (on the CPU) as plain data.
 
-    For libraries that are not imported yet, the result contains the seeds that they get when they are imported. It has
-    about 10 KiB.
+    For libraries that are not imported yet, the result contains the seeds that they get when they are imported. The
+    result takes about 10 KiB.
 
     Example:
         >>> import random
@@ -52,6 +51,15 @@ def load_generators(state: dict[str, Any]) -> None:
 
     Libraries that are not imported yet are imported; a warning names those that are missing. Seeds for libraries that
     were not imported at that time are used now, or when the library is imported.
+
+    Example:
+        >>> import random
+        >>> from torchdata.datapipes.state import load_generators, save_generators
+        >>> saved = save_generators()
+        >>> first = [random.random(), random.random()]
+        >>> load_generators(saved)
+        >>> [random.random(), random.random()] == first
+        True
     """
     if "awaited" in state:
         seed_now_or_when_imported(state["awaited"])
@@ -76,7 +84,7 @@ def _imported(name: str) -> Any:
 
 
 def _of_numpy(state: dict[str, Any]) -> Any:
-    if state["bit_generator"] != "MT19937":  # the user put another one in its place
+    if state["bit_generator"] != "MT19937":  # the user has replaced the default bit generator
         return to_plain(state, "NumPy's global generator")
     inner = state["state"]
     return (

@@ -1,9 +1,9 @@
-"""How far threads had read ahead in a pass that is replayed: each goes just as far, and stops there for a moment.
+"""Repeats the read-ahead of threads in a replayed pass: each thread reads exactly as far as before, and then pauses.
 
-Role: used if a whole graph draws again what it drew from the global generators. Functions before a pipe that reads in a
-thread draw numbers before the reader receives the items. So the thread is to draw as much with the generators of the
-replay as
-it had when the state was saved, and no item less or more, before the generators are put where they were.
+Role: used if a whole graph draws the same numbers from the global generators again. Functions before a pipe that reads
+in a thread draw numbers before the reader receives the items. During the replay, each thread must therefore draw
+exactly as many numbers as it had drawn when the state was saved, before the generators are restored to their saved
+position.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Ahead", "Halt", "Halts", "await_beginning", "beginning_unread"]
 
 
-#: Seconds after which a halted thread checks whether a reader waits for it.
+#: Seconds between checks of a halted thread for a waiting reader.
 _LOOK = 0.02
 
 #: Not set while passes begin whose threads must not read yet.
@@ -31,7 +31,7 @@ _may_begin.set()
 
 @contextmanager
 def beginning_unread() -> Iterator[None]:
-    """Context in which threads of passes that begin wait with their first item, unless a reader waits for that."""
+    """Context in which threads of new passes wait before their first item, unless a reader waits for it."""
     global _may_begin
     flag = Flag()
     try:
@@ -42,19 +42,19 @@ def beginning_unread() -> Iterator[None]:
 
 
 def await_beginning(queue: ReadAheadQueue) -> None:
-    """Waits, in the thread of a pass, until it may begin."""
+    """Makes the thread of a pass wait until it may begin."""
     flag = _may_begin
     while not flag.wait(_LOOK) and not queue.is_awaited and not queue.closed:
         pass
 
 
 class Ahead(NamedTuple):
-    """How far a thread had read.
+    """How far a thread had read ahead.
 
     Args:
-        passes: how many passes its pipe had begun since the replay's beginning.
-        items: how many items the thread had taken in the last one.
-        is_over: whether its source had ended, or failed.
+        passes: how many passes the pipe had begun since the replay's beginning.
+        items: how many items the thread had read in the last of these passes.
+        is_over: whether the source had ended or failed.
     """
 
     passes: int
@@ -63,37 +63,38 @@ class Ahead(NamedTuple):
 
 
 class Halt:
-    """Where a thread stops until it may continue.
+    """The point at which a thread pauses until it may continue.
 
     Args:
-        number: the number of the pass, as counted by its pipe.
-        ahead: how far it goes.
+        number: the number of the pass, as counted by the pipe.
+        ahead: how far the thread reads.
     """
 
     def __init__(self, number: int, ahead: Ahead) -> None:
         self.number = number
-        #: If its source had ended it is to find that, too.
+        #: If the source had ended, the thread must reach its end as well.
         self._items, self._taken = ahead.items + ahead.is_over, 0
         self._reached, self._may_go_on = Flag(), Flag()
-        #: Once that pass has begun, its queue, and how many items that is to hold.
+        #: The queue of the pass once it has begun, and how many items the queue must hold.
         self._queue: ReadAheadQueue | None = None
         self._capacity = 0
 
     @property
     def is_over(self) -> bool:
-        """Whether the thread may continue."""
+        """Returns whether the thread may continue."""
         return self._may_go_on.is_set()
 
     def begin(self, queue: ReadAheadQueue) -> None:
-        """Notes that the pass begins. Until the thread may continue there is room for all: the queue was longer,
-        maybe."""
+        """Records that the pass begins. Until the thread may continue, the queue has room for all items, because it may
+        have been longer before.
+        """
         self._queue, self._capacity = queue, queue.capacity
         queue.capacity = max(queue.capacity, len(queue) + self._items)
 
     def stand(self) -> None:
-        """Stops, in the thread, if this many items are enough.
+        """Pauses the thread once it has read enough items.
 
-        If the pipeline does not repeat itself more of them may be wanted: then the thread continues at once.
+        If the pipeline does not repeat itself, a reader may need more items. The thread then continues at once.
         """
         if self._taken >= self._items:
             self._reached.set()
@@ -102,17 +103,17 @@ class Halt:
             self._may_go_on.set()
 
     def count(self) -> None:
-        """Notes, in the thread, that an item was taken, and is in the queue."""
+        """Records, in the thread, that an item was read and put into the queue."""
         self._taken += 1
         if self._taken >= self._items:
             self._reached.set()
 
     def end(self) -> None:
-        """Records, in the thread, that it takes no more items."""
+        """Records, in the thread, that it reads no more items."""
         self._reached.set()
 
     def wait(self) -> None:
-        """Waits until the thread has come so far, if it has begun."""
+        """Waits until the thread, if it has begun, has read this far."""
         if self._queue is not None:
             self._reached.wait()
 
@@ -124,22 +125,22 @@ class Halt:
 
 
 class Halts:
-    """Where all threads of a graph stop that is replayed.
+    """The points at which all threads of a replayed graph pause.
 
     Args:
-        entries: each pipe with the entry with which it begins.
+        entries: each pipe, with the entry with which it begins.
     """
 
     def __init__(self, entries: Iterable[tuple[Any, Entry]]) -> None:
         self._halts = [(pipe, pipe._halt_at(Ahead(*entry.ahead))) for pipe, entry in entries if entry.ahead is not None]
 
     def wait(self) -> None:
-        """Waits until all have come so far."""
+        """Waits until all threads have read this far."""
         for _, halt in self._halts:
             halt.wait()
 
     def release(self) -> None:
-        """Lets them continue, however the replay ended."""
+        """Lets all threads continue, whether or not the replay succeeded."""
         for pipe, halt in self._halts:
             pipe._halt = None
             halt.release()

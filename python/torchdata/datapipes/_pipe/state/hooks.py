@@ -1,7 +1,7 @@
-"""The questions of graphs, states and loaders to a pipe beyond its items: one protocol, with defaults for all pipes.
+"""The interface through which graphs, states and loaders query a pipe, with defaults for all pipes.
 
-Role: the contract between the pipes and the code that looks at whole graphs. A pipe answers for itself, so that no
-caller has to know its class. Runs in the process of the pipe.
+Role: the contract between the pipes and the code that handles whole graphs. Each pipe answers for itself, so that the
+callers need not know its class. Runs in the process of the pipe.
 """
 
 from __future__ import annotations
@@ -17,76 +17,80 @@ __all__ = ["PipeHooks", "hooks_of"]
 
 
 class PipeHooks:
-    """The answers of a pipe. The bases of pipes have the defaults, which suit a pipe that reads in its `__iter__`.
+    """The queries that a pipe answers. The base classes define defaults for a pipe that reads in its `__iter__`.
 
-    Public names are for everybody who writes a pipe; the others are for pipes with threads or several readers.
+    Public names are for all authors of pipes. Private names are for pipes with threads or several readers.
     """
 
-    #: Whether every item follows from one item of the source alone, in the source's order. Such a pipe, also one of a
-    #: user's, keeps no state of its own.
+    #: Whether each item depends only on the corresponding source item, in the source's order. Such a pipe has no state
+    #: of its own, even if a user defines it.
     one_to_one: ClassVar[bool] = False
 
-    #: Whether `len` would have to read items.
+    #: Whether `len` must read items.
     _length_reads_items: ClassVar[bool] = False
 
-    #: Whether its sources begin their passes when it does. The children of a split leave that to the pipe they share.
+    #: Whether a pass of the pipe begins passes of its sources. The children of a split leave this to their shared pipe.
     _begins_sources: ClassVar[bool] = True
 
     def _outlives_epochs(self) -> bool:
-        """Whether the pipe has a state that outlives an epoch, beyond what its class declares."""
+        """Returns whether the pipe has state that is kept between epochs, beyond the declarations of its class."""
         return False
 
     def _compare(self, is_strict: bool) -> None:
-        """Sets whether items that are read again after a resume are compared with those before."""
+        """Sets whether items that are read again after a resume are compared with the earlier ones."""
 
-    # -- who reads whom ----------------------------------------------------------------------------
+    # -- reading relations -------------------------------------------------------------------------
 
     def _sources_in_use(self) -> list[Any] | None:
-        """The sources that the running pass goes on reading; None for all."""
+        """Returns the sources that the running pass still reads; None for all."""
         return None
 
     def _reads_in_pass(self, source: Any) -> bool | None:
-        """Whether the running pass of a source is of the running pass of this pipe; None: if it began later."""
+        """Returns whether a source's running pass belongs to this pipe's running pass; None: decide by which began
+        later.
+        """
         return None
 
     def _goes_on_alone(self) -> bool:
-        """Whether a pass goes on although nobody reads it yet."""
+        """Returns whether a pass continues while no reader has begun to read it."""
         return False
 
-    #: Whether its `__iter__`, called once more behind an exception that is skipped, goes on from what its class lists.
+    #: Whether a new call of `__iter__` after a skipped exception resumes from the state that the class lists.
     _renews: ClassVar[bool] = True
 
     def _number_of_shares(self) -> int:
-        """How many shares of a source its items come from: the number of workers, if it stands for them."""
+        """Returns the number of source shards that the items come from: the number of workers for a pipe that
+        represents them.
+        """
         return 1
 
     # -- threads -----------------------------------------------------------------------------------
 
     def standing_still(self) -> AbstractContextManager[None]:
-        """A context within which threads of the pipe do not touch its sources."""
+        """Returns a context within which the pipe's threads do not touch its sources."""
         return nullcontext()
 
     def _threads_at_work(self) -> Work | None:
-        """The work of this pipe's threads in this process; None if it has none."""
+        """Returns the work of this pipe's threads in this process; None if there is none."""
         return None
 
     def _passes_begun(self) -> int | None:
-        """How many passes its thread has begun; None if no thread of its own reads ahead."""
+        """Returns how many passes the pipe's thread has begun; None if the pipe has no thread that reads ahead."""
         return None
 
     def _read_ahead(self, passes: int) -> Ahead | None:
-        """How far its thread has read, counted from when so many passes were begun; None if there is none."""
+        """Returns how far the pipe's thread has read since `passes` passes had begun; None if there is no thread."""
         return None
 
     def _halt_at(self, ahead: Ahead) -> Halt:
-        """Makes the thread of a pass to come stop for a moment. Asked only if `_read_ahead` has answered."""
+        """Makes the thread of a future pass pause at a point. Called only if `_read_ahead` returned a value."""
         raise NotImplementedError(f"{type(self).__name__} reads ahead in no thread")
 
 
-#: Answers for pipes of torch's, which have no hooks.
+#: The answers for PyTorch's pipes, which have no hooks.
 _DEFAULTS = PipeHooks()
 
 
 def hooks_of(pipe: Any) -> PipeHooks:
-    """Returns the object that answers for a pipe: the pipe, or the defaults for one of torch's."""
+    """Returns the object that answers for a pipe: the pipe itself, or the defaults for a PyTorch pipe."""
     return pipe if isinstance(pipe, PipeHooks) else _DEFAULTS

@@ -1,11 +1,11 @@
-"""How an iteration of a pipe begins, and what is remembered of the beginning.
+"""Begins the iterations of pipes, and records the state of the graph at that moment.
 
-Role: keeps the record of each pipe (`record`): when its pass began, what was loaded into it and not gone on with yet,
-and, if a pipe that has to be replayed is among those that it reads from, how all of these stood when it began. A *pass*
-is one iteration of one pipe. Runs in the process and thread that iterates the pipe.
+Role: maintains the record of each pipe (`record`): when its pass began, and the loaded state that it has not resumed
+from yet. If one of its sources must be replayed, the record also contains the state of all sources at the beginning. A
+*pass* is one iteration of one pipe. Runs in the process and thread that iterates the pipe.
 
-Which passes belong together is told by a clock that ticks when a pass begins: a source whose pass began after that of
-its reader is being read in that pass; one that began before is left over from an earlier one.
+A clock that ticks when a pass begins determines which passes belong together. If a source's pass began after its
+reader's pass, the reader is reading it. If the source's pass began earlier, it is a leftover of an earlier pass.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _how_it_begins(graph: Graph, loaded: Entry | None) -> Beginning:
 
     Args:
         graph: the graph.
-        loaded: what was loaded into it for this pass, if anything.
+        loaded: the state that was loaded into the graph for this pass, if any.
     """
     pipe = graph.end
     own = None if loaded is None else with_pending(pipe, record_of(pipe), loaded)
@@ -92,14 +92,14 @@ def entry_at_beginning(pipe: Any) -> tuple[Entry, Any]:
         except AttributeError:
             if record is not None and record.stamp:
                 raise
-            # Before its first pass a pipe need not have the attributes of its state.
+            # Before its first pass, a pipe may lack the attributes of its state.
     return entry, None
 
 
 def _keeps_state_between(pipe: Any) -> bool:
-    """Whether what the methods of a user's pipe save between two passes can be given to another one.
+    """Returns whether another pipe can load what a user's pipe saves between two passes.
 
-    Without a `reset` of its own, a pipe that has loaded a state can only resume from it.
+    A pipe without a `reset` of its own can only resume from a loaded state.
     """
     kind = type(pipe)
     if not (hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")):
@@ -112,7 +112,7 @@ def _keeps_state_between(pipe: Any) -> bool:
 def iterate(datapipe: Any) -> Iterator[Any]:
     """Returns `iter` of the last pipe of a graph whose state is saved.
 
-    Use it if the graph ends with a pipe of torch. Such a pipe notices the beginning of an iteration only with its first
+    Use it if the graph ends with a PyTorch pipe. Such a pipe reports the beginning of an iteration only with its first
     item, and never its end. Without `iterate`, `save_state` refuses such a pipe once its iteration may be over.
 
     Example:
@@ -134,13 +134,13 @@ def iterate(datapipe: Any) -> Iterator[Any]:
 
 
 def _noting_end(datapipe: Any, iterator: Iterator[Any]) -> Iterator[Any]:
-    """The iterator, because torch does not report whether it has ended."""
+    """Returns an iterator that records its end, because PyTorch does not report it."""
     yield from iterator
     record_of(datapipe).ended = True
 
 
 def _note_pass(datapipe: Any) -> None:
-    """Records the positions of the sources of a torch pipe whose next pass begins now."""
+    """Records the positions of the sources of a PyTorch pipe whose next pass begins now."""
     record = record_of(datapipe)
     record.asked = datapipe._valid_iterator_id
     _note_beginning(Graph(datapipe), record, record.loaded if awaits_iteration(datapipe) else None)
@@ -148,10 +148,10 @@ def _note_pass(datapipe: Any) -> None:
 
 
 def _notice_pass(datapipe: Any) -> None:
-    """The same for a pass that torch reports when its pipe is asked for the first item."""
+    """Like `_note_pass`, for a pass that PyTorch reports when its pipe is asked for the first item."""
     record = record_of(datapipe)
     if record.asked == datapipe._valid_iterator_id:
-        return  # noted already
+        return  # already recorded
     if _tells_beginning(datapipe):
         _note_pass(datapipe)
     else:
@@ -159,18 +159,18 @@ def _notice_pass(datapipe: Any) -> None:
 
 
 def _tells_beginning(datapipe: Any) -> bool:
-    """Whether torch reports the beginning of a pass before its pipe iterates its sources."""
+    """Returns whether PyTorch reports the beginning of a pass before the pipe iterates its sources."""
     return inspect.isgeneratorfunction(inspect.unwrap(type(datapipe).__iter__))
 
 
 def awaits_iteration(datapipe: Any) -> bool:
-    """Whether a state was loaded into a pipe of torch, and it has not been iterated since."""
+    """Returns whether a state was loaded into a PyTorch pipe that has not been iterated since."""
     record = record_of(datapipe)
     return record.loaded is not None and record.before == datapipe._valid_iterator_id
 
 
 def beginning_of(datapipe: Any) -> Beginning | None:
-    """The state of the graph before a pipe when its running pass began, if it is known."""
+    """Returns the state of the graph up to a pipe when its running pass began, if it is known."""
     beginning = record_of(datapipe).beginning
     if beginning is None or not is_torchs(datapipe):
         return beginning
@@ -185,7 +185,7 @@ _BEGIN_BY_ITERATE = (
 
 
 def unnoticed(datapipe: Any) -> TypeError:
-    """The error for a pipe of torch whose pass cannot be repeated, because its beginning was not recorded."""
+    """Returns the error for a PyTorch pipe whose pass cannot be repeated because its beginning was not recorded."""
     return TypeError(
         f"a pipeline that ends in {name_of(datapipe)} cannot be saved or gone on with, because its pass began "
         f"unnoticed: it is a pipe of torch's whose __iter__ is no generator function. {_BEGIN_BY_ITERATE}"
@@ -193,7 +193,7 @@ def unnoticed(datapipe: Any) -> TypeError:
 
 
 def perhaps_over(datapipe: Any) -> TypeError:
-    """The error for a pipe of torch whose pass may have ended or may continue."""
+    """Returns the error for a PyTorch pipe whose pass may or may not have ended."""
     return TypeError(
         f"a pipeline that ends in {name_of(datapipe)} cannot be saved here, because it is a pipe of torch's, which "
         f"does not tell whether its pass is over or the next one was begun. {_BEGIN_BY_ITERATE}"
@@ -201,10 +201,10 @@ def perhaps_over(datapipe: Any) -> TypeError:
 
 
 def may_be_over(datapipe: Any) -> bool:
-    """Whether the running pass of a pipe of torch may have ended, as far as is known.
+    """Returns whether the running pass of a PyTorch pipe may have ended.
 
-    Torch tells neither that a pass has ended nor that the next one was asked for, before its first item. So a pass that
-    `iterate` did not begin may be over once a source of it has no more items, or it has yielded as many as there are.
+    PyTorch reports neither that a pass has ended nor that the next one was requested, until the first item. A pass that
+    `iterate` did not begin may therefore be over once a source is exhausted, or once all items were yielded.
     """
     if record_of(datapipe).tells_end:
         return False
@@ -264,7 +264,7 @@ def _begun_again(datapipe: Any, entry: Entry) -> Iterator[Any]:
 
 
 def can_reset(kind: type) -> bool:
-    """Whether pipes of the class can start again after a state was loaded into them."""
+    """Returns whether pipes of the class can start over after a state was loaded into them."""
     return hasattr(kind, "iteration_state") or (
         iter_base() in kind.__mro__ and kind.reset is not iter_base().reset  # type: ignore[attr-defined]
     )
@@ -299,8 +299,8 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
     """Begins a pass of a pipe, which invalidates its older iterators.
 
     Returns:
-        The number of the iterator, whether it resumes from loaded state, how many items it is to drop, and whether
-        nothing comes after these but the end.
+        The number of the iterator, whether it resumes from loaded state, how many items it must drop, and whether the
+        pass ends after these items.
     """
     token, record = token_of(datapipe), record_of(datapipe)
     graph = None if record.watches is False else Graph(datapipe)
@@ -322,21 +322,21 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
     dropped = None if loaded is None else loaded.drop
     record.ended = resumed and finished and dropped is None
     if record.fed and not resumed and hooks_of(datapipe)._begins_sources:
-        # The states that were loaded into its sources belong to a pass that does not continue.
+        # States that were loaded into its sources belong to a pass that does not continue.
         forget_below(datapipe)
         record.fed = False
     return number, resumed, dropped or 0, finished and dropped is not None
 
 
 def pending_seed(datapipe: Any) -> Any:
-    """The seed that was given to a pipe for its next pass, or that a user's pipe was given at all."""
+    """Returns the seed that was set for a pipe's next pass, or any seed that was set for a user's pipe."""
     if any(state.name == "_seed" for state in type(datapipe)._declared):
         return datapipe._seed
     return record_of(datapipe).seed
 
 
 def give_later_seeds(datapipe: Any) -> None:
-    """Gives the pipes of a replayed graph the seeds that they were given after the replayed pass began."""
+    """Sets the seeds of a replayed graph's pipes that were set after the replayed pass began."""
     for pipe in Graph(datapipe):
         record: Record | None = existing_record(pipe)
         if record is not None and record.later is not None:
@@ -363,7 +363,7 @@ def _note_growth(record: Record, beginning: Beginning) -> None:
 
 
 def _find_replayed(graph: Graph) -> None:
-    """Notes of a pipe that begins, and of those below it, whether a pipe that is replayed is at or below it."""
+    """Records for a pipe that begins, and for its sources, whether it or one of its sources is replayed."""
     found: dict[int, bool | None] = {}
     for pipe in graph:
         below = [found.get(id(source)) for source in graph.sources(pipe)]
@@ -376,12 +376,12 @@ def _find_replayed(graph: Graph) -> None:
         record_of(graph.end).watches = any(is_iter_pipe(pipe) and not is_restorable(pipe) for pipe in graph)
 
 
-#: By class: the answer of `is_restorable`.
+#: The results of `is_restorable`, by class.
 _restorable: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
 
 
 def is_restorable(datapipe: Any) -> bool:
-    """Whether a pipe can restore its position, because its class declares a state for its `__iter__`.
+    """Returns whether a pipe can restore its position, because its class declares a state for its `__iter__`.
 
     A class declares its state by `iteration_state`, `one_to_one`, or `state_dict` and `load_state_dict`. The
     declaration does not hold for a subclass that overrides `__iter__`.
@@ -401,7 +401,7 @@ def is_restorable(datapipe: Any) -> bool:
 def _covers(kind: type) -> bool:
     classes: tuple[Any, ...] = kind.__mro__
     if iter_base() not in classes:
-        # An iterable pipe of torch always starts with a reset, and a map pipe of torch has no position.
+        # An iterable-style PyTorch pipe always starts with a reset, and a map-style PyTorch pipe has no position.
         iterates = hasattr(kind, "__iter__") and issubclass(kind, iter_base())
         return not iterates and hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
 
@@ -410,18 +410,18 @@ def _covers(kind: type) -> bool:
 
     says = min(depth("iteration_state"), max(depth("state_dict"), depth("load_state_dict")))
     while says < len(classes) and not issubclass(classes[says], iter_base()):
-        # A mixin is not a pipe itself: it speaks for the first class that lists it among its bases.
+        # A mixin is not a pipe itself. Its declaration counts for the first class that lists it as a base.
         says = min(i for i, cls in enumerate(classes) if classes[says] in cls.__bases__)
     return says < len(classes) and says <= depth("__iter__")
 
 
 def is_torchs(datapipe: Any) -> bool:
-    """Whether this is a pipe of torch that is read by iterating. It knows no token."""
+    """Returns whether this is an iterable-style PyTorch pipe, which has no token."""
     return is_iter_pipe(datapipe) and iter_base() not in type(datapipe).__mro__
 
 
 def name_of(datapipe: Any) -> str:
-    """The pipe's class in words."""
+    """Returns the name of the pipe's class."""
     return type(datapipe).__name__
 
 
@@ -445,9 +445,9 @@ def forget_state(*datapipes: Any) -> None:
 
 
 def forget_below(datapipe: Any) -> None:
-    """Makes the next iterations of the pipes that a pipe reads from start anew, if it is for it to begin them.
+    """Makes the next iterations of a pipe's sources start from the beginning, if the pipe begins its sources.
 
-    The source of a fork's children continues as long as one of them does.
+    The source of a fork's children continues as long as one of the children does.
     """
     waiting, seen = [datapipe], {id(datapipe)}
     while waiting:
@@ -516,7 +516,7 @@ def _take_state(pipe: Any, take: Callable[[Any], object], state: Any) -> None:
         take(state)
         return
     with explaining_damage(name_of(pipe)):
-        # Most would be noticed in the middle of an iteration alone.
+        # Otherwise, most errors would surface only in the middle of an iteration.
         for each in pipe._declared:
             if each.saved and each.key in state:
                 each.check(state[each.key])

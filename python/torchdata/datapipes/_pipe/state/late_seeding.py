@@ -1,10 +1,11 @@
-"""Seeds for libraries that are imported in the middle of an epoch.
+"""Seeds libraries that are imported in the middle of an epoch.
 
-Role: a child seeds the global generators of the loaded libraries when an epoch begins. A user's function may
-import one later, as functions under spawn often do; its generator would start from the system's entropy, and the
-run could not be repeated. So each is seeded right after it was imported, before the importing code continues. Runs in
-workers and in the dispatching process; `process_reset_fn` gives the seeds of each epoch. States hold what is awaited:
-who resumes from the beginning of an epoch may have imported by then what the run before had not.
+Role: a child process seeds the global generators of the loaded libraries when an epoch begins. A user's function may
+import a library later, as often happens with spawn. Its generator would start from the system's entropy, and the run
+could not be reproduced. Each library is therefore seeded right after its import, before the importing code continues.
+Runs in workers and in the dispatching process. `process_reset_fn` provides the seeds of each epoch. States contain the
+pending seeds, because a process that resumes from the beginning of an epoch may already have imported a library that
+the original run had not.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ awaited: dict[str, int] = {}
 
 
 def seed_when_imported(seeds: Mapping[str, int]) -> None:
-    """Seeds the generator of a module right after the module was imported, once.
+    """Seeds a module's generator once, right after the module is imported.
 
     Args:
-        seeds: the seeds by the full name of their module ("torch", "numpy.random"), of modules that are not loaded.
-            They replace the seeds of the previous epoch; an empty mapping removes them.
+        seeds: the seeds of modules that are not loaded, by full module name ("torch", "numpy.random"). They replace the
+            seeds of the previous epoch, and an empty mapping removes those.
     """
     global awaited
     awaited = dict(seeds)
@@ -40,7 +41,7 @@ def seed_when_imported(seeds: Mapping[str, int]) -> None:
 
 
 def seed_now_or_when_imported(seeds: Mapping[str, int]) -> None:
-    """The same for several modules. Those that are imported already are seeded at once."""
+    """Seeds several modules: imported ones now, the others right after their import."""
     seed_when_imported({name: seed for name, seed in seeds.items() if name not in sys.modules})
     for name, seed in seeds.items():
         if name in sys.modules:

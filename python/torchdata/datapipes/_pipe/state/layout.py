@@ -1,8 +1,7 @@
-"""The layout of graph states, and the checks that something is one.
+"""Defines the layout of graph states, and validates states.
 
 Role: pure functions over plain data. A state may be damaged or malicious. The code that counts trusts its numbers, so
-each number is checked before it is used. The pipe itself checks its own part,
-under `state`.
+each number is checked before it is used. Each pipe checks its own part, which is stored under `state`.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ STATE_VERSION = 3
 #: Parts of a state that are summed up.
 _PARTS = 1 << 20
 
-#: Members of containers that are summed up as a whole.
+#: Types whose values are included in a checksum together with their container.
 _FLAT = frozenset({NoneType, bool, int, float, str})
 
-#: Words of the state of Python's generator.
+#: The number of words in the state of Python's generator.
 _WORDS = 625
 
 
@@ -161,7 +160,7 @@ def _check_count(count: Any, what: str) -> None:
 
 
 def checksums_of(state: dict[str, Any]) -> dict[str, Any]:
-    """The checksums of a graph's state: of each entry, and of the fingerprint."""
+    """Returns the checksums of a graph's state: one per entry, and one of the fingerprint."""
     return {"pipes": [checksum(entry) for entry in state["pipes"]], "graph": checksum(state.get("graph"))}
 
 
@@ -185,10 +184,10 @@ def check_checksums(state: dict[str, Any]) -> None:
 
 
 def checksum(value: Any) -> int:
-    """CRC-32 of plain data, which is the same of an equal copy.
+    """Returns the CRC-32 of plain data. Equal data has equal checksums.
 
     Raises:
-        ValueError: it has more parts than any valid state, because it repeats some of them.
+        ValueError: the data has more parts than any valid state, for example because of repeated references.
     """
     crc, left, waiting = 0, _PARTS, [value]
     while waiting:
@@ -214,10 +213,10 @@ def checksum(value: Any) -> int:
 
 @contextmanager
 def explaining_damage(name: str) -> Iterator[None]:
-    """Context in which a pipe of this package loads its state, and expects the layout that it saves.
+    """Context in which a pipe of this package loads its state, assuming the layout that it saves.
 
     Raises:
-        ValueError: a step has failed because of other content.
+        ValueError: loading failed because the state has another layout.
     """
     try:
         yield
@@ -228,9 +227,9 @@ def explaining_damage(name: str) -> Iterator[None]:
 
 
 def check_generators(state: Any) -> None:
-    """Raises ValueError if this is not what `save_generators` returned.
+    """Raises ValueError unless the value has the form of a result of `save_generators`.
 
-    Libraries trust the index in a generator's state and read memory there.
+    The libraries trust the index in a generator's state and read memory at this index.
     """
     if not isinstance(state, dict) or "random" not in state:
         raise ValueError("its global generators are none")
@@ -273,7 +272,7 @@ def refuse_pickled_entries(entries: Iterable[Entry]) -> None:
 
 
 def refuse_pickled_generators(state: dict[str, Any] | None) -> None:
-    """Raises ValueError if a generator must be unpickled: a NumPy generator with which the program replaced the
-    default.
+    """Raises ValueError if a generator requires unpickling. This is the case if the program replaced NumPy's default
+    generator.
     """
     refuse_pickled((state or {}).get("numpy"), "NumPy's global generator")

@@ -1,11 +1,11 @@
-"""States as plain data, which is safe to load, with marked parts that need pickle.
+"""Converts states to plain data, which is safe to load, with marked parts that require pickle.
 
 Role: converts the result of a pipe's `state_dict` to an independent value, which the pipe cannot change later, and
-back. `None`, `bool`, `int`, `float`, `str`, `bytes`, flat lists and tuples of them, and dicts of all
-these stay what they are. All else, items above all, becomes bytes under one key: of one pipe all together, so that an
-item that waits in two of its queues stays one item. Under `NESTED` these are a pickle that names no class, and loading
-it runs no code. If the items have classes, it is `PICKLED`, which only those load who trust the state. Pure
-functions.
+back. `None`, `bool`, `int`, `float`, `str`, `bytes`, flat lists and tuples of these types, and dicts of all these
+remain unchanged. All other values, above all items, are stored as bytes under one key. A pipe has a single such key, so
+that an item in two of its queues remains one object. Under `NESTED`, the bytes are a pickle that refers to no class, so
+loading them runs no code. Items with classes are stored under `PICKLED`, which is loaded only if the caller trusts the
+state. Pure functions.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torchdata._plain_pickles import dumps_plain, loads_plain
 
 __all__ = ["NESTED", "PICKLED", "from_plain", "refuse_pickled", "to_plain"]
 
-#: The key of bytes that are to be unpickled, which may run code.
+#: The key of bytes that require unpickling, which may run code.
 PICKLED = "__pickled__"
 
-#: The key of bytes that hold containers within containers, and plain data alone.
+#: The key of bytes that contain nested containers of plain data.
 NESTED = "__nested__"
 
-#: The key of a state that is not a dict with names as keys.
+#: The key of a state that is not a dict with string keys.
 _WHOLE = "__state__"
 
 #: Keys that represent another value.
@@ -32,19 +32,19 @@ _RESERVED = frozenset({PICKLED, NESTED})
 
 _ATOMS = frozenset({NoneType, bool, int, float, str, bytes})
 
-#: The answer of `_copied` for values that are not plain.
+#: The result of `_copied` for values that are not plain.
 _OTHER: Any = object()
 
 
 def to_plain(state: Any, owner: str) -> dict[str, Any]:
-    """The state as plain data that shares nothing with it which can be changed.
+    """Returns the state as plain data, which shares no mutable object with the original.
 
     Args:
-        state: what a pipe's `state_dict` returned.
+        state: the result of a pipe's `state_dict`.
         owner: the name of the pipe.
 
     Raises:
-        TypeError: something in it cannot be pickled.
+        TypeError: the state contains an object that cannot be pickled.
     """
     if type(state) is not dict or not _RESERVED.isdisjoint(state) or not all(type(key) is str for key in state):
         state = {_WHOLE: state}
@@ -62,10 +62,10 @@ def to_plain(state: Any, owner: str) -> dict[str, Any]:
 
 
 def from_plain(plain: dict[str, Any], owner: str) -> Any:
-    """A new state, equal to the one that was given to `to_plain`.
+    """Returns a new state that is equal to the argument of `to_plain`.
 
     Raises:
-        ValueError: it cannot be unpickled here, or is damaged.
+        ValueError: the state is damaged, or cannot be unpickled in this process.
     """
     copies: dict[int, Any] = {}
     try:
@@ -86,7 +86,7 @@ def from_plain(plain: dict[str, Any], owner: str) -> Any:
 
 
 def refuse_pickled(plain: Any, owner: str) -> None:
-    """Raises ValueError if a part of a state has to be unpickled, which may run code."""
+    """Raises ValueError if a part of a state requires unpickling, which may run code."""
     if isinstance(plain, dict) and PICKLED in plain:
         raise ValueError(
             f"the state of {owner} holds what only pickle can hold, which is not opened with allow_pickle=False: "
@@ -96,7 +96,7 @@ def refuse_pickled(plain: Any, owner: str) -> None:
 
 
 def _taken(value: Any, copies: dict[int, Any]) -> Any:
-    """A copy of a value of a state. The pipe may change its dicts and lists. It need not be a tree."""
+    """Returns a copy of a value of a state, whose dicts and lists the pipe may change. Objects may be shared."""
     kind = type(value)
     if kind is list:
         return list(value)
@@ -110,7 +110,7 @@ def _taken(value: Any, copies: dict[int, Any]) -> Any:
 
 
 def _copied(value: Any) -> Any:
-    """A copy of a plain value; `_OTHER` where it is none."""
+    """Returns a copy of a plain value, or `_OTHER` for other values."""
     kind = type(value)
     if kind in _ATOMS:
         return value
@@ -121,13 +121,14 @@ def _copied(value: Any) -> Any:
     if kind is dict and _ATOMS.issuperset(map(type, value)):
         if _ATOMS.issuperset(map(type, value.values())):
             return value.copy()
-        copied = {name: _copied(member) for name, member in value.items()}  # what a library says of its own place
+        # for example, the position that a library reports
+        copied = {name: _copied(member) for name, member in value.items()}
         return _OTHER if any(member is _OTHER for member in copied.values()) else copied
     return _OTHER
 
 
 def _frozen(value: Any) -> Any:
-    """An atom, or a nested tuple of atoms: a member that may appear twice without being the same object."""
+    """Returns an atom or a nested tuple of atoms, for which identity does not matter."""
     kind = type(value)
     if kind in _ATOMS:
         return value

@@ -1,7 +1,7 @@
-"""Data about each pipe outside its attributes: its token, which distinguishes its iterations, and its *record*.
+"""Stores data about each pipe outside its attributes: its token, which distinguishes its iterations, and its *record*.
 
-Role: storage for `iteration` and `state`, which define its use. Runs in the process and thread that iterates the
-pipe. A *pass* is one iteration of one pipe.
+Role: storage for `iteration` and `state`, which define its use. Runs in the process and thread that iterates the pipe.
+A *pass* is one iteration of one pipe.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["NEVER", "Beginning", "Record", "existing_record", "passed", "record_
 
 _TOKEN, _RECORD = "_iteration_token", "_iteration_record"
 
-#: The number of no iteration.
+#: A value that differs from the number of every iteration.
 NEVER = object()
 
 
@@ -27,22 +27,22 @@ class Beginning:
     """The state of a graph when the pass of its last pipe began, from which a replay of that pass starts.
 
     Args:
-        generators: the random generators of the process as they were.
+        generators: the random generators of the process at that moment.
     """
 
     __slots__ = ("dropped", "generators", "moved", "parts", "passes", "since", "torchs", "whole", "yielded")
 
     def __init__(self, generators: dict[str, Any]) -> None:
-        #: Items that the loaded state says to drop, in the beginning.
+        #: How many items the loaded state drops at the beginning.
         self.dropped = 0
-        #: Items that count as yielded when the pass begins, before any is dropped.
+        #: How many items count as yielded when the pass begins, before any item is dropped.
         self.yielded = 0
-        #: The generators that the pass begins with. It drops items with those of the loaded state.
+        #: The generators with which the pass begins. Items are dropped with the generators of the loaded state.
         self.generators = self.moved = generators
-        #: Whether the loaded state says already that all is to be replayed.
+        #: Whether the loaded state already requires a replay of everything.
         self.whole = False
         self.since = time.monotonic()
-        #: The numbers of the iterations of torch's pipes.
+        #: The iteration numbers of PyTorch's pipes.
         self.torchs: dict[int, Any] = {}
         #: Each pipe of the graph with its entry, and the state that is to be put into it, if there is one.
         self.parts: list[tuple[Any, Entry, Any]] = []
@@ -55,7 +55,7 @@ class Beginning:
 
 
 class Record:
-    """Data about the passes of a pipe. Never pickled or copied: a copy is None, and starts afresh."""
+    """Data about the passes of a pipe. It is never pickled or copied: a copy of the pipe starts without a record."""
 
     __slots__ = (
         "asked",
@@ -82,35 +82,35 @@ class Record:
     )
 
     def __init__(self) -> None:
-        #: The iteration of a pipe of torch that was there when the next one was asked for.
+        #: The current iteration of a PyTorch pipe when the next one was requested.
         self.asked: Any = NEVER
-        #: The iteration of a pipe of torch that was there when a state was loaded.
+        #: The current iteration of a PyTorch pipe when a state was loaded.
         self.before: Any = NEVER
-        #: When the running pass began; 0 if none did.
+        #: The clock value at which the running pass began; 0 if there is none.
         self.stamp = 0
-        #: Whether `iterate`, which notes the end, began the running pass of a pipe of torch.
+        #: Whether `iterate`, which records the end, began the running pass of a PyTorch pipe.
         self.tells_end = False
         #: The loaded entry that was not resumed yet.
         self.loaded: Entry | None = None
         #: Whether the running pass resumes from a state that was saved after the last item.
         self.ended = False
-        #: Whether a state was loaded into the graph of the pipe since its last pass that began anew.
+        #: Whether a state was loaded into the pipe's graph since its last pass that started from the beginning.
         self.fed = False
-        #: The last seed that was given to a pipe of a user.
+        #: The last seed that was set for a user's pipe.
         self.seed: Any = None
-        #: Whether a loader seeds the pipe. Seeds of later passes of an epoch then follow from the first one.
+        #: Whether a loader seeds the pipe. Seeds of later passes in an epoch are then derived from the first one.
         self.seeded = False
-        #: The seed that a state gave to the pipe for its next pass, when it was loaded.
+        #: The seed for the next pass that came from a loaded state.
         self.given: Any = None
-        #: The seed that was given to the pipe after the pass began that is to be replayed.
+        #: The seed that was set after the beginning of the pass to replay.
         self.later: Any = None
-        #: Whether this pipe or one of its sources is replayed; None: not determined yet.
+        #: Whether this pipe or one of its sources is replayed; None if not determined yet.
         self.watches: bool | None = None
-        #: The state of the graph when the running pass began, if `watches` is set, or for a pipe of torch.
+        #: The state of the graph when the running pass began, if `watches` is set or the pipe is PyTorch's.
         self.beginning: Beginning | None = None
-        #: The parameters of all pipes of the graph, if the pipe is its end and its state was saved.
+        #: The parameters of all pipes of the graph, if this pipe is its end and its state was saved.
         self.fingerprint: Fingerprint | None = None
-        #: Names of pipes that the pipe has made since its first pass.
+        #: Names of pipes that this pipe has created since its first pass.
         self.grown: list[str] = []
         #: Whether the running pass resumes from a loaded state.
         self.goes_on = False
@@ -118,18 +118,18 @@ class Record:
         self.claim: Any = None
         #: References to the pipes whose exceptions this one skips.
         self.claimed: list[Any] = []
-        #: References to the renewals (`renewing`) of the running pass, and of that of the pipe which reads this one.
+        #: References to the renewals (`renewing`) of the running pass and of the reader's running pass.
         self.renewal: Any = None
         self.read_by: Any = None
-        #: By kind of exception, how many items were skipped in the running pass. Replaced, never changed.
+        #: How many items were skipped in the running pass, by kind of exception. The dict is replaced, never modified.
         self.skipped: dict[str, int] = {}
 
     def __reduce__(self) -> Any:
-        return type(None), ()  # pickles are not to name where the class lives
+        return type(None), ()  # pickles must not refer to the location of this class
 
 
 def token_of(datapipe: Any) -> IterationToken:
-    """The token of a pipe, made on first use (pipes need not call `super().__init__()`)."""
+    """Returns the token of a pipe, created on first use (pipes need not call `super().__init__()`)."""
     token: IterationToken | None = datapipe.__dict__.get(_TOKEN)
     if token is None:
         token = datapipe.__dict__[_TOKEN] = IterationToken()
@@ -137,7 +137,7 @@ def token_of(datapipe: Any) -> IterationToken:
 
 
 def record_of(datapipe: Any) -> Record:
-    """The record of a pipe, made on first use."""
+    """Returns the record of a pipe, created on first use."""
     record: Record | None = datapipe.__dict__.get(_RECORD)
     if record is None:
         record = datapipe.__dict__[_RECORD] = Record()
@@ -145,13 +145,13 @@ def record_of(datapipe: Any) -> Record:
 
 
 def passed(datapipe: Any) -> int:
-    """The number of items that a pass has yielded or skipped, which is its position in the source."""
+    """Returns the number of items that a pass has yielded or skipped, which is its position in the source."""
     record = existing_record(datapipe)
     skipped = 0 if record is None else sum(record.skipped.values())
     return token_of(datapipe).yielded + skipped
 
 
 def existing_record(datapipe: Any) -> Record | None:
-    """The record of a pipe, if it has one."""
+    """Returns the record of a pipe, or None if it has none."""
     record: Record | None = vars(datapipe).get(_RECORD)
     return record

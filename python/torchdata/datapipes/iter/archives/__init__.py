@@ -1,6 +1,6 @@
 """Archives and compressed files."""
 
-# Pickles made when this folder was a module name them here.
+# Pickles from the time when this folder was a module refer to these names.
 from torchdata.datapipes.iter.archives.tar import TarArchiveLoader
 from torchdata.datapipes.iter.archives.zip import ZipArchiveLoader
 

@@ -1,8 +1,8 @@
-"""Parts for readers of archives and compressed files: the archive that is held, safe names, limits, clear errors.
+"""Shared code of readers of archives and compressed files: open archives, safe names, size limits and clear errors.
 
-Role: the base of TarArchiveLoader, ZipArchiveLoader and RarArchiveLoader, and the checks that they share with the pipes
-that decompress. Runs in the process that iterates the pipes. An archive object owns the stream that it reads; members
-refer to their archive and are opened again through it (see `utils/_streams.py`).
+Role: the base class of TarArchiveLoader, ZipArchiveLoader and RarArchiveLoader, and the checks that they share with the
+pipes that decompress. Runs in the process that iterates the pipes. An archive object owns the stream that it reads.
+Members refer to their archive and are reopened through it (see `utils/_streams.py`).
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from torchdata.datapipes.utils.names import path_inside
 
 try:
     from lzma import LZMAError
-except ImportError:  # Python was built without it, so there is none to meet
+except ImportError:  # this Python was built without the module
     LZMAError = EOFError  # type: ignore[misc, assignment]
 
-#: How many times larger than its compressed form a file may become, if it becomes larger than `SMALLEST_BOMB`.
+#: The largest allowed ratio of decompressed to compressed size, for files larger than `SMALLEST_BOMB`.
 MAX_RATIO = 100.0
 
-#: Bytes below which nothing is taken for a decompression bomb.
+#: Files below this number of bytes never count as decompression bombs.
 SMALLEST_BOMB = 1 << 30
 
-#: The errors of the modules that decompress, for damaged data.
+#: The errors that decompression modules raise for damaged data.
 DAMAGE = (tarfile.TarError, zipfile.BadZipFile, EOFError, OverflowError, zlib.error, struct.error, LZMAError)
 
 _ADVICE = "the archive is truncated, damaged or of another kind"
@@ -43,14 +43,14 @@ _NO_WAY_BACK = "a streamed archive cannot go back: read members before going on,
 
 
 class Refused(OSError):
-    """A member or stream that is not read, because it could do harm. Raised to the user as the format's own error."""
+    """A member or stream is not read because it could do harm. Users see the archive format's own error instead."""
 
 
 def check_max_ratio(pipe: str, value: Any) -> float | None:
-    """The limit `value`, or None for no limit.
+    """Returns the limit `value`, or None for no limit.
 
     Raises:
-        ValueError: it is not a number from 1 on.
+        ValueError: `value` is not a number of at least 1.
     """
     if value is None:
         return None
@@ -60,7 +60,7 @@ def check_max_ratio(pipe: str, value: Any) -> float | None:
 
 
 def refuse_bomb(size: int, compressed: int, max_ratio: float | None) -> None:
-    """Raises Refused if `size` bytes out of `compressed` ones are more than any ordinary file has."""
+    """Raises Refused if `size` bytes from `compressed` bytes is an unusually large ratio."""
     if max_ratio is None or size <= SMALLEST_BOMB or size <= max_ratio * max(compressed, 1):
         return
     raise Refused(
@@ -70,18 +70,18 @@ def refuse_bomb(size: int, compressed: int, max_ratio: float | None) -> None:
 
 
 def folder_of(path: str) -> str:
-    """The prefix that the paths of the members of the archive `path` have in common."""
+    """Returns the common prefix of the paths of all members of the archive `path`."""
     folder = os.path.normpath(path)
     return "" if folder == os.curdir else os.path.join(folder, "")
 
 
 def path_in(folder: str, name: str) -> str:
-    """The path of the member `name` of an archive, which lies in the archive's `folder` in any case.
+    """Returns the path of the member `name`, which is always inside the archive's `folder`.
 
-    Leading slashes are dropped, as `tar` and `unzip` do.
+    Leading slashes are dropped, as by `tar` and `unzip`.
 
     Raises:
-        Refused: the name leads out of the folder.
+        Refused: the name refers to a path outside the folder.
     """
     try:
         return folder + path_inside(name)
@@ -90,12 +90,12 @@ def path_in(folder: str, name: str) -> str:
 
 
 def seekable(stream: Any) -> bool:
-    """Whether the stream reports that it can seek."""
+    """Returns whether the stream reports that it can seek."""
     return bool(hasattr(stream, "seekable") and stream.seekable())
 
 
 def position(stream: Any) -> int | None:
-    """The position of the stream, or None if it is not known."""
+    """Returns the position of the stream, or None if it is unknown."""
     try:
         offset: int = stream.tell()
     except (OSError, ValueError, AttributeError):
@@ -104,7 +104,7 @@ def position(stream: Any) -> int | None:
 
 
 def refuse_text(pipe: object, path: str, stream: Any) -> None:
-    """Raises TypeError if the stream is one of text, which no archive is read from."""
+    """Raises TypeError if the stream is a text stream, because archives are binary."""
     file_obj = stream.__dict__.get("file_obj") if isinstance(stream, StreamWrapper) else stream
     if isinstance(file_obj, io.TextIOBase):
         raise TypeError(
@@ -114,30 +114,31 @@ def refuse_text(pipe: object, path: str, stream: Any) -> None:
 
 
 def seeks_cheaply(file_obj: Any) -> bool:
-    """Whether going back costs next to nothing: not if it means to decompress from the start."""
+    """Returns whether seeking back is cheap. It is not if the file must be decompressed from the start."""
     return bool(getattr(getattr(file_obj, "raw", None), "seeks_cheaply", True))
 
 
 def bare(stream: Any) -> Any:
-    """The file object in a wrapper: asking it directly spares a detour by `__getattr__` for every call."""
+    """Returns the file object inside a wrapper. Direct calls avoid a detour through `__getattr__`."""
     if getattr(stream, "closed", False):
         raise ValueError(f"the stream {stream!r} of the archive is closed")
     return stream.file_obj if isinstance(stream, StreamWrapper) else stream
 
 
 def is_damage(error: Exception) -> bool:
-    """Whether the error comes from the data, and not from the operating system or the code."""
-    if isinstance(error, OSError):  # damage to gzip and bzip2 files has no number; EINVAL comes of a wrong offset
+    """Returns whether the error comes from the data, rather than from the operating system or the code."""
+    # errors of damaged gzip and bzip2 files have no number; EINVAL is due to a wrong offset
+    if isinstance(error, OSError):
         return error.errno in (None, errno.EINVAL) and type(error).__module__ in ("builtins", "gzip")
-    return isinstance(error, DAMAGE) or type(error).__name__ == "ZstdError"  # of whichever module there is
+    return isinstance(error, DAMAGE) or type(error).__name__ == "ZstdError"  # from any module that provides it
 
 
 def explained(kind: type[Exception], what: str, error: Exception) -> Exception:
-    """The error to raise for `error`: one that names the archive. An error that does not come from damaged data keeps
+    """Returns the error to raise for `error`, which names the archive. An error that is not due to damaged data keeps
     its type.
 
-    It is returned, because a frame that holds the error which it raises is a cycle, and would keep open the files of
-    all frames on the error's way until the garbage collector comes.
+    The error is returned, not raised, because a frame that refers to an error which it raises forms a reference cycle.
+    The cycle would keep the files of all frames in the traceback open until garbage collection.
     """
     if isinstance(error, Refused):
         refusal = kind(f"will not read {what}: {error}")
@@ -153,18 +154,18 @@ def explained(kind: type[Exception], what: str, error: Exception) -> Exception:
 
 
 class Counted:
-    """A compressed stream from its present position, which counts the bytes that were read."""
+    """A compressed stream from its current position, which counts the bytes that were read."""
 
     def __init__(self, file_obj: Any) -> None:
         self._file_obj = file_obj
         self._start = position(file_obj) or 0
-        #: Bytes that were looked at and not read yet.
+        #: Bytes that were peeked at but not read yet.
         self._ahead = b""
-        #: Bytes from the start to the position of the stream.
+        #: Bytes from the start to the current position of the stream.
         self.count = 0
 
     def look(self, size: int) -> bytes:
-        """The next bytes, which are still to be read."""
+        """Returns the next bytes without consuming them."""
         while len(self._ahead) < size and (more := self._file_obj.read(size - len(self._ahead))):
             self._ahead += more
         return self._ahead
@@ -197,16 +198,16 @@ class Counted:
 
 
 class Archive:
-    """An open archive: owns the stream that it reads, and opens it again if it was pickled."""
+    """An open archive, which owns the stream that it reads and reopens it after unpickling."""
 
     def __init__(self, path: str, source: Any, start: int | None = None) -> None:
         self.path = path
         self.source = source
-        #: The offset at which the archive begins in its stream; None if it is not known.
+        #: The offset at which the archive begins in its stream; None if unknown.
         self.start = position(source) if start is None else start
 
-        #: Stands in for the source when the archive is pickled, which may be after the source was closed. A file
-        #: in memory has none, because it would be copied.
+        #: A recipe to reopen the source, used when the archive is pickled, possibly after the source was closed. An
+        #: in-memory file has no recipe, because it would be copied.
         file_obj = source.__dict__.get("file_obj") if isinstance(source, StreamWrapper) else source
         stand_in = source if isinstance(file_obj, io.BytesIO) else detached(source, self.start)
         self._stand_in = stand_in if stand_in is not source else None
@@ -245,14 +246,16 @@ class MemberFile(io.RawIOBase):
 
 
 class Entry(MemberFile):
-    """The bytes of one member, read by another library's file object; errors name member, archive and pipe."""
+    """The bytes of one member, read through another library's file object. Errors name the member, the archive and the
+    pipe.
+    """
 
     def __init__(self, archive: Any, key: Any, name: str, file_obj: Any, cheap: bool) -> None:
         super().__init__(archive, name, file_obj)
         self._key, self.seeks_cheaply = key, cheap
 
     def recipe(self) -> EntryRecipe:
-        """How the member is opened again."""
+        """Returns the recipe to reopen the member."""
         return EntryRecipe(self._archive, self._key)
 
     def tell(self) -> int:
@@ -287,7 +290,7 @@ class Entry(MemberFile):
 
 
 class EntryRecipe:
-    """Which entry of its archive a member is."""
+    """Identifies a member by its index in the archive."""
 
     __slots__ = ("archive", "key")
 
@@ -295,7 +298,7 @@ class EntryRecipe:
         self.archive, self.key = archive, key
 
     def open(self) -> Any:
-        """Opens the archive, if it is not yet, and the member."""
+        """Opens the archive if necessary, and the member."""
         return self.archive.open_entry(self.key)
 
     def __repr__(self) -> str:
@@ -303,7 +306,7 @@ class EntryRecipe:
 
 
 class ArchiveLoader(GivenLength, HoldsStream[tuple[str, StreamWrapper]]):
-    """The base of the loaders: an archive that is open while its pair is held."""
+    """The base class of the loaders, which keep an archive open while its pair is referenced."""
 
     datapipe: Any
     max_ratio: float | None
@@ -324,19 +327,20 @@ class ArchiveLoader(GivenLength, HoldsStream[tuple[str, StreamWrapper]]):
         return self.datapipe
 
     def _place_of(self, archive: Any) -> Any:
-        """The position in the archive after the last yielded member."""
+        """Returns the position in the archive after the last yielded member."""
         raise NotImplementedError
 
     def _bookmark(self, path: str, stream: Any) -> tuple[Any, Any]:
         archive = self._archive
-        if archive is None or archive.source is not stream:  # it failed to open
+        if archive is None or archive.source is not stream:  # opening it failed
             return detached(stream), self._place
         return detached(stream, archive.start), self._place_of(archive)
 
     def _release(self, stream: Any) -> None:
         if self._archive is not None and self._archive.source is stream:
             self._archive = None
-        if isinstance(stream, StreamWrapper):  # the maker of a bare stream closes it: members may still read it
+        # whoever created a bare stream closes it, because members may still read it
+        if isinstance(stream, StreamWrapper):
             stream.autoclose()
 
 
@@ -349,7 +353,7 @@ class IndexedArchive(Archive):
         self.next = 0
 
     def entries(self) -> list[Any]:
-        """The directory. Entries have a `filename`."""
+        """Returns the directory. Its entries have a `filename`."""
         raise NotImplementedError
 
     def open_entry(self, index: int) -> Any:
@@ -358,14 +362,14 @@ class IndexedArchive(Archive):
 
 
 class IndexedLoader(ArchiveLoader):
-    """A loader of archives with a directory. Its position in an archive is an index of the directory."""
+    """A loader of archives with a directory. Its position in an archive is an index into the directory."""
 
     def _open(self, path: str, stream: Any) -> IndexedArchive:
-        """The archive in a stream."""
+        """Opens the archive in a stream."""
         raise NotImplementedError
 
     def _is_file(self, entry: Any) -> bool:
-        """Whether an entry is a member to yield: no folder and no link."""
+        """Returns whether an entry is a regular file, rather than a folder or link."""
         raise NotImplementedError
 
     def _check(self, entry: Any) -> None:
@@ -373,7 +377,7 @@ class IndexedLoader(ArchiveLoader):
         raise NotImplementedError
 
     def _error_of_archive(self, path: str, error: Exception) -> Exception:
-        """The error to raise for one that reading the archive met."""
+        """Returns the error to raise for an error that occurred while reading the archive."""
         raise NotImplementedError
 
     def _place_of(self, archive: IndexedArchive) -> int:
@@ -385,8 +389,8 @@ class IndexedLoader(ArchiveLoader):
             archive = self._open(path, stream)
             entries, parent, folder = archive.entries(), archive.parent, folder_of(path)
             archive.next = place or 0
-            self._archive = archive  # now that it is open and in its place
-            size = compressed = 0  # of the archive as a whole, up to a member
+            self._archive = archive  # once it is open and positioned
+            size = compressed = 0  # totals of the archive up to the current member
             for index, entry in enumerate(entries):
                 size, compressed = size + entry.file_size, compressed + entry.compress_size
                 if index < archive.next:

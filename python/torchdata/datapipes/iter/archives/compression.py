@@ -1,9 +1,9 @@
 """Pipes that decompress streams: Decompressor, Extractor, Bz2FileLoader, XzFileLoader.
 
-Role: each converts pairs of path and compressed stream to pairs of path and decompressed stream. They run in
-the process that iterates them, and decompress when and as far as a stream is read. The stream owns the compressed one
-and closes it with itself. It is opened again by the recipe of the compressed stream, and returns to its position by
-decompressing everything before.
+Role: each pipe converts pairs of path and compressed stream to pairs of path and decompressed stream. The pipes run in
+the process that iterates them. Data is decompressed only when a stream is read. The decompressed stream owns the
+compressed one and closes it. It is reopened by the recipe of the compressed stream, and restores its position by
+decompressing everything before that.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from torchdata.datapipes.utils._streams import StreamWrapper, detached
 
 __all__ = ["Bz2FileLoader", "CompressionType", "Decompressor", "Extractor", "XzFileLoader"]
 
-#: Bytes that are decompressed at a time if all is read.
+#: Bytes to decompress at a time if the whole stream is read.
 _PIECE = 1 << 20
 
 
 class CompressionType(Enum):
-    """The formats that `Decompressor` knows, by the names that it takes as `file_type`."""
+    """The formats that `Decompressor` supports, named as for `file_type`."""
 
     GZIP = "gzip"
     LZMA = "lzma"
@@ -70,7 +70,7 @@ _SUFFIXES = {
     ".tzst": CompressionType.TAR,
 }
 
-#: The names of compressed tar archives, beyond those.
+#: Additional suffixes of compressed tar archives.
 _TARS = (".tar.gz", ".tar.xz", ".tar.zst")
 
 _READERS: dict[CompressionType, Callable[[Any], Any]] = {
@@ -82,7 +82,7 @@ _READERS: dict[CompressionType, Callable[[Any], Any]] = {
 
 
 def _kind_of_name(path: str) -> CompressionType | None:
-    """The format of a file by its suffix, in lower or upper case; None if the suffix is unknown."""
+    """Returns the format that belongs to the suffix of a file name, ignoring case; None if the suffix is unknown."""
     suffixes = PurePath(path.lower()).suffixes
     if "".join(suffixes) in _TARS:
         return CompressionType.TAR
@@ -90,15 +90,15 @@ def _kind_of_name(path: str) -> CompressionType | None:
 
 
 def _kind_by_suffix(path: str) -> CompressionType | None:
-    """The same for a name that may be a URL, with a query or a fragment after the suffix."""
+    """Like `_kind_of_name`, for a name that may be a URL with a query or a fragment after the suffix."""
     names = [path, re.split("[?#]", path, maxsplit=1)[0]]
-    if path.lower().startswith(("http://", "https://")):  # elsewhere a name may have a question mark in it
+    if path.lower().startswith(("http://", "https://")):  # other names may contain a question mark
         names.reverse()
     return next(filter(None, map(_kind_of_name, names)), None)
 
 
 class _Recipe:
-    """The way to open and read a compressed stream, without the stream itself or with a stand-in for it."""
+    """Describes how to open and read a compressed stream, without the stream itself or with a stand-in for it."""
 
     __slots__ = ("kind", "max_ratio", "path", "pipe", "source")
 
@@ -108,11 +108,11 @@ class _Recipe:
         self.kind, self.path, self.pipe, self.max_ratio, self.source = kind, path, pipe, max_ratio, source
 
     def open(self) -> Any:
-        """Opens the compressed stream again, and on it the decompressed stream."""
-        return self.on(copy.deepcopy(self.source))  # who opens it twice gets two streams
+        """Reopens the compressed stream, and a decompressed stream over it."""
+        return self.on(copy.deepcopy(self.source))  # opening twice creates two streams
 
     def on(self, source: Any) -> Any:
-        """The decompressed stream of `source`."""
+        """Returns the decompressed stream of `source`."""
         try:
             if self.kind in _READERS:
                 return io.BufferedReader(_Decompressed(self, source))
@@ -129,14 +129,14 @@ class _Recipe:
         return open_zip(file_obj, self.path, _OpenZip)
 
     def standing_in(self, source: Any, start: int | None) -> _Recipe | None:
-        """A recipe with a stand-in for `source` at `start`, or None if it cannot be opened again."""
+        """Returns a recipe with a stand-in for `source` at `start`, or None if `source` cannot be reopened."""
         stand_in = detached(source, start)
         if stand_in is source:
             return None
         return _Recipe(self.kind, self.path, self.pipe, self.max_ratio, stand_in)
 
     def explained(self, error: Exception) -> Exception:
-        """The error to raise for `error`: one of the same type that names pipe and path."""
+        """Returns the error to raise for `error`: one of the same type that names the pipe and the path."""
         name_item(error, self.path)
         what = f"{shown(self.path)} in {self.pipe}"
         if isinstance(error, Refused):
@@ -168,9 +168,9 @@ class _OpenZip(zipfile.ZipFile):
 
 
 class _Decompressed(io.RawIOBase):
-    """The bytes of a compressed stream, read by the module of its format."""
+    """The bytes of a compressed stream, read with the module for its format."""
 
-    #: Going back means to decompress from the start.
+    #: Seeking back decompresses from the start.
     seeks_cheaply = False
     mode = "rb"
 
@@ -181,7 +181,7 @@ class _Decompressed(io.RawIOBase):
         self._reader = _READERS[recipe.kind](self._counted)
 
     def recipe(self) -> _Recipe | None:
-        """How the stream is opened again."""
+        """Returns the recipe to reopen the stream."""
         return self._recipe.standing_in(self._source, self._start)
 
     @property
@@ -225,27 +225,27 @@ class _Decompressed(io.RawIOBase):
         if not self.closed:
             super().close()
             self._reader.close()
-            if isinstance(self._source, StreamWrapper):  # the maker of a bare stream closes it
+            if isinstance(self._source, StreamWrapper):  # whoever created a bare stream closes it
                 self._source.close()
 
 
 class _Decompressing(IterDataPipe[tuple[str, StreamWrapper]]):
-    """The base of the pipes: one stream out for each stream in."""
+    """The base class of pipes that yield one decompressed stream for each compressed stream."""
 
     one_to_one = True
 
     max_ratio: float | None
 
     def _pairs(self) -> Any:
-        """The pipe's source."""
+        """Returns the source pipe."""
         raise NotImplementedError
 
     def _kind_of(self, path: str) -> CompressionType:
-        """The format of the file at `path`."""
+        """Returns the format of the file at `path`."""
         raise NotImplementedError
 
     def _path_of(self, path: str) -> str:
-        """The path of the decompressed file at `path`."""
+        """Returns the path of the decompressed file for `path`."""
         return path
 
     def __iter__(self) -> Iterator[tuple[str, StreamWrapper]]:
@@ -262,7 +262,7 @@ class _Decompressing(IterDataPipe[tuple[str, StreamWrapper]]):
             close_dropped(stream)
             raise
         path = self._path_of(path)
-        if recipe.kind in _READERS:  # such a file object has its recipe itself
+        if recipe.kind in _READERS:  # such a file object provides its own recipe
             return path, StreamWrapper(file_obj, None, path)
         return path, StreamWrapper(file_obj, None, path, recipe=recipe.standing_in(stream, start))
 
@@ -363,7 +363,7 @@ class Extractor(Decompressor):
 
 
 class _OfOneKind(GivenLength, _Decompressing):
-    """A pipe for files of one format, which takes the format's suffix off their paths."""
+    """A pipe for files of one format, which removes the format's suffix from their paths."""
 
     datapipe: Any
     _kind: CompressionType

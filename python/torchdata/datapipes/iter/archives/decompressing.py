@@ -1,7 +1,7 @@
-"""Decompresses consecutive streams of a file by the modules of Python and of other libraries.
+"""Decompresses the consecutive streams of a file with modules of Python and of other libraries.
 
-Role: the file objects between a compressed stream and the pipes that read it. Runs in the process that reads. A reader
-borrows the compressed stream, and owns decompressed bytes that were not read yet.
+Role: the file objects between a compressed stream and the pipes that read it. Runs in the reading process. A reader
+borrows the compressed stream, and owns the decompressed bytes that were not read yet.
 """
 
 from __future__ import annotations
@@ -14,35 +14,34 @@ from torchdata._optional import optional_import
 
 __all__ = ["bzip2_reader", "gzip_reader", "lzma_reader", "zstd_reader"]
 
-#: Compressed bytes that are asked for at a time.
+#: Compressed bytes to request at a time.
 _AT_ONCE = 64 << 10
 
-#: Bytes that are decompressed at a time if all is read, or passed over.
+#: Bytes to decompress at a time if the whole stream is read or skipped.
 _PIECE = 1 << 20
 
-#: Compressed bytes that `zstandard` gets at a time. It gives all that is in them at once: 32 MiB at most.
+#: Compressed bytes to pass to `zstandard` at a time. It returns all decompressed bytes at once, up to 32 MiB.
 _STEP = 1 << 10
 
 
 def gzip_reader(file_obj: Any) -> Any:
-    """A file object of what is compressed in `file_obj`."""
+    """Returns a file object over the decompressed contents of `file_obj`."""
     import gzip
 
     return gzip.GzipFile(fileobj=file_obj, mode="rb")
 
 
 def bzip2_reader(file_obj: Any) -> Any:
-    """A file object of what is compressed in `file_obj`."""
+    """Returns a file object over the decompressed contents of `file_obj`."""
     import bz2
 
     return bz2.BZ2File(file_obj)
 
 
 def lzma_reader(file_obj: Any) -> Any:
-    """A file object of what is compressed in `file_obj`, in the format of xz or the older one of lzma.
+    """Returns a file object over the decompressed contents of `file_obj`, in the xz format or the older lzma format.
 
-    Unlike that of Python's module it reads what comes after the padding between two streams, and takes nothing else
-    for padding.
+    Unlike Python's module, it also reads streams after padding, and accepts only valid padding.
     """
     import lzma
 
@@ -50,16 +49,16 @@ def lzma_reader(file_obj: Any) -> Any:
 
 
 def zstd_reader(file_obj: Any) -> Any:
-    """A file object of what is compressed in `file_obj`, by Python's own module or `zstandard`.
+    """Returns a file object over the decompressed contents of `file_obj`, using Python's own module or `zstandard`.
 
     Raises:
-        ModuleNotFoundError: Python has no module for it, and `zstandard` is not installed.
+        ModuleNotFoundError: Python lacks the module, and `zstandard` is not installed.
     """
     return _Streams(file_obj, _zstd())
 
 
 def _zstd() -> Callable[[], Any]:
-    """A function that makes a decompressor of one frame."""
+    """Returns a function that creates a decompressor for one frame."""
     try:
         from compression import zstd  # type: ignore[import-not-found, unused-ignore]  # from Python 3.14 on
     except ImportError:
@@ -70,10 +69,10 @@ def _zstd() -> Callable[[], Any]:
 
 
 class _Frame:
-    """A decompressor of `zstandard` with the methods of those of Python's modules.
+    """Adapts a decompressor of `zstandard` to the interface of those in Python's modules.
 
     Args:
-        decompressor: an object that decompresses one frame, without a limit of its output.
+        decompressor: an object that decompresses one frame, without an output limit.
     """
 
     def __init__(self, decompressor: Any) -> None:
@@ -82,12 +81,12 @@ class _Frame:
 
     @property
     def eof(self) -> bool:
-        """Whether the frame has ended, and all of it was given."""
+        """Whether the frame has ended and all its bytes were returned."""
         return bool(self._decompressor.eof) and not self._done
 
     @property
     def needs_input(self) -> bool:
-        """Whether all given data was decompressed."""
+        """Whether all input was decompressed."""
         return not self._raw and not self._done
 
     @property
@@ -96,7 +95,7 @@ class _Frame:
         return bytes(self._decompressor.unused_data) + bytes(self._raw)
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
-        """The next bytes, `max_length` at most."""
+        """Returns the next bytes, at most `max_length`."""
         if data:
             self._raw = memoryview(bytes(self._raw) + data)
         parts = []
@@ -113,12 +112,12 @@ class _Frame:
 
 
 class _Streams:
-    """The content of a file of one or several compressed streams, one after the other.
+    """The contents of a file that consists of one or several consecutive compressed streams.
 
     Args:
-        file_obj: the compressed file, which is read from its present position.
-        new: makes a decompressor of one stream.
-        padding: bytes that may follow a stream.
+        file_obj: the compressed file, which is read from its current position.
+        new: a function that creates a decompressor for one stream.
+        padding: the bytes that may follow a stream.
     """
 
     def __init__(self, file_obj: Any, new: Callable[[], Any], padding: bytes = b"") -> None:
@@ -130,7 +129,7 @@ class _Streams:
         self._position, self._is_over = 0, False
 
     def read(self, size: int = -1) -> bytes:
-        """The next `size` bytes or fewer (-1: all), and nothing at the end.
+        """Returns the next `size` bytes or fewer (-1: all); empty at the end.
 
         Raises:
             EOFError: the file ends in the middle of a stream.
@@ -155,7 +154,7 @@ class _Streams:
         return b""
 
     def _behind_stream(self) -> bytes:
-        """The first bytes after a stream that has ended, without padding."""
+        """Returns the first bytes after a finished stream, without padding."""
         data: bytes = self._decompressor.unused_data
         while not (data := data.lstrip(self._padding) if self._padding else data):
             data = self._file_obj.read(_AT_ONCE)
@@ -164,11 +163,11 @@ class _Streams:
         return data
 
     def tell(self) -> int:
-        """The offset of the next byte."""
+        """Returns the offset of the next byte."""
         return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Goes to an offset: back from the start, forwards by decompressing what lies before."""
+        """Moves to an offset: backward by starting over, forward by decompressing the bytes in between."""
         if whence == os.SEEK_CUR:
             offset += self._position
         elif whence == os.SEEK_END:
@@ -183,5 +182,5 @@ class _Streams:
         return self._position
 
     def close(self) -> None:
-        """Forgets what was not read. The compressed file stays open."""
+        """Drops unread bytes. The compressed file stays open."""
         self._decompressor, self._is_over = None, True

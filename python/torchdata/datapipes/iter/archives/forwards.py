@@ -1,8 +1,8 @@
-"""Reading a stream forwards, by offset, as readers of archives do: `Forwards`.
+"""Reads a stream forward by offset, as required by archive readers: `Forwards`.
 
-Role: connects an archive with a stream that cannot seek or that is compressed. The archive asks it for bytes by
-offset as if it were a file. Runs in the process that iterates the pipe. It borrows the stream, and keeps one piece of
-the bytes that it has read. Small steps back and small members therefore need neither a seek nor a call of the stream.
+Role: connects an archive reader with a stream that cannot seek or that is compressed. The archive reader requests bytes
+by offset as from a file. Runs in the process that iterates the pipe. It borrows the stream, and keeps the last piece of
+bytes. Small steps back and small members therefore need neither a seek nor a call of the stream.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from collections.abc import Callable
 
 __all__ = ["Forwards", "Pieces"]
 
-#: Reads on, as far as is convenient: the next bytes, and nothing if the stream ends.
+#: Returns the next bytes, in a convenient amount; empty at the end of the stream.
 Pieces = Callable[[], bytes]
 
-#: How far back a reader may always go: over the header that it has just looked at.
+#: How many bytes a reader may always go back: over the header that it has just read.
 _BACK = 1 << 10
 
 
 class Forwards:
-    """The bytes of a stream by offset, from its present position on.
+    """The bytes of a stream by offset, from its current position on.
 
     Args:
-        next_piece: the stream's bytes.
-        rewind: goes back to the start and returns a new `next_piece`. None: the stream cannot go back, and only the
-            last piece can be read again.
-        start: the present offset of the stream.
+        next_piece: a function that returns the stream's next bytes.
+        rewind: a function that returns to the start and provides a new `next_piece`. None: the stream cannot go back,
+            and only the last piece can be read again.
+        start: the current offset of the stream.
     """
 
     def __init__(self, next_piece: Pieces, rewind: Callable[[], Pieces] | None = None, start: int = 0) -> None:
@@ -37,11 +37,11 @@ class Forwards:
         self._piece_start = start
 
     def seekable(self) -> bool:
-        """Whether any offset can be read, at whatever cost."""
+        """Returns whether any offset can be read, at whatever cost."""
         return self._rewind is not None
 
     def tell(self) -> int:
-        """The offset of the next byte that `read` returns."""
+        """Returns the offset of the next byte that `read` returns."""
         return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
@@ -52,7 +52,7 @@ class Forwards:
         return self._position
 
     def read(self, size: int = -1) -> bytes:
-        """The next `size` bytes (-1: all), fewer only at the end."""
+        """Returns the next `size` bytes (-1: all), or fewer at the end."""
         begin = self._position - self._piece_start
         end = begin + size
         at_hand = 0 <= begin <= end <= len(self._piece)
@@ -80,7 +80,7 @@ class Forwards:
         return b"".join(parts)
 
     def _advance(self) -> bool:
-        """Continues to the next piece; false at the end."""
+        """Continues with the next piece; returns False at the end."""
         more, kept = self._next_piece(), self._piece[-_BACK:]
         if not more:
             return False

@@ -1,9 +1,9 @@
 """The pipe that reads RAR archives: RarArchiveLoader.
 
-Role: turns pairs of path and archive stream into pairs of path and member stream, by the optional library `rarfile`.
-Runs in the process that iterates it. Members that were stored are read from the archive's stream. Compressed ones are
-decompressed by a program (`unrar`, `unar`, `7z` or `bsdtar`), which is started when the member is first read and
-ends with the member's stream; `rarfile` gives it a temporary copy of the member, or of a solid archive as a whole.
+Role: turns pairs of path and archive stream into pairs of path and member stream, using the optional library `rarfile`.
+Runs in the process that iterates it. Uncompressed members are read from the archive's stream. Compressed members are
+decompressed by a program (`unrar`, `unar`, `7z` or `bsdtar`), which starts when the member is first read and ends with
+the member's stream. `rarfile` passes it a temporary copy of the member, or of the whole archive if that is solid.
 """
 
 from __future__ import annotations
@@ -63,16 +63,16 @@ class _RarArchive(IndexedArchive):
         return self._rar
 
     def explained(self, name: str, error: Exception) -> Exception:
-        """The error to raise for one that reading the member `name` met."""
+        """Returns the error to raise for an error that occurred while reading the member `name`."""
         told = _explained(f"{name!r} of {shown(self.path)} in RarArchiveLoader", error)
         return name_item(told, path_in(folder_of(self.path), name))
 
     def entries(self) -> list[Any]:
-        """The directory."""
+        """Returns the directory."""
         return list(self.rar.infolist())
 
     def open_entry(self, index: int) -> Any:
-        """Opens the entry `index` of the archive when it is read."""
+        """Returns the entry `index` of the archive, which is opened when it is read."""
         rarfile, rar = _rarfile(), self.rar
         info = rar.infolist()[index]
         stored = info.compress_type == rarfile.RAR_M0
@@ -86,9 +86,10 @@ class _RarArchive(IndexedArchive):
 
 
 def _mend_bsdtar(rarfile: Any) -> None:
-    """Lets `rarfile` call `bsdtar` without the `--` that it puts between `-f` and the path, up to release 4.5 at least.
+    """Makes `rarfile` call `bsdtar` without the `--` between `-f` and the path, which it adds at least up to release
+    4.5.
 
-    The path is that of a temporary copy, so that no `--` is needed.
+    The path is that of a temporary copy, so `--` is not needed.
     """
     program = rarfile.tool_setup()
     if program.setup is rarfile.BSDTAR_CONFIG and "get_cmdline" not in vars(program):
@@ -96,7 +97,7 @@ def _mend_bsdtar(rarfile: Any) -> None:
 
 
 def _opened(file_obj: Any) -> Any:
-    """A `RarFile` over a whole archive: `rarfile` takes an archive that was cut off for a shorter one."""
+    """Returns a `RarFile` over a complete archive. `rarfile` does not notice if an archive is truncated."""
     rarfile = _rarfile()
     size = file_obj.seek(0, os.SEEK_END)
     last: Any = None
@@ -116,18 +117,18 @@ def _opened(file_obj: Any) -> Any:
         rar = rarfile.RarFile(file_obj, info_callback=check, errors="strict")
     except (rarfile.Error, OSError, MemoryError):
         raise
-    except Exception as error:  # it trusts the fields of a header
+    except Exception as error:  # `rarfile` trusts the header fields
         raise rarfile.BadRarFile(f"damaged header: {error or type(error).__name__}") from error
     if rar.needs_password() and not rar.infolist():
         raise rarfile.PasswordRequired("the names in the archive are encrypted")
-    # Archives of version 2 have no mark at their end.
+    # Archives of version 2 have no end marker.
     if isinstance(last, rarfile.Rar5Info) and last.type != rarfile.RAR_BLOCK_ENDARC:
         raise rarfile.BadRarFile("unexpected end of the archive")
     return rar
 
 
 def _explained(what: str, error: Exception) -> Exception:
-    """The error to raise for `error`: one that names the archive."""
+    """Returns the error to raise for `error`, which names the archive."""
     rarfile = _rarfile()
     if not isinstance(error, rarfile.Error):
         return explained(rarfile.BadRarFile, what, error)
@@ -146,7 +147,7 @@ def _explained(what: str, error: Exception) -> Exception:
 
 
 class _WhenRead:
-    """A member that is opened when it is first read, because that starts a program for compressed ones."""
+    """A member that is opened when it is first read, because compressed members start a program."""
 
     def __init__(self, open_member: Callable[[], Any]) -> None:
         self._open = open_member

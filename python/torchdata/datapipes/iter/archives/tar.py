@@ -1,9 +1,9 @@
 """The pipe that reads tar archives: TarArchiveLoader.
 
-Role: turns pairs of path and archive stream into pairs of path and member stream. Runs in the process that iterates
-it. A member reads from its archive when it is read itself, so the archive's stream stays open until the
-last of its members is closed or dropped; the archive objects here own it. They are also the recipes by which
-members are opened again (see `utils/_streams.py`): members that were saved together open their archive once.
+Role: turns pairs of path and archive stream into pairs of path and member stream. Runs in the process that iterates it.
+A member is read from its archive on demand. The archive's stream, which the archive object owns, therefore stays open
+until its last member is closed or dropped. Archive objects also serve as recipes to reopen members (see
+`utils/_streams.py`): members that were saved together open their archive once.
 """
 
 from __future__ import annotations
@@ -44,32 +44,32 @@ from torchdata.datapipes.utils._streams import StreamWrapper, detached
 
 __all__ = ["TarArchiveLoader", "open_tar"]
 
-#: Largest member of a compressed or streamed archive that is kept in memory when the archive continues without it.
+#: Largest member of a compressed or streamed archive that is kept in memory when reading continues after it.
 LARGEST_KEPT_MEMBER = 64 << 20
 
-#: Bytes that are requested at a time from a stream that is read only forward, or from its decompressor.
+#: Bytes to request at a time from a forward-only stream or its decompressor.
 AT_ONCE = 64 << 10
 
-#: Bytes of a large member that are read at a time, as the archive may hold fewer than it says.
+#: Bytes of a large member to read at a time, because the archive may contain fewer bytes than its header claims.
 PIECE = 16 << 20
 
-#: Bytes that the headers of one member may take in all: 1 MiB and the blocks that announce them.
+#: Maximum size of all headers of one member: 1 MiB and the blocks that announce them.
 LARGEST_HEADERS = (1 << 20) + (8 << 10)
 
-#: Headers that one member may have, next to its own.
+#: Maximum number of additional headers of one member.
 MOST_HEADERS = 100
 
-#: Records that the headers for a whole archive may hold in all. Every member's are added to a copy of them.
+#: Maximum number of records in headers for the whole archive, because each member gets a copy of them.
 MOST_GLOBAL_RECORDS = 1000
 
-#: The last offset that a file can have.
+#: The largest offset that a file can have.
 _LAST_OFFSET = (1 << 63) - 1
 
-#: Bytes before a header at which a resumed stream starts: `tarfile` reads the last byte of the previous member, to
-#: check whether the archive is long enough.
+#: Bytes before a header at which a resumed stream starts. `tarfile` reads the last byte of the previous member to check
+#: whether the archive is long enough.
 BEFORE = 1
 
-#: Characters of an error of `tarfile` that are repeated: some hold the header.
+#: Maximum length of a quoted `tarfile` error, because some errors contain the header.
 _LONGEST_EXCERPT = 200
 
 
@@ -93,7 +93,7 @@ def _pieces_of_plain(source: Any) -> Pieces:
     return partial(source.read, AT_ONCE)
 
 
-#: By the name that a mode has for a compression: the first bytes of its files, and what decompresses them.
+#: For the name of each compression in a mode: the first bytes of its files, and the function that decompresses them.
 _COMPRESSIONS: dict[str, tuple[tuple[bytes, ...], Callable[[Any], Pieces]]] = {
     "gz": ((b"\x1f\x8b",), _pieces_of_gzip),
     "bz2": ((b"BZh",), _pieces_of_bzip2),
@@ -103,30 +103,30 @@ _COMPRESSIONS: dict[str, tuple[tuple[bytes, ...], Callable[[Any], Pieces]]] = {
 
 
 class _HeaderBytes:
-    """The stream of an archive while the headers of one member are read, which it ends if they become too long."""
+    """The stream of an archive while the headers of one member are read. Stops reading if they become too long."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
-        #: Bytes that were looked at and not read yet.
+        #: Bytes that were peeked at but not read yet.
         self._ahead = b""
         self._left = LARGEST_HEADERS
         self._headers = 0
-        #: Whether reading itself went wrong, rather than what was read.
+        #: Whether reading the stream failed, rather than parsing its contents.
         self.failed = False
 
     def count(self) -> None:
-        """Takes in one more header of the member: `tarfile` recurses for each."""
+        """Counts another header of the member, because `tarfile` recurses for each."""
         self._headers += 1
         if self._headers > MOST_HEADERS + 1:
             raise tarfile.ReadError(f"a member has more than {MOST_HEADERS} headers")
 
     def check(self, size: int) -> None:
-        """Refuses to read this many bytes if they are too many, before `tarfile` reads any: it may do so in pieces."""
+        """Checks a size before `tarfile` reads any of these bytes, possibly in pieces; refuses if it is too large."""
         if not len(self._ahead) <= size <= self._left:
             raise tarfile.ReadError(f"the headers of a member take more than {LARGEST_HEADERS} bytes")
 
     def look(self, size: int) -> bytes:
-        """The next bytes, which are still to be read."""
+        """Returns the next bytes without consuming them."""
         self.check(size)
         try:
             self._ahead += self._stream.read(size - len(self._ahead))
@@ -144,14 +144,14 @@ class _HeaderBytes:
         return int(self._stream.tell()) - len(self._ahead)
 
 
-#: The errors of `tarfile`, next to its own, for headers that lie.
+#: The errors that `tarfile` raises for invalid headers, in addition to its own.
 _LIES = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 class _Header(tarfile.TarInfo):
-    """A header whose damage is an error everywhere. `tarfile` takes damage for the end, except at the start.
+    """A header whose damage is always an error. `tarfile` treats damage as the end of the archive, except at the start.
 
-    One member may have many headers: long names, extended ones, maps of holes. They are read within limits.
+    One member may have many headers: long names, extended headers, maps of holes. They are read within limits.
     """
 
     @classmethod
@@ -163,7 +163,7 @@ class _Header(tarfile.TarInfo):
         tarfile_.fileobj = headers
         try:
             info = super().fromtarfile(tarfile_)
-            if info.size < 0 or not place < tarfile_.offset <= _LAST_OFFSET:  # the next header would be no further on
+            if info.size < 0 or not place < tarfile_.offset <= _LAST_OFFSET:  # the next header would not be further on
                 raise ValueError(f"its member has {info.size} bytes")
             return info
         except (tarfile.InvalidHeaderError, tarfile.TruncatedHeaderError) as error:  # type: ignore[attr-defined]
@@ -171,7 +171,7 @@ class _Header(tarfile.TarInfo):
                 raise
             raise tarfile.ReadError(f"{error} at byte {place}") from error
         except _LIES as error:
-            tarfile_.offset = place  # where the archive stands, not where the header says that it continues
+            tarfile_.offset = place  # the actual position, not the one that the header claims
             if headers.failed:
                 raise
             said = str(error)[:_LONGEST_EXCERPT] or type(error).__name__
@@ -180,7 +180,9 @@ class _Header(tarfile.TarInfo):
             tarfile_.fileobj = stream
 
     def _proc_member(self, tarfile_: Any) -> Any:
-        """Counts each header, by whichever of its methods `tarfile` has made it: that differs from Python to Python."""
+        """Counts each header, regardless of which method of `tarfile` parses it, because that depends on Python's
+        version.
+        """
         if isinstance(tarfile_.fileobj, _HeaderBytes):
             tarfile_.fileobj.count()
         return super()._proc_member(tarfile_)  # type: ignore[misc]
@@ -190,7 +192,7 @@ class _Header(tarfile.TarInfo):
         return super()._proc_gnulong(tarfile_)  # type: ignore[misc]
 
     def _proc_pax(self, tarfile_: Any) -> Any:
-        """Checks an extended header before `tarfile` reads it, whose time is quadratic in some (CVE-2024-6232)."""
+        """Checks an extended header before `tarfile` parses it in possibly quadratic time (CVE-2024-6232)."""
         body = tarfile_.fileobj.look(self._block(self.size))  # type: ignore[attr-defined]
         records = _native.tar_pax_records(body)
         if self.type == tarfile.XGLTYPE:
@@ -199,19 +201,19 @@ class _Header(tarfile.TarInfo):
 
 
 class OpenTar(tarfile.TarFile):
-    """A `TarFile` that bounds what holds for all its members, and may own the stream that it reads."""
+    """A `TarFile` that limits headers for the whole archive, and may own the stream that it reads."""
 
-    #: A stream that is closed with the archive.
+    #: A stream that is closed together with the archive.
     owned: Any = None
-    #: Whether the archive is not compressed, so that its offsets are those of its stream.
+    #: Whether the archive is not compressed, so that its offsets are offsets of its stream.
     plain = False
     _global_records = _global_bytes = 0
 
     def count_global(self, records: int, size: int) -> None:
-        """Takes in that a header holds for all members after it.
+        """Records a header that applies to all following members.
 
         Raises:
-            tarfile.ReadError: there are too many of them.
+            tarfile.ReadError: there are too many such headers.
         """
         self._global_records += records
         self._global_bytes += size
@@ -227,26 +229,28 @@ class OpenTar(tarfile.TarFile):
 
 
 def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None, header: int | None = None) -> OpenTar:
-    """Opens a tar archive, plain or compressed, on a seekable stream or on one that only reads ahead.
+    """Opens a tar archive, plain or compressed, on a seekable or forward-only stream.
 
-    A compressed one raises Refused as soon as it becomes more than `max_ratio` times as large as what was read of it.
+    A compressed archive raises Refused as soon as it becomes more than `max_ratio` times as large as the bytes read
+    from it.
 
     Args:
         file_obj: the stream.
-        mode: as of `tarfile.open`.
-        max_ratio: how many times larger it may become.
-        header: for an archive that is known not to be compressed, whose stream stands `BEFORE` a header: the offset
-            of that. Nothing is read of what lies before it. 0: the stream stands at the start.
+        mode: the mode, as for `tarfile.open`.
+        max_ratio: the largest allowed ratio.
+        header: the offset of a header, for an uncompressed archive whose stream is `BEFORE` bytes before this header.
+            Nothing before that is read. 0: the stream is at its start.
     """
     tar: Any
     source: Any
     ahead, compression = "|" in mode or not seekable(file_obj), mode[2:] if len(mode) > 1 else "*"
     if header is not None:
-        # `tarfile` reads a header when it opens an archive. It therefore opens an archive without members, whose stream
+        # `tarfile` reads a header when it opens an archive. Therefore, an empty archive is opened first, and its stream
         # is then replaced.
         tar = OpenTar.open(fileobj=io.BytesIO(bytes(2 * tarfile.BLOCKSIZE)), mode="r:", tarinfo=_Header)
         if header and not ahead:
-            file_obj.read(BEFORE)  # which a buffered stream keeps with what follows, and else would ask for later
+            # a buffered stream keeps this byte with the following ones, instead of requesting it later
+            file_obj.read(BEFORE)
         source = Forwards(_pieces_of_plain(file_obj), start=max(header - BEFORE, 0)) if ahead else file_obj
         tar.fileobj, tar.plain = source, True
         return tar  # type: ignore[no-any-return]
@@ -268,7 +272,7 @@ def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None, h
 
 
 def _forwards(source: Any, compression: str, ahead: bool, max_ratio: float | None) -> Forwards:
-    """The content of `source`, decompressed if it is compressed, by offset."""
+    """Returns the decompressed contents of `source` by offset."""
     pieces_of = partial(_in_proportion, compression, max_ratio) if compression else _pieces_of_plain
 
     def rewind() -> Pieces:
@@ -279,7 +283,7 @@ def _forwards(source: Any, compression: str, ahead: bool, max_ratio: float | Non
 
 
 def _in_proportion(compression: str, max_ratio: float | None, source: Counted) -> Pieces:
-    """Inflates `source`, and refuses a bomb: the data must be inflated whether members are read or skipped."""
+    """Decompresses `source`, and refuses a bomb. Data must be decompressed whether members are read or skipped."""
     next_piece, size = _COMPRESSIONS[compression][1](source), 0
 
     def piece() -> bytes:
@@ -294,7 +298,7 @@ def _in_proportion(compression: str, max_ratio: float | None, source: Counted) -
 
 
 class _TarArchive(Archive):
-    """A tar archive, plain or compressed, on a seekable stream or on one that only reads ahead."""
+    """A tar archive, plain or compressed, on a seekable or forward-only stream."""
 
     def __init__(
         self,
@@ -343,11 +347,13 @@ class _TarArchive(Archive):
 
     @property
     def seeks_cheaply(self) -> bool:
-        """Whether going back costs next to nothing: it does in a plain archive, not in a compressed one."""
+        """Returns whether seeking back is cheap, as in a plain archive but not in a compressed one."""
         return self.is_plain and seeks_cheaply(self.tar.fileobj)
 
     def read(self, size: int) -> bytes:
-        """The next `size` bytes of the archive; many of them in pieces, because the archive may hold far fewer."""
+        """Returns the next `size` bytes of the archive. Large sizes are read in pieces, because the archive may be
+        shorter.
+        """
         fileobj: Any = self.tar.fileobj
         if size <= SMALLEST_BOMB:
             data: bytes = fileobj.read(size)
@@ -359,13 +365,13 @@ class _TarArchive(Archive):
         return b"".join(pieces)
 
     def _read_to_the_end(self) -> None:
-        """Reads what lies after the last member of a compressed archive, up to the checksum."""
+        """Reads the rest of a compressed archive after its last member, including the checksum."""
         fileobj: Any = self.tar.fileobj
         while not self.is_plain and fileobj.read(PIECE):
             pass
 
     def explained(self, name: str, error: Exception) -> Exception:
-        """The error to raise for one that reading the member `name` met."""
+        """Returns the error to raise for an error that occurred while reading the member `name`."""
         told = explained(tarfile.ReadError, f"{name!r} of {shown(self.path)} in TarArchiveLoader", error)
         return name_item(told, path_in(folder_of(self.path), name))
 
@@ -381,27 +387,27 @@ class _TarArchive(Archive):
             tar.members = []
 
     def next_file(self) -> tuple[str, Any] | None:
-        """The name of the next regular file and its file object, or None at the end."""
+        """Returns the name of the next regular file and its file object, or None at the end."""
         tar: Any = self.tar
         fileobj = tar.fileobj
         at_hand = self.is_plain or isinstance(fileobj, Forwards)
         while True:
             if at_hand and tar.firstmember is None and not tar.pax_headers:
                 fileobj.seek(tar.offset)
-                # `tarfile` spends most of its time on parsing headers, of which a loader needs two fields.
+                # `tarfile` spends most of its time on parsing headers, of which a loader needs only two fields.
                 found = _native.tar_file_header(fileobj.read(tarfile.BLOCKSIZE))
                 if found is not None:
                     (name, size), data = found, tar.offset + tarfile.BLOCKSIZE
                     tar.offset = data + -(-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
                     return name, io.BufferedReader(_TarMember(self, fileobj, name, data, size))
-                if tar.offset:  # lets `tarfile` see for itself whether the archive reaches so far
+                if tar.offset:  # makes `tarfile` itself check whether the archive is long enough
                     fileobj.seek(tar.offset - 1)
             info = tar.next()
-            tar.members = []  # tarfile remembers every header otherwise
+            tar.members = []  # otherwise, tarfile keeps every header
             if info is None:
                 self._read_to_the_end()
                 return None
-            if not info.isreg():  # a folder, a link or a device, also if it comes with a map of holes
+            if not info.isreg():  # a folder, a link or a device, even if it has a map of holes
                 continue
             if info.issparse():
                 return info.name, io.BufferedReader(_SparseMember(self, info))
@@ -410,7 +416,7 @@ class _TarArchive(Archive):
 
 
 class _TarMemberRecipe:
-    """Where a member lies in its archive."""
+    """The position of a member in its archive."""
 
     __slots__ = ("archive", "name", "offset", "size")
 
@@ -418,7 +424,7 @@ class _TarMemberRecipe:
         self.archive, self.name, self.offset, self.size = archive, name, offset, size
 
     def open(self) -> Any:
-        """Opens the archive, if it is not yet, and the member."""
+        """Opens the archive if necessary, and the member."""
         fileobj = self.archive.tar.fileobj
         return io.BufferedReader(_TarMember(self.archive, fileobj, self.name, self.offset, self.size))
 
@@ -429,7 +435,7 @@ class _TarMemberRecipe:
 class _TarMember(MemberFile):
     """The bytes of one member: a section of the archive's (decompressed) bytes.
 
-    Does what `tarfile.ExFileObject` does, in fewer steps. Every read seeks, because members share the stream.
+    Equivalent to `tarfile.ExFileObject`, in fewer steps. Every read seeks, because members share the stream.
     """
 
     _archive: _TarArchive
@@ -440,12 +446,12 @@ class _TarMember(MemberFile):
         self._position = 0
 
     def recipe(self) -> _TarMemberRecipe:
-        """How the member is opened again."""
+        """Returns the recipe to reopen the member."""
         return _TarMemberRecipe(self._archive, self._name, self._offset, self.size)
 
     @property
     def seeks_cheaply(self) -> bool:
-        """Whether a reader may go back and forth, as an archive in the archive does."""
+        """Returns whether a reader may seek back and forth, for example to read a nested archive."""
         return self._archive.seeks_cheaply
 
     def tell(self) -> int:
@@ -457,7 +463,7 @@ class _TarMember(MemberFile):
         return self._position
 
     def content(self, position: int, size: int) -> bytes:
-        """`size` bytes from `position` on."""
+        """Returns `size` bytes from `position` on."""
         try:
             self._file_obj.seek(self._offset + position)
             data = self._archive.read(size)
@@ -480,7 +486,7 @@ class _TarMember(MemberFile):
 
 
 class _SparseMember(Entry):
-    """A member whose holes are not stored. Its size in the archive says nothing about how much a reader gets."""
+    """A member whose holes are not stored, so that its size in the archive does not limit its apparent size."""
 
     def __init__(self, archive: _TarArchive, info: tarfile.TarInfo) -> None:
         super().__init__(archive, info.offset, info.name, archive.tar.extractfile(info), archive.seeks_cheaply)
@@ -489,7 +495,7 @@ class _SparseMember(Entry):
 
     def readall(self) -> bytes:
         try:
-            # In pieces a large file does no harm, and sparse files are large.
+            # Reading a large file in pieces does no harm, and sparse files are large.
             refuse_bomb(self._size, self._stored, self._archive.max_ratio)
         except Exception as error:
             raise self._archive.explained(self._name, error)
@@ -549,7 +555,7 @@ class TarArchiveLoader(ArchiveLoader):
         stand_in, place = super()._bookmark(path, stream)
         archive = self._archive
         if archive is not None and archive.source is stream is not stand_in and archive.place is not None:
-            # The stream begins there when it is opened: a store is not asked for what lies before.
+            # The stream is opened at this position, so that a store is not asked for earlier bytes.
             return detached(stream, archive.place - BEFORE), (*place, archive.start)
         return stand_in, place
 
@@ -559,13 +565,13 @@ class TarArchiveLoader(ArchiveLoader):
         try:
             if start:
                 archive = _TarArchive(path, stream, start[0], self.mode, self.max_ratio, offset)
-            else:  # from its beginning, also for a place after that: only so is it decompressed
+            else:  # decompression requires starting from the beginning, even for a later position
                 archive = _TarArchive(path, stream, None, self.mode, self.max_ratio)
             tar: Any = archive.tar
             if place is not None:
                 tar.firstmember = None
                 tar.offset, tar.pax_headers = offset, headers
-            self._archive = archive  # now that it is open and in its place
+            self._archive = archive  # once it is open and positioned
             folder, parent, keep = folder_of(path), archive.parent, not archive.seeks_cheaply
             while (found := archive.next_file()) is not None:
                 name = path_in(folder, found[0])

@@ -1,8 +1,8 @@
 """The pipe that reads zip archives: ZipArchiveLoader.
 
 Role: turns pairs of path and archive stream into pairs of path and member stream. Runs in the process that iterates it.
-A member reads from its archive when it is read itself, so the archive's stream stays open until the last of its members
-is closed or dropped; the archive object here owns it.
+A member is read from its archive on demand. The archive's stream, which the archive object owns, therefore stays open
+until its last member is closed or dropped.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torchdata.datapipes.iter.archives.archive import (
 
 __all__ = ["ZipArchiveLoader", "open_zip"]
 
-#: Bytes of the header of a zip archive's member, without its name.
+#: Size of a member's header in a zip archive, without the name.
 _ZIP_HEADER = 30
 
 
@@ -49,12 +49,12 @@ class _ZipArchive(IndexedArchive):
         return self._zip
 
     def explained(self, name: str, error: Exception) -> Exception:
-        """The error to raise for one that reading the member `name` met."""
+        """Returns the error to raise for an error that occurred while reading the member `name`."""
         told = explained(zipfile.BadZipFile, f"{name!r} of {shown(self.path)} in ZipArchiveLoader", error)
         return name_item(told, path_in(folder_of(self.path), name))
 
     def entries(self) -> list[Any]:
-        """The directory."""
+        """Returns the directory."""
         return list(self.zip.infolist())
 
     def open_entry(self, index: int) -> Any:
@@ -85,7 +85,7 @@ def open_zip(file_obj: Any, path: str, kind: type[zipfile.ZipFile] = zipfile.Zip
         raise zipfile.BadZipFile(f"a name in its directory does not decode ({error})") from error
     except zipfile.BadZipFile as error:
         cause = error.__context__
-        if isinstance(cause, OSError) and cause.errno is not None:  # the archive may be fine, but cannot be read
+        if isinstance(cause, OSError) and cause.errno is not None:  # the archive may be valid but cannot be read
             raise cause
         raise
     _check_places(archive)
@@ -93,10 +93,10 @@ def open_zip(file_obj: Any, path: str, kind: type[zipfile.ZipFile] = zipfile.Zip
 
 
 def _check_places(archive: zipfile.ZipFile) -> None:
-    """Checks that members do not share bytes. Otherwise many files could use the space of one.
+    """Checks that members do not share bytes. Otherwise, many files could use the space of one.
 
     Raises:
-        zipfile.BadZipFile: one lies before the archive's start, or reaches into the next one or into the directory.
+        zipfile.BadZipFile: a member begins before the archive, or overlaps the next member or the directory.
     """
     end: int = archive.start_dir
     for info in sorted(archive.infolist(), key=lambda info: info.header_offset, reverse=True):

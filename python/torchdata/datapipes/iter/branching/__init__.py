@@ -1,1 +1,1 @@
-"""Pipes that make several of one, or one of several."""
+"""Pipes that split one pipe into several, or combine several into one."""

@@ -1,11 +1,11 @@
-"""The two halves of a pipe that was split: the main pipe, which reads the source, and its children.
+"""The two parts of a split pipe: the main pipe, which reads the source, and its children.
 
-Role: what `fork`, `unzip`, `demux` and `round_robin_demux` share. The children share one *main* pipe, which reads the
+Role: shared by `fork`, `unzip`, `demux` and `round_robin_demux`. The children share one *main* pipe, which reads the
 source once and owns the items that wait for children. All run in the process that iterates them, in one thread.
 
-The children of one main are iterated in *generations*: a generation begins when a child is iterated that has been
-iterated in the current one already. It restarts the source and invalidates the iterators of all siblings; a sibling
-that is iterated afterwards joins the generation.
+The children of one main pipe are iterated in *generations*. A generation begins when a child is iterated that was
+already iterated in the current generation. This restarts the source and invalidates the iterators of all siblings. A
+sibling that is iterated afterwards joins the generation.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torchdata.datapipes.datapipe import IterDataPipe, share_token
 
 
 class Queues(State):
-    """A queue of items for each child. An item that waits in several of them stays one item."""
+    """A queue of items for each child. An item in several queues remains a single object."""
 
     __slots__ = ()
 
@@ -44,7 +44,7 @@ class Queues(State):
 
 
 def queues() -> Any:
-    """Declares an attribute that has a queue of items for each child."""
+    """Declares an attribute with a queue of items for each child."""
     return Queues()
 
 
@@ -78,11 +78,11 @@ class Main(IterDataPipe[Any]):
         self.reset()
 
     def children(self) -> list[Any]:
-        """The children, one per instance."""
+        """Returns the children, one per instance."""
         return [Child(self, instance) for instance in range(self.num_instances)]
 
     def join(self, child: Child) -> None:
-        """Takes a child that starts an iteration into the generation, or begins a new one for it."""
+        """Adds a child that starts an iteration to the generation, or begins a new generation for it."""
         if not self._joined or child.instance_id in self._joined:
             if self._joined and (not self._exhausted or len(self._done) < self.num_instances):
                 warn_outside(
@@ -101,7 +101,7 @@ class Main(IterDataPipe[Any]):
         self._joined.add(child.instance_id)
 
     def open(self, child: Child) -> None:
-        """Begins reading the source for a child, once per generation."""
+        """Begins to read the source for a child, once per generation."""
         self._joined.add(child.instance_id)
         if token_of(self).armed:
             start_pass(self)
@@ -109,30 +109,31 @@ class Main(IterDataPipe[Any]):
             self._iterator = iter(self.main_datapipe)
 
     def _source(self) -> Iterator[Any]:
-        """The rest of the source."""
+        """Returns the rest of the source."""
         return iter(()) if self._exhausted or self._iterator is None else self._iterator
 
     def read(self, instance: int) -> Iterator[Any]:
-        """The items of one child."""
+        """Yields the items of one child."""
         raise NotImplementedError
 
     def abandon(self) -> None:
-        """Drops the items that wait for children, before a new generation begins. Queues may share items: nothing to
-        do.
+        """Drops items that wait for children, before a new generation begins.
+
+        Does nothing here because queues may share items.
         """
 
     def length(self, instance: int) -> int:
-        """The length of one child."""
+        """Returns the length of one child."""
         return length_of(self, self.main_datapipe)
 
     def _lasting_state(self) -> dict[str, Any]:
         lasting = super()._lasting_state()
         if self._exhausted and len(self._done) == self.num_instances:
-            del lasting["joined"]  # a generation that is over is none that the next one would cut off
+            del lasting["joined"]  # the next generation does not interrupt a finished one
         return lasting
 
     def _goes_on_alone(self) -> bool:
-        # A child that has not joined the generation yet finds there what its siblings have left.
+        # A child that has not joined the generation yet finds the items that its siblings have left.
         return 0 < len(self._joined) < self.num_instances
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -142,19 +143,19 @@ class Main(IterDataPipe[Any]):
 
 
 class DealMain(Main):
-    """Main pipe of `demux` and `round_robin_demux`: a buffer per child, of its items that another child met."""
+    """The main pipe of `demux` and `round_robin_demux`, with a buffer per child for items that a sibling read."""
 
     _buffers: list[deque[Any]] = queues()
     _buffered: int = state(0)
 
     def abandon(self) -> None:
-        """Closes the streams in the items that wait: each belongs to one child, which will not get it."""
+        """Closes the streams in waiting items, each of which belongs to one child that will not receive it."""
         for buffer in self._buffers:
             for item in buffer:
                 close_dropped(item)
 
     def read(self, instance: int) -> Iterator[Any]:
-        """The items of one child."""
+        """Yields the items of one child."""
         own, source, done = self._buffers[instance], self._source(), self._done
         try:
             while True:
@@ -165,7 +166,7 @@ class DealMain(Main):
                     destination = self._destination(item)
                     if destination == instance:
                         yield item
-                        if own:  # a sibling was read meanwhile and met items of this child
+                        if own:  # meanwhile, a sibling has read items of this child
                             break
                     elif destination is not None:
                         self._keep(item, destination)
@@ -173,11 +174,11 @@ class DealMain(Main):
                     self._exhausted = True
                     return
         except BaseException:
-            # Left half-way or broken: what waits is part of the state still, but no file stays open for it.
+            # The iteration was abandoned or failed. Waiting items remain part of the state, but without open files.
             if self._buffers[instance] is own:
                 self._park()
             raise
-        finally:  # also if the iterator is dropped half-way
+        finally:  # also if the iterator is dropped early
             done.add(instance)
 
     def _park(self) -> None:
@@ -187,7 +188,7 @@ class DealMain(Main):
             buffer.extend(items)
 
     def _destination(self, item: Any) -> int | None:
-        """The child that an item belongs to, or None if it is dropped."""
+        """Returns the child that an item belongs to, or None if the item is dropped."""
         raise NotImplementedError
 
     def _keep(self, item: Any, destination: int) -> None:
@@ -206,8 +207,8 @@ class Child(IterDataPipe[Any]):
 
     _is_child_datapipe = True
     iteration_state = ()
-    _begins_sources = False  # the main pipe does, once per generation
-    #: The name in graph drawings that show it.
+    _begins_sources = False  # the main pipe does this, once per generation
+    #: The name in graph drawings.
     drawn_as: ClassVar[str] = "Child"
 
     def __init__(self, main_datapipe: Main, instance_id: int) -> None:
@@ -227,7 +228,7 @@ class Child(IterDataPipe[Any]):
         return self.main_datapipe.read(self.instance_id)
 
     def _drop_broken(self) -> None:
-        """Continues after an item that has raised, although its iterator has ended."""
+        """Makes the child continue after an item that raised, although its iterator has ended."""
         self.main_datapipe._done.discard(self.instance_id)
 
     def __len__(self) -> int:

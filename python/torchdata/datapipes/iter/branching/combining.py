@@ -1,7 +1,7 @@
 """Pipes that join several pipes: Concater, Zipper, ZipperLongest, Multiplexer, MultiplexerLongest, SampleMultiplexer.
 
-Run in the process that iterates the pipeline. Concater and MultiplexerLongest know which input they read; Multiplexer
-holds the row of items that it is yielding; SampleMultiplexer owns a generator. Their counterparts are in `splitting`.
+They run in the process that iterates the pipeline. Concater and MultiplexerLongest keep the number of the current
+input, Multiplexer the current row of items, and SampleMultiplexer a generator. Their counterparts are in `splitting`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Concater(IterDataPipe[Any]):
         self.datapipes = _checked("Concater", datapipes)
 
     def __iter__(self) -> Iterator[Any]:
-        # The first input begins now, so that state loaded into it is used by this iteration and no other.
+        # The first input begins now, so that a state loaded into it is used by this iteration and no other.
         return chain.from_iterable(self._inputs(iter(self.datapipes[self._current])))
 
     def _inputs(self, current: Iterator[Any]) -> Iterator[Iterator[Any]]:
@@ -193,7 +193,7 @@ class MultiplexerLongest(IterDataPipe[Any]):
         ['a', 0, 1, 2]
     """
 
-    #: The number of the input that has the turn. An input is found to have ended when its turn comes.
+    #: The number of the input whose turn it is. Only in its turn is an input found to have ended.
     _turn: int = state(0)
 
     def __init__(self, *datapipes: Any) -> None:
@@ -303,7 +303,7 @@ class SampleMultiplexer(IterDataPipe[Any]):
             yield from iterators[number]
 
     def _shares(self) -> list[tuple[int, float]]:
-        """The inputs that have not ended, each with its probability."""
+        """Returns the inputs that have not ended, each with its probability."""
         weights = [self.pipes_and_weights[number][1] for number in self._left]
         total = sum(weights)
         return [(number, weight / total) for number, weight in zip(self._left, weights, strict=True)]

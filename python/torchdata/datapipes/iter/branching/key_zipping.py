@@ -1,7 +1,7 @@
 """Pipes that join items by key: IterKeyZipper, MapKeyZipper.
 
-Run in the process that iterates the pipeline. IterKeyZipper owns the items of its reference pipe that wait for their
-match, and the streams in them.
+They run in the process that iterates the pipeline. IterKeyZipper owns the items of its reference pipe that wait for
+their match, and the streams in these items.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class IterKeyZipper(IterDataPipe[Any]):
         [('a1', ('a', 1)), ('b1', ('b', 2))]
     """
 
-    _waiting: dict[Any, Any] = state(dict, items=True)  # by key, those that wait longest first
-    _dropped: int = state(0)  # items that a full buffer has cost
+    _waiting: dict[Any, Any] = state(dict, items=True)  # by key, oldest first
+    _dropped: int = state(0)  # the number of items that were dropped because the buffer was full
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class IterKeyZipper(IterDataPipe[Any]):
                 result = (item, match) if merge is None else merge(item, match)
                 yield (key, result) if self.keep_key else result
         except BaseException:
-            # Left half-way or broken: what waits is part of the state still, but no file stays open for it.
+            # The iteration was abandoned or failed. Waiting items remain part of the state, but without open files.
             for key, match in waiting.items():
                 waiting[key] = with_detached_streams(match)
             raise
@@ -106,7 +106,7 @@ class IterKeyZipper(IterDataPipe[Any]):
             close_dropped(waiting.popitem()[1])
 
     def _read_until(self, key: Any, reference: Iterator[Any]) -> None:
-        """Puts the items of the reference pipe into the buffer, up to the one that has the key."""
+        """Reads items of the reference pipe into the buffer, up to the one that has the key."""
         key_of, waiting, limit = self.ref_key_fn, self._waiting, self.buffer_size
         while True:
             item = next(reference, _NOTHING)

@@ -1,8 +1,8 @@
 """The pipe that splits another one at random: RandomSplitter.
 
 It returns *children* that share one main pipe, which owns the generator. Nothing is buffered: each child reads the
-whole source and keeps its own items, so one child can be read at a time, and a child that is iterated invalidates the
-iterators of the others. All run in the process that iterates them, in one thread.
+whole source and keeps its own items. Only one child can be read at a time, because a child that is iterated invalidates
+the iterators of the others. All run in the process that iterates them, in one thread.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _SEEDS = (int, float, str, bytes, bytearray)
 
 
 class _SplitMain(IterDataPipe[Any]):
-    """Main pipe of `random_split`: decides for each item in turn which child it belongs to.
+    """The main pipe of `random_split`, which decides for each item which child it belongs to.
 
-    The weight of a child is the number of items that it is still to get. It falls by one with each item that it gets;
-    what an item takes beyond it is taken from all children.
+    The weight of a child is the number of items that it still needs. Each item lowers it by one. If the weight would
+    become negative, the excess is taken from all children.
     """
 
     #: The name in graph drawings.
@@ -73,8 +73,8 @@ class _SplitMain(IterDataPipe[Any]):
         self._remaining = self.total_length
 
     def read(self, instance: int) -> Iterator[Any]:
-        """The items of one child, which continues in its pass."""
-        if self._reader != instance:  # a restored child that had ended, or had given way to a sibling
+        """Yields the items of one child, which continues its pass."""
+        if self._reader != instance:  # a restored child that had ended, or whose pass a sibling had ended
             return iter(())
         if token_of(self).armed:
             start_pass(self)
@@ -88,7 +88,7 @@ class _SplitMain(IterDataPipe[Any]):
                 close_dropped(item)
 
     def _draw(self) -> int:
-        """The number of the child that gets the next item."""
+        """Returns the number of the child that gets the next item."""
         weights = self._weights
         if self._remaining == 0:
             error = ValueError(
@@ -96,7 +96,7 @@ class _SplitMain(IterDataPipe[Any]):
                 "group they belong to; pass the number of items of the source as total_length"
             )
             raise no_fault_of_an_item(error)
-        # The draw of `random.choices` for weights, without its checks at every item.
+        # Equivalent to `random.choices` with weights, without its checks for each item.
         bounds = list(accumulate(weights))
         chosen = bisect(bounds, self._rng.random() * bounds[-1], 0, len(bounds) - 1)
         weights[chosen] -= 1
@@ -108,7 +108,7 @@ class _SplitMain(IterDataPipe[Any]):
         return chosen
 
     def length(self, instance: int) -> int:
-        """The number of items of one child, if the weights are numbers of items."""
+        """Returns the number of items of one child, if the weights are numbers of items."""
         if all(weight.is_integer() for weight in self.norm_weights) and sum(self.norm_weights) == self.total_length:
             return int(self.norm_weights[instance])
         raise TypeError(
@@ -124,7 +124,7 @@ class _Split(IterDataPipe[Any]):
     _is_child_datapipe = True
     drawn_as: ClassVar[str] = "Child"
     iteration_state = ()
-    _begins_sources = False  # the main pipe does
+    _begins_sources = False  # the main pipe does this
 
     def __init__(self, main_datapipe: _SplitMain, target: Any) -> None:
         self.main_datapipe = main_datapipe
@@ -152,7 +152,7 @@ class _Split(IterDataPipe[Any]):
 
 
 def _scaled(weights: list[float], total: int) -> list[float]:
-    """The weights in the same proportions, with the sum `total`."""
+    """Returns the weights scaled to the sum `total`."""
     before = sum(weights)
     return [float(weight) * total / before for weight in weights]
 

@@ -1,7 +1,7 @@
 """Pipes that split a pipe: Forker, UnZipper, Demultiplexer, RoundRobinDemultiplexer.
 
-Each returns its *children*, pipes that share one main pipe (see `_children`). All run in the process that iterates
-them, in one thread; the main pipe owns the items that wait for a child.
+Each returns its *children*, which are pipes that share one main pipe (see `children`). All run in the process that
+iterates them, in one thread. The main pipe owns the items that wait for a child.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _COPIES: dict[str | None, Callable[[Any], Any] | None] = {
 
 
 class _ForkMain(Main):
-    """Main pipe of `fork` and `unzip`: a queue per child, of the items that a sibling has read."""
+    """The main pipe of `fork` and `unzip`, with a queue per child for items that a sibling has read."""
 
     drawn_as = "Forker"
     _waiting: list[deque[Any]] = queues()
@@ -47,11 +47,11 @@ class _ForkMain(Main):
         super().__init__(datapipe, num_instances, buffer_size)
 
     def _deliver(self, instance: int) -> Callable[[Any], Any] | None:
-        """The function from an item to what one child yields for it; None for the item itself."""
+        """Returns the function from an item to what one child yields for it; None for the item itself."""
         return self.copy_fn
 
     def read(self, instance: int) -> Iterator[Any]:
-        """The items of one child."""
+        """Yields the items of one child."""
         own, source, done = self._waiting[instance], self._source(), self._done
         others = [queue for queue in self._waiting if queue is not own]
         deliver, limit = self._deliver(instance), self.buffer_size
@@ -67,12 +67,12 @@ class _ForkMain(Main):
                         if len(queue) > limit >= 0:
                             raise no_fault_of_an_item(self._overflow(instance))
                     yield item if deliver is None else deliver(item)
-                    if own:  # a sibling was read meanwhile and went ahead
+                    if own:  # meanwhile, a sibling was read and moved ahead
                         break
                 else:
                     self._exhausted = True
                     return
-        finally:  # also if the iterator is dropped half-way
+        finally:  # also if the iterator is dropped early
             done.add(instance)
 
     def _overflow(self, instance: int) -> BufferError:
@@ -119,7 +119,7 @@ class Forker(IterDataPipe[Any]):
 
 
 class _UnzipMain(_ForkMain):
-    """Main pipe of `unzip`: children yield one column each."""
+    """The main pipe of `unzip`, whose children yield one column each."""
 
     name = "unzip"
     drawn_as = "UnZipper"
@@ -173,7 +173,7 @@ class UnZipper(IterDataPipe[Any]):
 
 
 class _DemuxMain(DealMain):
-    """Main pipe of `demux`: the classifier determines the child of an item."""
+    """The main pipe of `demux`, whose classifier determines the child of an item."""
 
     name = "demux"
     drawn_as = "Demultiplexer"
@@ -203,7 +203,7 @@ class _DemuxMain(DealMain):
         return operator.index(result)
 
     def length(self, instance: int) -> int:
-        """Not known: it depends on the classifier."""
+        """Raises TypeError, because the length depends on the classifier."""
         raise TypeError(
             f"Child {instance} of demux gets what the classifier gives it. So this instance doesn't have valid length"
         )
@@ -246,7 +246,7 @@ class Demultiplexer(IterDataPipe[Any]):
 
 
 class _RoundRobinMain(DealMain):
-    """Main pipe of `round_robin_demux`: the children have their turns."""
+    """The main pipe of `round_robin_demux`, which deals items to the children in turn."""
 
     name = "round_robin_demux"
     drawn_as = "RoundRobinDemultiplexer"
@@ -258,7 +258,7 @@ class _RoundRobinMain(DealMain):
         return turn
 
     def length(self, instance: int) -> int:
-        """The number of the items, divided; the first children have one more if it does not divide evenly."""
+        """Returns the number of items divided by the number of children; the first children may have one more."""
         return (length_of(self, self.main_datapipe) + self.num_instances - 1 - instance) // self.num_instances
 
 
@@ -301,6 +301,6 @@ class RoundRobinDemultiplexer(IterDataPipe[Any]):
 
 def _check_instances(name: str, num_instances: int) -> None:
     if check_int(name, "num_instances", num_instances) < 1:
-        # So spelled in 0.9, for round_robin_demux alone, and matched by its users.
+        # The spelling of 0.9, which its users match; only for round_robin_demux.
         spelled = "num_instaces" if name == "round_robin_demux" else "num_instances"
         raise ValueError(f"{name}: Expected `{spelled}` larger than 0, but {num_instances} is found")

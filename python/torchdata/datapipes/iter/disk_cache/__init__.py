@@ -1,1 +1,1 @@
-"""Keeping what others make in files."""
+"""Stores the results of other pipes in files."""

@@ -1,10 +1,11 @@
-"""The list of the files that were made of one item, if they have other paths than the item has.
+"""The list of files that were created for one item, if their paths differ from the item's path.
 
-Role: how a list is written and read back, and which files it may name. The names come from archives and servers, and
-other users may write into the folder. The list is therefore checked: it must be a regular file, is read by its
-descriptor, and may name only regular files under the section's folder. Runs in the process of the section.
+Role: writes and reads the list, and determines which files it may name. The names come from archives and servers, and
+other users may be able to write into the folder. The list is therefore checked: it must be a regular file, is read
+through its descriptor, and may name only regular files under the section's folder. Runs in the process of the section.
 
-A list is lines, one path each, as torchdata 0.9 writes it. A newline in a path stands as `\\n`, and a backslash as two.
+A list has one path per line, as torchdata 0.9 writes it. A newline in a path is written as `\\n`, and a backslash as
+two backslashes.
 """
 
 from __future__ import annotations
@@ -18,28 +19,28 @@ from torchdata.datapipes.iter.streams.atomic_files import open_regular
 
 __all__ = ["LIST_SUFFIX", "Within", "dumped", "is_reserved", "read_list"]
 
-#: Appended to the path that an item stands for, if the files made of it have other paths: the list of them.
+#: The suffix of the list, which is appended to the path of the item.
 LIST_SUFFIX = ".torchdata_list"
 
-#: Bytes of the longest list that is read: one of some millions of files.
+#: Maximum size of a list, in bytes. This suffices for some millions of files.
 _LONGEST = 256 << 20
 
 _RESERVED = re.compile(rf".*{re.escape(LIST_SUFFIX)}|\.torchdata-.*\.(part|lock).*", re.I | re.S)
 
 
 def is_reserved(path: str) -> bool:
-    """Whether a file at the path, or a folder on its way, has a name that the cache keeps for files of its own."""
+    """Returns whether the name of a file, or of a folder in its path, is reserved for the cache's own files."""
     return ".torchdata" in path.lower() and any(map(_RESERVED.fullmatch, path.split(os.sep)))
 
 
 def dumped(members: Iterable[str]) -> bytes:
-    """The list of some paths."""
+    """Returns the list of some paths, as bytes."""
     escaped = (os.fsencode(member).replace(b"\\", b"\\\\").replace(b"\n", b"\\n") for member in members)
     return b"".join(b"%s\n" % line for line in escaped)
 
 
 def read_list(path: str, since: int | None = None) -> list[str] | None:
-    """The paths in the list at `path`; None if there is none that was written since a time, in nanoseconds."""
+    """Returns the paths in the list at `path`; None if there is no list written since a time in nanoseconds."""
     try:
         with open_regular(path) as file:
             found = os.fstat(file.fileno())
@@ -62,7 +63,7 @@ def _unescaped(match: re.Match[bytes]) -> bytes:
 
 
 class Within:
-    """Looks at regular files under a folder, and at nothing else. Links on the way to them count as what they lead to.
+    """Finds regular files under a folder, and nothing else. A link counts as its target.
 
     Args:
         folder: the folder.
@@ -70,11 +71,11 @@ class Within:
 
     def __init__(self, folder: str) -> None:
         self._folder = os.path.realpath(folder or os.curdir)
-        #: By the folder of a path: whether it lies under `folder`. Members share few.
+        #: By folder: whether it is under `folder`. Many members share few folders.
         self._known: dict[str, bool] = {}
 
     def __call__(self, path: str) -> os.stat_result | None:
-        """The file system's data of the file; None if there is none, or not such a one."""
+        """Returns the file's status; None if there is no regular file under the folder."""
         parent, slash, name = path.rpartition(os.sep)
         parent += slash
         if (inside := self._known.get(parent)) is None:

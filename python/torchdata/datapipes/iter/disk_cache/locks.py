@@ -1,10 +1,10 @@
-"""Locks on files that are about to be written, which exclude each other between threads, processes and machines.
+"""Locks on files that are about to be written, which exclude other threads, processes and machines.
 
-Role: a process that makes a cached file holds the file's lock meanwhile. A lock is `flock` on an empty file in the same
-folder, whose name is made of the file's name. The holder removes the lock file before it releases the lock, so a
-process that gets a lock checks that the path still leads to the open file. The kernel drops the lock of a process that
-is killed. Runs in any thread of any process. The table of held locks belongs to one process, and a forked child begins
-with an empty one.
+Role: a process that creates a cached file holds the file's lock while it does so. A lock is `flock` on an empty file in
+the same folder, whose name is derived from the file's name. The holder removes the lock file before it releases the
+lock. A process that acquires a lock therefore checks that the path still leads to the open file. The kernel releases
+the locks of a process that is killed. Runs in any thread of any process. The table of held locks belongs to one
+process, and a forked child begins with an empty table.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from torchdata.datapipes.iter.streams.atomic_files import temporary_name
 
 __all__ = ["Lock", "acquire", "lock_file_of", "release_all_of"]
 
-#: Reentrant, because the garbage collector may drop an iterator, and with it locks, while this thread holds it.
+#: Reentrant, because garbage collection may drop an iterator and its locks while this thread holds the mutex.
 _mutex = threading.RLock()
 _held: dict[str, Lock] = {}
 
 
 class Lock:
-    """A held lock. Made by `acquire`.
+    """A held lock, created by `acquire`.
 
     Attributes:
-        excludes_processes: whether other processes cannot have the lock, too. They can where files cannot be locked.
-        thread: the thread that gives the lock up before it waits for another one; None: no thread does.
+        excludes_processes: whether the lock excludes other processes. It does not if the file system has no locks.
+        thread: the thread that gives up the lock before it waits for another one; None if no thread does.
     """
 
     __slots__ = ("_fd", "_file", "excludes_processes", "thread")
@@ -41,7 +41,7 @@ class Lock:
         self.excludes_processes = fd is not None
 
     def keep(self) -> bool:
-        """Returns whether the lock is still held; if so, no thread gives it up from now on."""
+        """Returns whether the lock is still held. If so, no thread gives it up from now on."""
         with _mutex:
             self.thread = None
             return _held.get(self._file) is self
@@ -53,7 +53,7 @@ class Lock:
                 return
             del _held[self._file]
             if self._fd is not None:
-                with contextlib.suppress(OSError):  # in a folder of another user an empty file stays
+                with contextlib.suppress(OSError):  # in a folder of another user, the empty file remains
                     if _leads_to(self._file, self._fd):
                         os.unlink(self._file)
                 os.close(self._fd)
@@ -66,10 +66,10 @@ def lock_file_of(path: str) -> str:
 
 
 def acquire(path: str, thread: int | None = None) -> Lock | None:
-    """Returns the lock of `path`, whose folder is made, or None if another holder has it. Never waits.
+    """Returns the lock of `path`, creating its folder, or None if another holder has it. Never waits.
 
     Raises:
-        OSError: no file can be made in the folder.
+        OSError: no file can be created in the folder.
     """
     os.makedirs(os.path.dirname(path) or os.curdir, exist_ok=True)
     file = lock_file_of(path)
@@ -103,7 +103,7 @@ def _locked(file: str) -> int | None:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _leads_to(file, fd):
                 return fd
-            os.close(fd)  # its last holder removed it
+            os.close(fd)  # its previous holder removed it
         except BlockingIOError:
             os.close(fd)
             raise
@@ -122,20 +122,20 @@ def _locked(file: str) -> int | None:
 
 
 def _opened(file: str) -> int | None:
-    """Opens or makes a lock file. Returns None if something else is at the path that cannot be locked."""
+    """Opens or creates a lock file. Returns None if something else exists at the path that cannot be locked."""
     flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
     while True:
         with contextlib.suppress(FileExistsError):
             fd = os.open(file, flags | os.O_CREAT | os.O_EXCL, 0o666)
             with contextlib.suppress(OSError):
-                # All users who may write into the folder must be able to lock, whatever this process's umask is.
+                # All users who may write into the folder must be able to lock, regardless of this process's umask.
                 os.fchmod(fd, os.stat(os.path.dirname(file)).st_mode & 0o666)
             return fd
         try:
             fd = os.open(file, flags)
         except FileNotFoundError:
-            continue  # removed meanwhile
-        except OSError:  # another user's, a link, a folder, or a socket
+            continue  # removed in the meantime
+        except OSError:  # belongs to another user, or is a link, a folder, or a socket
             return None
         if stat.S_ISREG(os.fstat(fd).st_mode):
             return fd
@@ -157,7 +157,7 @@ def _forget_inherited() -> None:
     _mutex = threading.RLock()
     for lock in _held.values():
         if lock._fd is not None:
-            os.close(lock._fd)  # does not unlock, because the parent has the file open, too
+            os.close(lock._fd)  # does not unlock, because the parent also has the file open
     _held.clear()
 
 
@@ -166,8 +166,8 @@ def _release_all() -> None:
         lock.release()
 
 
-# A fork waits for a thread that opens a lock file, so that the child knows of all of them.
+# A fork waits for a thread that is opening a lock file, so that the child knows all lock files.
 os.register_at_fork(
     before=lambda: _mutex.acquire(), after_in_parent=lambda: _mutex.release(), after_in_child=_forget_inherited
 )
-atexit.register(_release_all)  # the kernel would drop the locks, but the lock files would stay
+atexit.register(_release_all)  # the kernel would release the locks, but the lock files would remain

@@ -1,7 +1,7 @@
 """Pipes that store the results of other pipes in files: OnDiskCacheHolder, EndOnDiskCacheHolder.
 
-Run in the process that iterates the pipeline. Any number of processes may share the files. `section` does the work
-between the two pipes, `locks` decides which process may write a file, and `atomic_files` writes it.
+They run in the process that iterates the pipeline. Any number of processes may share the files. `section` works between
+the two pipes, `locks` decides which process may write a file, and `atomic_files` writes it.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
     """
 
     _section: Section | None = state(saved=False, lasts=True)
-    _renews = False  # a section is begun once in a pass
+    _renews = False  # a section begins only once per pass
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
             raise RuntimeError("Please call `end_caching()` before iteration.")
         if self._section is not None:
             return self._section.items()
-        # Somebody looks at the section without its end: nothing will be written, so nothing is locked.
+        # The section is inspected without its end. Nothing will be written, so nothing is locked.
         return (item for item in self.source_datapipe if self.found(self.paths_of(item)) is None)
 
     def __add__(self, other: Any) -> Any:
@@ -122,12 +122,12 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
         """Makes files that were written before a time count as missing.
 
         Args:
-            time_ns: the time, as `time.time_ns()` gives it; None: files of any age will do.
+            time_ns: the time, as returned by `time.time_ns()`; None accepts files of any age.
         """
         self._valid_since = time_ns
 
     def paths_of(self, item: Any) -> tuple[str, ...]:
-        """The paths that an item stands for.
+        """Returns the paths that represent an item.
 
         Raises:
             TypeError: `filepath_fn` returned something else.
@@ -141,7 +141,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
         return paths
 
     def found(self, paths: tuple[str, ...]) -> list[str] | None:
-        """The paths to yield for an item that stands for `paths`, or None if something is missing."""
+        """Returns the paths to yield for an item with these `paths`, or None if a file is missing."""
         if len(paths) == 1:
             members = read_list(paths[0] + LIST_SUFFIX, self._valid_since)
             if members is not None:
@@ -150,22 +150,22 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
         return list(paths) if all(self._will_do(path, _look(path)) for path in paths) else None
 
     def folder_for(self, path: str) -> str:
-        """The folder under which the files lie that the item of `path` is made into, if they have other paths."""
+        """Returns the folder that must contain the files of the item with this path, if they have other paths."""
         return os.path.dirname(path) if self.folder is None else self.folder
 
     def _will_do(self, path: str, found: os.stat_result | None) -> bool:
-        """Whether what was found at a path is what the cache keeps there."""
+        """Returns whether the file found at a path is a valid cached file."""
         if found is None or (self._valid_since is not None and found.st_mtime_ns < self._valid_since):
             return False
         if not stat.S_ISREG(found.st_mode) and (not stat.S_ISDIR(found.st_mode) or os.path.lexists(mark_of(path))):
-            return False  # an unfinished folder, or a named pipe, say, which would hold up its readers
+            return False  # for example, an unfinished folder, or a named pipe, which would block its readers
         if self.hash_dict is not None and not _hash_check(path, self.hash_dict, self.hash_type):
             return False
         return self.extra_check_fn is None or bool(self.extra_check_fn(path))
 
 
 def _look(path: str) -> os.stat_result | None:
-    """The path, or the target if the path is a link."""
+    """Returns the status of the path, or of the target if the path is a link."""
     try:
         return os.stat(path)
     except OSError:
@@ -173,9 +173,9 @@ def _look(path: str) -> os.stat_result | None:
 
 
 def _hash_check(filepath: str, hash_dict: dict[str, str], hash_type: str) -> bool:
-    """Whether the file has the checksum that `hash_dict` names for its path; False if it names none.
+    """Returns whether the file has the checksum in `hash_dict`; False if the dict lacks its path.
 
-    Name and parameters are those of 0.9, because tests of users replace it.
+    The name and parameters are those of 0.9, because user tests replace this function.
     """
     expected = hash_dict.get(filepath)
     return expected is not None and digest_of_file(filepath, hash_type) == expected.lower()
@@ -229,7 +229,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
 
     _section: Section | None = state(saved=False)
     _renews = False
-    _loaded: dict[str, Any] | None = state(items=True, saved=False)  # what the next iteration continues with
+    _loaded: dict[str, Any] | None = state(items=True, saved=False)  # the state that the next iteration resumes from
 
     def __init__(
         self,
@@ -258,25 +258,25 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         self.mode = mode
         self.filepath_fn = holder.filepath_fn if same_filepath_fn else filepath_fn
         self.skip_read = skip_read
-        # An attribute, so that state sees that both branches of what is cached and what is not meet here.
+        # An attribute, so that the state finds both branches, for cached and missing files, which meet here.
         self.cache_holder = holder
         holder._end_caching_flag = True
 
     def set_timeout(self, timeout: float) -> None:
-        """Sets how long to wait for a file that another process works on.
+        """Sets how long to wait for a file that another process creates.
 
         Args:
             timeout: seconds.
 
         Raises:
-            ValueError: it is not a number, or negative.
+            ValueError: the timeout is not a number, or is negative.
         """
         if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
             raise ValueError(f"{type(self).__name__}: timeout must be a number of seconds, but got {timeout!r}")
         self.timeout = timeout
 
     def reset(self) -> None:
-        """Gives up what the last iteration was at."""
+        """Abandons the work of the last iteration."""
         if self._section is not None:
             self._section.close()
         super().reset()
@@ -294,7 +294,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         self._section = holder._section = section
         section.source = iter(holder.source_datapipe)
         paths = self._paths(section, iter(self.source_datapipe))
-        next(paths)  # so that it ends properly, whatever becomes of it
+        next(paths)  # ends the writer properly in any case
         return paths
 
     def _paths(self, section: Section, results: Iterator[Any]) -> Iterator[Any]:
@@ -350,23 +350,23 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         section.written(path, record)
 
     def _sources_in_use(self) -> list[Any]:
-        # The section reads the source of `on_disk_cache` itself.
+        # The section itself reads the source of `on_disk_cache`.
         return [self.source_datapipe, self.cache_holder, self.cache_holder.source_datapipe]
 
     def state_dict(self) -> dict[str, Any]:
-        """The records of the items between the source and the yielded paths."""
+        """Returns the records of the items between the source and the yielded paths."""
         if self._loaded is not None:
             return {"section": self._loaded}
         return {"section": None if self._section is None else self._section.dump()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next iteration resume there."""
+        """Makes the next iteration resume from these records."""
         self.reset()
         self._loaded = state_dict["section"]
 
 
 def _nearest_holder(datapipe: Any) -> OnDiskCacheHolder | None:
-    """The `on_disk_cache` that is reached first from the end of a section, over the fewest pipes."""
+    """Returns the `on_disk_cache` that is closest to the end of a section."""
     waiting, seen = deque([datapipe]), {id(datapipe)}
     while waiting:
         pipe = waiting.popleft()

@@ -1,6 +1,6 @@
-"""One item on its way through a cached section, from the source to the paths that are yielded for it.
+"""One item in a cached section, from the source to the paths that are yielded for it.
 
-Role: the record that `section.Section` keeps of each item that it has read and not yielded. It owns the locks of the
+Role: the record that `section.Section` keeps for each item that was read and not yielded. It owns the locks of the
 item's paths. Belongs to the process of its section.
 """
 
@@ -16,23 +16,24 @@ from torchdata.datapipes.iter.streams.atomic_files import create_anew, temporary
 
 __all__ = ["Record", "mark_of"]
 
-#: Nothing more is expected; the files are to be made here; the files are looked for when it is the record's turn.
+#: "ready": nothing more is expected. "missing": this process creates the files. "pending": decided in the record's
+#: turn.
 Kind = Literal["ready", "missing", "pending"]
 
 _NONE: frozenset[str] = frozenset()
 
 
 class Record:
-    """One item of the source on its way through the section.
+    """One item of the source in the section.
 
     Attributes:
         item: the item.
-        paths: the paths that it stands for.
-        kind: what is known of the files.
+        paths: the paths that represent the item.
+        kind: what is known about the files.
         targets: the absolute paths of `paths`, once a file is missing.
         written: the targets that were written.
-        ready: paths that may be yielded once all earlier paths are.
-        members: paths that were written for the item and are none of its own. They are to be listed.
+        ready: paths that may be yielded once all earlier paths were yielded.
+        members: paths that were written for the item but are not among its own. They go into its list.
         locks: the held locks, by target.
     """
 
@@ -46,20 +47,21 @@ class Record:
         self.locks: dict[str, Lock] = {}
 
     def aim(self) -> frozenset[str]:
-        """Finds out the targets, and returns them."""
+        """Determines and returns the targets."""
         self.targets = frozenset(map(os.path.abspath, self.paths))
         return self.targets
 
     def release(self) -> None:
         """Releases the locks."""
         for target in list(self.locks):
-            if (lock := self.locks.pop(target, None)) is not None:  # not taken meanwhile by another thread
+            if (lock := self.locks.pop(target, None)) is not None:  # another thread has not taken it in the meantime
                 lock.release()
 
     def mark_unfinished(self, member: str) -> None:
-        """Notes before `member` is written that files are missing yet, if the folder alone would say otherwise.
+        """Records, before `member` is written, that files are still missing if the existing folder suggests otherwise.
 
-        That is so if a record stands for a folder, and its members lie in it. The mark stays if the process is killed.
+        This is the case if a record represents a folder that contains its members. The mark remains if the process is
+        killed.
         """
         folder = os.path.abspath(self.paths[0])
         if member.startswith(os.path.join(folder, "")):
@@ -67,18 +69,18 @@ class Record:
             create_anew(mark_of(self.paths[0])).close()
 
     def unmark(self) -> None:
-        """Says that all members are there, and listed."""
+        """Records that all members exist and are listed."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(mark_of(self.paths[0]))
 
     def dump(self) -> tuple[Any, ...]:
-        """The record without its locks, to be pickled."""
+        """Returns the record without its locks, for pickling."""
         written = [path for path in self.paths if os.path.abspath(path) in self.written] if self.written else []
         return self.item, self.paths, self.kind, written, list(self.ready), list(self.members)
 
     @classmethod
     def restored(cls, dumped: tuple[Any, ...]) -> Record:
-        """A record from its `dump()`."""
+        """Creates a record from a result of `dump`."""
         item, paths, kind, written, ready, members = dumped
         record = cls(item, paths, kind)
         record.aim()
@@ -88,5 +90,5 @@ class Record:
 
 
 def mark_of(path: str) -> str:
-    """The file that says of the folder `path` that it is not complete."""
+    """Returns the path of the file that marks the folder `path` as incomplete."""
     return temporary_name(path)

@@ -1,11 +1,11 @@
-"""The section between `on_disk_cache` and `end_caching`: it determines the items that pass it, the process that
-computes them, and their order.
+"""The section between `on_disk_cache` and `end_caching`: determines which items pass through, which process computes
+them, and their order.
 
-Role: one `Section` per iteration of an `EndOnDiskCacheHolder`. It reads the source, finds out for each item whether
-its files are there (*ready*), are to be made here (*missing*, with locks on the paths) or are made by another process
-(*pending*), hands the missing ones to the pipes in between, and knows which paths may be yielded next. It runs in the
-thread that iterates the end of the cache; if a pipe in between reads ahead in a thread, `items` runs there.
-docs/internals/disk-cache.md says which process waits for which.
+Role: one `Section` per iteration of an `EndOnDiskCacheHolder`. It reads the source and determines for each item whether
+its files exist (*ready*), must be created here (*missing*, with locks on the paths), or are being created by another
+process (*pending*). It passes missing items to the pipes in between, and determines which paths may be yielded next. It
+runs in the thread that iterates the end of the cache. If a pipe in between reads ahead in a thread, `items` runs in
+that thread. docs/internals/disk-cache.md describes which process waits for which.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from torchdata.datapipes.iter.streams.atomic_files import write_file
 
 __all__ = ["Section"]
 
-#: How many items are read and not yielded, before nothing else is done than waiting for another process.
+#: Maximum number of items that were read and not yielded. Beyond that, the section only waits for other processes.
 _AHEAD = 1000
 
-#: The number of items in the pipes that may have locks. Each lock is an open file. Further ones pass without.
+#: Maximum number of locked items in the pipes, because each lock is an open file. Further items are not locked.
 _LOCKED = 100
 
 
@@ -38,14 +38,14 @@ class Section:
     """The state of one iteration between `on_disk_cache` and `end_caching`.
 
     Args:
-        name: how the pipe is called in messages.
-        paths_of: from an item to its paths.
-        found: from the paths of an item to the paths to yield if all is cached, else None.
-        folder_for: from the path of an item to the folder under which files that are made of it are listed.
-        timeout: a function that returns the seconds to wait for a file that another process makes.
+        name: the name of the pipe, for error messages.
+        paths_of: a function from an item to its paths.
+        found: a function from the paths of an item to the paths to yield if all files are cached, otherwise None.
+        folder_for: a function from the path of an item to the folder that must contain the files in its list.
+        timeout: a function that returns the seconds to wait for a file that another process creates.
 
     Attributes:
-        source: the iterator of items, to be set before the iteration.
+        source: the iterator over items, which must be set before the iteration.
     """
 
     def __init__(
@@ -59,25 +59,25 @@ class Section:
         self._name, self._paths_of, self._found, self._timeout = name, paths_of, found, timeout
         self._folder_for, self._warned = folder_for, False
         self.source: Iterator[Any] = iter(())
-        self._reading = threading.Lock()  # the thread that needs an item reads the source
-        self._queue: deque[Record] = deque()  # what was read and not yielded, in the order of the source
-        self._elsewhere: set[Record] = set()  # those of the queue that another holder of a lock makes
-        self._handoff: deque[Record] = deque()  # missing ones that the pipes in between may take
-        self._flying: list[Record] = []  # taken by these pipes, and nothing of a later one came yet
+        self._reading = threading.Lock()  # a thread that needs an item reads the source
+        self._queue: deque[Record] = deque()  # items that were read and not yielded, in the source's order
+        self._elsewhere: set[Record] = set()  # those whose files another lock holder creates
+        self._handoff: deque[Record] = deque()  # missing items for the pipes in between to take
+        self._flying: list[Record] = []  # taken by these pipes, with no result of a later item yet
         self._one_to_one = self._one_to_many = False
-        self._forgetful = False  # whether nothing came of an item before something of a later one came
+        self._forgetful = False  # whether an item had no result before a later item had one
         self._foreign_thread = False  # whether a thread of a pipe in between took items
-        self._thread = threading.get_ident()  # the one that iterates the end of the cache
-        self.ended = False  # the source has
-        self._over = False  # the pipes in between ended though there was more: what is missing stays missing
-        self.chain_ended = False  # the pipes in between have
-        self._dry = False  # these pipes were told that there is nothing more for now
+        self._thread = threading.get_ident()  # the thread that iterates the end of the cache
+        self.ended = False  # whether the source has ended
+        self._over = False  # the pipes in between ended early, so missing files stay missing
+        self.chain_ended = False  # whether the pipes in between have ended
+        self._dry = False  # whether these pipes were told that there are no items for now
         self._closed = False
 
     # The pipes in between -------------------------------------------------------------------------------
 
     def items(self) -> Iterator[Any]:
-        """The items whose files are missing."""
+        """Yields the items whose files are missing."""
         while (record := self._next_missing()) is not None:
             yield record.item
 
@@ -97,11 +97,11 @@ class Section:
 
     @property
     def _may_read(self) -> bool:
-        """Whether the source may have more, and what another process makes does not hold up too much already."""
+        """Returns whether the source may have more items, and not too many wait for other processes."""
         return not self.ended and not (self._elsewhere and len(self._queue) >= _AHEAD)
 
     def read_one(self) -> None:
-        """Reads one item of the source, and finds out about its files."""
+        """Reads one item from the source, and checks its files."""
         with self._reading:
             if not self._handoff and not self.ended:
                 self._read()
@@ -119,7 +119,7 @@ class Section:
         return True
 
     def _settle(self, record: Record) -> str | None:
-        """Finds out who makes a pending record. Returns the path that is made elsewhere, if there is one."""
+        """Determines who creates a pending record's files. Returns the path that another process creates, if any."""
         try:
             for path in sorted(record.aim()):
                 lock = locks.acquire(path, self._thread)
@@ -129,11 +129,11 @@ class Section:
                     return path
                 record.locks[path] = lock
             self._elsewhere.discard(record)
-            if not self._take_found(record):  # it may have been made before it was locked
-                record.kind = "ready" if self._over else "missing"  # nobody makes it if the pipes have ended
+            if not self._take_found(record):  # it may have been created before it was locked
+                record.kind = "ready" if self._over else "missing"  # nothing creates it once the pipes have ended
             if record.kind == "missing":
                 self._handoff.append(record)
-            # It may have been closed meanwhile, by the thread that gave the iteration up.
+            # The thread that abandoned the iteration may have closed it in the meantime.
             if record.kind != "missing" or self._closed or len(self._flying) + len(self._handoff) > _LOCKED:
                 record.release()
         except BaseException:
@@ -142,7 +142,7 @@ class Section:
         return None
 
     def _take_found(self, record: Record, *, is_head: bool = True) -> bool:
-        """Whether all files are there; then it is ready, unless its turn comes later and its list may be long."""
+        """Returns whether all files exist. The record is then ready, unless its long list is left until its turn."""
         found = self._found(record.paths)
         if found is None:
             return False
@@ -154,26 +154,27 @@ class Section:
 
     @property
     def in_flight(self) -> bool:
-        """Whether the pipes in between have, or may have, further results."""
+        """Returns whether the pipes in between have, or may have, further results."""
         return bool(self._handoff or self._flying)
 
     @property
     def finished(self) -> bool:
-        """Whether all was yielded and nothing more can come."""
+        """Returns whether everything was yielded and nothing more can come."""
         return self.ended and self.chain_ended and not self._queue and not self.in_flight
 
     def next_ready(self) -> str | None:
-        """The path to yield next, or None if something must be done before.
+        """Returns the path to yield next, or None if something else must be done first.
 
         Raises:
-            TimeoutError: another process took too long for it.
+            TimeoutError: another process took too long to create the path.
         """
         self._thread = threading.get_ident()
         queue, waiting_since = self._queue, None
         while queue:
             head = queue[0]
             if head.ready:
-                # Its consumer may be slow, or wait for other processes that need the remaining files. These processes
+                # The consumer may be slow, or wait for other processes that need the remaining files and can create
+                # them.
                 # compute the files themselves.
                 head.release()
                 return head.ready.popleft()
@@ -192,8 +193,8 @@ class Section:
         return None
 
     def _wait(self, path: str, since: float | None) -> float:
-        """Waits a moment for a path that is made elsewhere. Returns since when."""
-        locks.release_all_of(self._thread)  # other sections of this thread write nothing as long as it waits
+        """Waits briefly for a path that another process creates. Returns when the wait began."""
+        locks.release_all_of(self._thread)  # other sections of this thread write nothing while it waits
         now, limit = time.monotonic(), self._timeout()
         if since is None:
             return now
@@ -209,17 +210,17 @@ class Section:
         return since
 
     def owner_of(self, path: str) -> Record | None:
-        """The record that a path was made for.
+        """Returns the record for which a path was created.
 
         Raises:
-            RuntimeError: the item is not known.
+            RuntimeError: the item cannot be determined.
         """
         here, flying = os.path.abspath(path), self._flying
         record = next((record for record in flying if here in record.targets), None)
         if record is not None:
             self._one_to_one = True
         elif self._one_to_one and self._forgetful:
-            return None  # probably of an item that was passed over
+            return None  # probably of a skipped item
         elif self._one_to_one or flying:
             self._one_to_many = True
             if self._foreign_thread:
@@ -239,7 +240,7 @@ class Section:
 
     @contextmanager
     def writing(self, path: str, record: Record | None) -> Iterator[bool]:
-        """A context in which `path` is locked, if that is possible; its value is whether no other process writes it."""
+        """Context in which `path` is locked if possible; its value is whether other processes are excluded."""
         here = os.path.abspath(path)
         lock = None if record is None else record.locks.pop(here, None)
         if lock is None or not lock.keep():
@@ -253,13 +254,13 @@ class Section:
                 lock.release()
 
     def written(self, path: str, record: Record | None) -> None:
-        """Takes in that a path was written."""
-        if record is None:  # it has no place in the order, so it is the next one to be yielded
+        """Records that a path was written."""
+        if record is None:  # without a position in the order, it is yielded next
             record = Record(None, (), "ready")
             self._queue.appendleft(record)
         else:
             while (earlier := self._flying[0]) is not record:
-                # What was dropped yields nothing. What comes later is yielded as soon as it comes.
+                # A dropped item yields nothing. Results of later items are yielded as soon as they arrive.
                 self._forgetful |= not earlier.members
                 self._finish(earlier)
             here = os.path.abspath(path)
@@ -280,9 +281,9 @@ class Section:
         record.release()
 
     def _list_members(self, record: Record) -> None:
-        """Lists the files that were made of a record, which makes it a cached one for all processes."""
+        """Lists the files that were created for a record, which makes it cached for all processes."""
         folder = self._folder_for(record.paths[0])
-        lies_within = Within(folder)  # one that vanished meanwhile will be found missing
+        lies_within = Within(folder)  # a file that has vanished will be found missing
         outside = next((path for path in record.members if not lies_within(path) and os.path.lexists(path)), None)
         if outside is None:
             listed = record.paths[0] + LIST_SUFFIX
@@ -299,13 +300,13 @@ class Section:
         record.unmark()
 
     def begin_round(self) -> None:
-        """The pipes in between start again, because another file must be computed after they were told that there are
-        no more items.
+        """Restarts the pipes in between, because another file must be computed after they were told that there are no
+        more items.
         """
         self.chain_ended = self._dry = False
 
     def end_round(self) -> None:
-        """The pipes in between have ended: what they gave nothing for, they gave nothing for."""
+        """Records that the pipes in between have ended, so items without results have none."""
         with self._reading:
             self.chain_ended = True
             for record in list(self._flying):
@@ -326,7 +327,7 @@ class Section:
     # State ------------------------------------------------------------------------------------------------------
 
     def dump(self) -> dict[str, Any]:
-        """The data of the record, without the locks."""
+        """Returns the state of the section, without the locks."""
         flying, queue = list(self._flying), list(self._queue)  # a thread that reads ahead appends to the queue first
         places = {record: place for place, record in enumerate(queue)}
         return {
@@ -337,7 +338,7 @@ class Section:
         }
 
     def load(self, dumped: dict[str, Any]) -> None:
-        """Takes over what `dump()` returned. Records that no pipe works on yet are looked at anew."""
+        """Loads a result of `dump`. Records that no pipe works on yet are checked again."""
         queue = [Record.restored(record) for record in dumped["queue"]]
         self._queue, self._flying = deque(queue), [queue[place] for place in dumped["flying"]]
         self._one_to_one, self._one_to_many, self._forgetful, self._foreign_thread = dumped["seen"]

@@ -1,1 +1,1 @@
-"""One item in, one item, none or several out."""
+"""Pipes that turn one item into one, several or no items."""

@@ -1,7 +1,7 @@
 """Pipes that apply a function to batches, or concurrently to the items of a batch: BatchMapper, BatchAsyncMapper.
 
-Run in the process and thread that iterate the pipeline. They own the remaining results of the current batch;
-BatchAsyncMapper also owns the event loop of its iteration (see `_event_loop`).
+They run in the process and thread that iterate the pipeline. They own the remaining results of the current batch.
+BatchAsyncMapper also owns the event loop of its iteration (see `event_loop`).
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class BatchMapper(Unfolding, IterDataPipe[T_co]):
 
 
 def _is_coroutine_function(function: Any) -> bool:
-    method = vars(type(function)).get("__call__")  # of an object that is called like a function
+    method = vars(type(function)).get("__call__")  # for a callable object
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(method)
 
 
@@ -172,7 +172,7 @@ class BatchAsyncMapper(Unfolding, IterDataPipe[Any]):
             loop.close()
 
     def _replaced(self, batch: list[Any], results: list[Any]) -> list[Any]:
-        """The items with the results in their columns."""
+        """Returns the items with the results stored in their columns."""
         each = iter(results)
         replaced = replacing_columns(lambda *columns: next(each), self.input_col, self.output_col)
         return list(map(replaced, batch))

@@ -1,7 +1,7 @@
 """Pipes that call the user's function on every item: Mapper, FlatMapper, Collator.
 
-Run in the process that iterates the pipeline. They own only the function; FlatMapper also holds the item that it is
-unfolding.
+They run in the process that iterates the pipeline. They own only the function. FlatMapper also holds the item that it
+is unfolding.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Mapper(IterDataPipe[T_co]):
         self.output_col = check_output_col(name, fn, input_col, output_col)
 
     def __iter__(self) -> Iterator[T_co]:
-        return map(self._function(), self.datapipe)  # the guard tells a StopIteration of `fn` from the end
+        return map(self._function(), self.datapipe)  # the guard distinguishes a StopIteration of `fn` from the end
 
     def _function(self) -> Callable[[Any], Any]:
         return self.fn if self.input_col is None else replacing_columns(self.fn, self.input_col, self.output_col)
@@ -160,7 +160,7 @@ class Collator(Mapper[T_co]):
 
 @cache
 def _say_that_tensors_come() -> None:
-    """Says so in the log, once in a process: any library may have imported PyTorch, unasked by the program."""
+    """Logs once per process that batches are tensors, because any library may have imported PyTorch."""
     import logging
 
     logging.getLogger("torchdata").info(

@@ -1,8 +1,8 @@
 """Pipes that select or unfold columns of each item: Flattener, Slicer, Dropper.
 
-Run in the process that iterates the pipeline and own only their settings. An item is a tuple or a list, whose columns
-are numbered, or a dict, whose columns are its keys. If an item lacks a requested column, it is yielded without this
-column and with a warning.
+They run in the process that iterates the pipeline and own only their settings. Items are tuples or lists with numbered
+columns, or dicts whose keys are the columns. If an item lacks a requested column, the pipe warns and yields the item
+without this column.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _LENGTHS = 256
 
 
 def _lacks(pipe: str, item: Any, columns: Iterable[Any]) -> bool:
-    """Whether one of `columns` is not there. Positions are counted from the start, so a negative one never is.
+    """Returns whether one of `columns` is missing. Positions count from the start, so a negative position is always
+    missing.
 
     Raises:
         TypeError: an item of this type cannot have such a column.
@@ -66,11 +67,11 @@ def _warn_of_type(pipe: str, item: Any) -> None:
 
 
 def _selecting(pipe: str, columns: Sequence[Any], chosen: Callable[[Any], bool]) -> Callable[[Any], Any]:
-    """A function that keeps the `chosen` columns of an item, and warns if one of `columns` is not there."""
+    """Returns a function that keeps the `chosen` columns of an item, and warns if one of `columns` is missing."""
 
     @lru_cache(maxsize=_LENGTHS)
     def selectors(kind: type, length: int) -> tuple[list[bool], bool]:
-        # The columns of a sequence depend on its length alone: one look per length, and none per item.
+        # The columns of a sequence depend only on its length, so they are determined once per length.
         return list(map(chosen, range(length))), _lacks(pipe, kind((None,) * length), columns)
 
     def selected(item: Any) -> Any:
@@ -92,14 +93,14 @@ def _selecting(pipe: str, columns: Sequence[Any], chosen: Callable[[Any], bool])
 
 
 class _ItemByItem(IterDataPipe[T_co]):
-    """A pipe that makes one item of each item of its source."""
+    """A pipe that yields one result for each item of its source."""
 
     one_to_one = True
 
     datapipe: Any
 
     def _function(self) -> Callable[[Any], Any]:
-        """The function that makes an item of an item; built once per iteration."""
+        """Returns the function from an item to its result, built once per iteration."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[T_co]:
@@ -214,7 +215,7 @@ class Slicer(_ItemByItem[T_co]):
 
 
 def _caller_of_constructor() -> int:
-    """The stack level, for a warning raised in `__init__`, of the caller of the class or of its functional form."""
+    """Returns the stack level of the caller of the class or of its functional form, for a warning in `__init__`."""
     return 3 if sys._getframe(2).f_globals.get("__name__") == functional_datapipe.__module__ else 2
 
 

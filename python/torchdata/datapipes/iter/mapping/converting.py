@@ -1,6 +1,6 @@
 """Conversions of pipes: MapToIterConverter, and the form `to_node`.
 
-Runs in the process that iterates the pipeline and owns a position in the indices.
+They run in the process that iterates the pipeline and own a position in the indices.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class MapToIterConverter(IterDataPipe[T_co]):
             )
         self.datapipe = datapipe
         if indices is not None and not isinstance(indices, Sequence):
-            indices = list(in_fixed_order(indices))  # whatever it is, it must be there again for the next epoch
+            # indices from any iterable must be available again in the next epoch
+            indices = list(in_fixed_order(indices))
         self.indices: Sequence[Any] = indices if indices else range(len(datapipe))
 
     def __iter__(self) -> Iterator[T_co]:
@@ -79,7 +80,7 @@ def to_node(datapipe: IterDataPipe[T_co], seed: int | None = None) -> Any:
         datapipe: the last pipe of a graph.
         seed: the seed of the graph's random pipes in each epoch; None (the default) does not seed them.
     """
-    return import_module("torchdata.nodes").from_pipe(datapipe, seed)  # by its name: nodes stand above the pipes
+    return import_module("torchdata.nodes").from_pipe(datapipe, seed)  # imported by name, because nodes depend on pipes
 
 
 MapDataPipe.register_datapipe_as_function("to_iter_datapipe", MapToIterConverter)

@@ -1,8 +1,8 @@
 """The event loop of an iteration of `async_map_batches`: runs one coroutine function over the items of a batch.
 
-The loop is made with the first batch and closed at the end, with the iterator, or at interpreter exit. It runs in the
-thread that asks for a batch; if an event loop is running there already, in a thread that lives for that batch. This
-module imports asyncio, so it is imported where it is used.
+The loop is created with the first batch and closed at the end, with the iterator, or at interpreter exit. It runs in
+the thread that requests a batch. If an event loop is already running there, it runs in a separate thread for each
+batch. This module imports asyncio, so it is imported only where it is used.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _in_running_loop() -> bool:
 
 
 def _outside_running_loop(function: Callable[[], T], interrupt: Callable[[], Any]) -> T:
-    """Calls `function` where no event loop is running: here, or in a thread.
+    """Calls `function` where no event loop is running: in this thread or in a new one.
 
     If the wait for the thread is interrupted (by Ctrl-C), calls `interrupt` and waits for the function's end.
     """
@@ -38,7 +38,7 @@ def _outside_running_loop(function: Callable[[], T], interrupt: Callable[[], Any
         return function()
     results: list[T] = []
     errors: list[BaseException] = []
-    done = Flag()  # an interrupted join would take the thread for ended
+    done = Flag()  # an interrupted join would mark the thread as ended
 
     def call() -> None:
         try:
@@ -60,11 +60,11 @@ def _outside_running_loop(function: Callable[[], T], interrupt: Callable[[], Any
             raise errors[0]
         return results[0]
     finally:
-        errors.clear()  # or they would refer to themselves, through this frame
+        errors.clear()  # otherwise, the errors would refer to themselves through this frame
 
 
 def _close(runner: asyncio.Runner, process: int) -> None:
-    if process == os.getpid():  # a forked child shares the selector of its parent, and must leave it alone
+    if process == os.getpid():  # a forked child shares its parent's selector and must not touch it
         _outside_running_loop(runner.close, lambda: None)
 
 
@@ -72,24 +72,24 @@ class EventLoop:
     """An event loop that belongs to one iteration.
 
     Args:
-        max_concurrency: how many calls run at once, at most.
+        max_concurrency: the maximum number of concurrent calls.
     """
 
     def __init__(self, max_concurrency: int) -> None:
         self._max_concurrency = max_concurrency
-        # With a factory, the runner leaves the thread's current event loop alone.
+        # With a factory, the runner does not change the thread's current event loop.
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._task: asyncio.Task[Any] | None = None
         self._cancelled = False
         self._process = os.getpid()
-        # Also at interpreter exit, while asyncio is still there.
+        # Also runs at interpreter exit, while asyncio is still available.
         self._finalizer = weakref.finalize(self, _close, self._runner, self._process)
 
     def run(self, function: Callable[[Any], Awaitable[Any]], items: list[Any]) -> list[Any]:
-        """The results of `function` for each item, in order.
+        """Returns the results of `function` for each item, in order.
 
         Raises:
-            Exception: the first one that a call raised; the other calls are cancelled.
+            Exception: the first exception that a call raised. The other calls are canceled.
             RuntimeError: in a forked child.
         """
         if self._process != os.getpid():
@@ -97,12 +97,12 @@ class EventLoop:
                 "this iterator of BatchAsyncMapper belongs to the parent process, where its event loop is; a forked "
                 "child makes an iterator of its own"
             )
-        self._runner.get_loop()  # takes the context variables of this thread, whichever runs the loop
+        self._runner.get_loop()  # copies the context variables of this thread, regardless of which thread runs the loop
         return _outside_running_loop(lambda: self._runner.run(self._gathered(function, items)), self._cancel)
 
     async def _gathered(self, function: Callable[[Any], Awaitable[Any]], items: list[Any]) -> list[Any]:
         self._task = asyncio.current_task()
-        if self._cancelled:  # before there was a task
+        if self._cancelled:  # canceled before the task existed
             raise asyncio.CancelledError
         places = asyncio.Semaphore(self._max_concurrency)
 
@@ -118,7 +118,7 @@ class EventLoop:
             left = [task for task in tasks if not task.done()]
             for task in left:
                 task.cancel()
-            # They end before the batch does, so none of them works on when the next batch runs the loop.
+            # The calls end before the batch does, so none of them continues when the next batch runs the loop.
             await asyncio.gather(*left, return_exceptions=True)
 
     def _cancel(self) -> None:

@@ -1,7 +1,7 @@
 """The pipe that decodes images, optionally a random part of each: ImageDecoder.
 
-Role: calls `torchdata.images`. Runs in the process that iterates the pipe. It owns a generator that is seeded for each
-image from the seed of the epoch and the image's number, so it has no state.
+Role: calls `torchdata.images`. Runs in the process that iterates the pipe. For each image, the pipe's generator is
+seeded from the seed of the epoch and the number of the image, so the pipe has no state.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class ImageDecoder(Seeded, IterDataPipe[Any]):
         return map(partial(_explained, call), self.datapipe)
 
     def _decoded(self, image: Any) -> Any:
-        """Stands for the function that is called with the columns, for the checks of these."""
+        """A substitute for the function that would be called with the columns, so that these are checked."""
 
     def __len__(self) -> int:
         return length_of(self, self.datapipe)

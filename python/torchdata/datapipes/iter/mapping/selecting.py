@@ -1,6 +1,6 @@
 """Pipes that yield some of their source's items: Filter, Header.
 
-Run in the process that iterates the pipeline and own only their settings.
+They run in the process that iterates the pipeline and own only their settings.
 """
 
 from __future__ import annotations
@@ -78,14 +78,14 @@ class Filter(IterDataPipe[T_co]):
         raise no_length(self, "Only .set_length(n) after a Filter says how many items it keeps")
 
 
-#: The message of torchdata 0.9 for a `header` without limit and length.
+#: The message of torchdata 0.9 for a `header` of unknown length.
 _NO_LENGTH = "The length of this HeaderIterDataPipe cannot be determined."
 
 _PLAIN: tuple[type, ...] = tuple(PLAIN_TYPES)
 
 
 def _to_bool(keep: Any) -> bool:
-    """The decision of a predicate that returned neither True nor False."""
+    """Converts the result of a predicate that is neither True nor False."""
     if type(keep).__name__ in ("bool_", "bool") and type(keep).__module__ == "numpy":
         return bool(keep)
     raise ValueError(

@@ -1,6 +1,6 @@
 """The pipe that skips items at which other pipes raise exceptions: OnError.
 
-Runs in the process that iterates the pipeline. It yields its source's items; `_pipe/skipping.py` skips.
+It runs in the process that iterates the pipeline, and yields its source's items. `_pipe/skipping.py` skips items.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class OnError(IterDataPipe[T_co]):
     """
 
     iteration_state = ()
-    #: A run that continues may write elsewhere.
+    #: A resumed run may use another log.
     tuning = frozenset({"log"})
     #: See `skipper_of`.
     _skips = True

@@ -1,7 +1,7 @@
 """Pipes that begin a pipeline over something iterable, or only describe one: IterableWrapper, LengthSetter.
 
-Run in whichever process iterates the pipeline. IterableWrapper owns a reference to the user's iterable, and
-for the time of one iteration a copy of it.
+They run in the process that iterates the pipeline. IterableWrapper owns a reference to the user's iterable, and during
+an iteration a copy of it.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ __all__ = ["IterableWrapper", "LengthSetter"]
 T_co = TypeVar("T_co", covariant=True)
 
 
-#: Types whose instances cannot be changed in place, so that copying them is pointless.
+#: Immutable types, which need not be copied.
 _IMMUTABLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
 
 
 def _private_copy(iterable: Any) -> Any:
-    """A deep copy of `iterable`, made cheaply if its members cannot be changed anyway."""
+    """Returns a deep copy of `iterable`, or a cheap copy if its members are immutable."""
     kind = type(iterable)
     if kind in (range, str, bytes):
         return iterable
@@ -94,29 +94,29 @@ class LengthSetter(IterDataPipe[T_co]):
 class IterableWrapper(IterDataPipe[T_co]):
     """Begins a pipeline over any iterable.
 
-    Lists, tuples, ranges, strings, NumPy arrays and other sequences restore their position in constant time. So do
-    data sets with `__len__` and `__getitem__` and without `__iter__`, such as PyTorch's, which are read by the indices
-    up to their length; behind them, a `sharding_filter` shares out indices (see there).
+    Lists, tuples, ranges, strings, NumPy arrays and other sequences restore their position in constant time. The same
+    applies to datasets with `__len__` and `__getitem__` but without `__iter__`, such as PyTorch's, which are read by
+    index from 0 to their length. A `sharding_filter` after such a dataset distributes indices (see there).
 
     An iterable that has `state_dict` and `load_state_dict`, or whose iterators have them, restores its position by
     these methods (see `torchdata.nodes.Stateful`), and reads no item twice. With `deepcopy=False`, the state of such an
     iterable between two epochs is saved, too.
 
-    Other iterables are read again up to the position. The global random generators are meanwhile those with which the
-    iterable was first read, if it draws from them. A sample of the items is compared with those of the first reading:
-    other items, as in an unseeded random order, raise `RuntimeError` unless the loader's state is loaded with
-    `strict=False`. For an iterable that draws from the global generators for each item, a `RuntimeWarning` is shown
-    instead, because code that draws between two items changes the next ones.
+    Other iterables are read again up to the position. If the iterable draws from the global random generators, these
+    have the same states as in the first reading. A sample of the items is compared with the first reading. Different
+    items, as in an unseeded random order, raise `RuntimeError` unless the loader's state is loaded with `strict=False`.
+    If the iterable draws from the global generators for each item, a `RuntimeWarning` is issued instead, because code
+    that draws between two items changes the following ones.
 
     Args:
-        iterable: what to iterate over. A generator function is called anew in each epoch. A one-shot iterator that
-            cannot be copied gives its items once.
-        deepcopy: whether each iteration reads a deep copy, so that changing items in place does not change
-            the next epoch. If the iterable cannot be copied, a warning says so and the original is read.
-            With False the items are the iterable's own objects.
+        iterable: the iterable to read. A generator function is called again in each epoch. A one-shot iterator that
+            cannot be copied yields its items once.
+        deepcopy: whether each iteration reads a deep copy, so that changing items in place does not affect the next
+            epoch. If the iterable cannot be copied, a warning is issued and the original is read. With False, the items
+            are the iterable's own objects.
 
     Raises:
-        TypeError: `iterable` is not iterable, or a generator function that needs arguments.
+        TypeError: `iterable` is not iterable, or is a generator function that requires arguments.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -130,17 +130,18 @@ class IterableWrapper(IterDataPipe[T_co]):
     """
 
     data_attributes = frozenset({"iterable"})
-    #: The reading of an iterable that neither seeks nor has a state.
+    #: The reading of an iterable that can neither seek nor has a state.
     _stream: SampledStream | None = state(None, saved=False)
-    #: The reading of an iterable that has a state, or whose iterator has one; the position where the next one resumes.
+    #: The reading of an iterable with a state, or whose iterator has one, and the position where the next reading
+    #: resumes.
     _stateful: StatefulStream | None = state(saved=False, lasts=True)
     _loaded: StreamState | None = state(saved=False, lasts=True)
-    #: Whether an iterator was read in an earlier iteration; whether it has nothing left; whether a warning said so.
+    #: Whether an iterator was read in an earlier iteration, whether it is exhausted, and whether a warning was issued.
     _was_read = _is_used_up = False
     _is_told = False
-    #: Whether items that are read again after a resume are compared with those before.
+    #: Whether items that are read again after a resume are compared with the earlier ones.
     _is_strict = True
-    #: The epoch of the iterable that the current iteration reads, if it has `set_epoch`.
+    #: The epoch of the iterable in the current iteration, if the iterable has `set_epoch`.
     _epoch: int | None = None
 
     def __init__(self, iterable: Iterable[T_co] | Callable[[], Iterator[T_co]], deepcopy: bool = True) -> None:
@@ -153,7 +154,7 @@ class IterableWrapper(IterDataPipe[T_co]):
 
     def __iter__(self) -> Iterator[T_co]:
         if not self.deepcopy and isinstance(self.iterable, IterDataPipe):
-            return iter(self.iterable)  # its own state says where it stands
+            return iter(self.iterable)  # its own state contains the position
         position = token_of(self).yielded
         if not is_stream(self.iterable):
             return iterate_from(self._source(), position)
@@ -182,7 +183,7 @@ class IterableWrapper(IterDataPipe[T_co]):
         if stream is None or not stream.reads(source):
             stream = self._stateful = StatefulStream(source)
         goes_on = record_of(self).goes_on
-        if loaded is not None and (goes_on or source is self.iterable):  # a copy knows nothing of epochs before
+        if loaded is not None and (goes_on or source is self.iterable):  # a copy has no knowledge of earlier epochs
             rest: Iterator[T_co] = stream.go_to(loaded)
             if goes_on:
                 return rest
@@ -195,9 +196,9 @@ class IterableWrapper(IterDataPipe[T_co]):
         return f"{kind} given to IterableWrapper"
 
     def _tell_empty(self) -> None:
-        """Warns that the stream has no items: then something has read it before, most often.
+        """Warns that the stream has no items, which usually means that it was already read.
 
-        Not in workers, ours or another library's: the share of one may be empty.
+        Does nothing in worker processes, where a share may be empty.
         """
         is_worker = random.is_replica or multiprocessing.parent_process() is not None
         if self._is_told or is_worker or isinstance(self.iterable, Sized):
@@ -212,7 +213,7 @@ class IterableWrapper(IterDataPipe[T_co]):
         warn_outside(f"{said}.", UserWarning)
 
     def _source(self) -> Any:
-        """The iterable that this iteration reads."""
+        """Returns the iterable that this iteration reads."""
         source = self.iterable
         self._epoch = epoch_of(source)
         if random.is_replica or has_fixed_order(source):
@@ -232,13 +233,13 @@ class IterableWrapper(IterDataPipe[T_co]):
         return source
 
     def state_dict(self) -> dict[str, Any]:
-        """The epoch of the iterable, if it has `set_epoch`; its state, if it has one, or that of its iterator; and a
-        checksum of some items of one that neither has a state nor seeks.
+        """Returns the epoch of an iterable with `set_epoch`; its state or its iterator's state, if there is one; and a
+        checksum of some items if it has no state and cannot seek.
 
         The position is the number of items yielded.
 
         Raises:
-            TypeError: it is a set whose order is another one in each process.
+            TypeError: the iterable is a set whose order differs between processes.
         """
         if isinstance(self.iterable, (set, frozenset)):
             in_fixed_order(self.iterable)
@@ -249,7 +250,7 @@ class IterableWrapper(IterDataPipe[T_co]):
         return state if self._epoch is None else {**state, "epoch": self._epoch}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next iteration of the iterable resume from the saved position, in the epoch of the saved state.
+        """Makes the next iteration resume from the saved position, in the epoch of the saved state.
 
         Raises:
             TypeError, ValueError: the state is damaged.
@@ -261,7 +262,7 @@ class IterableWrapper(IterDataPipe[T_co]):
             self.iterable.set_epoch(state_dict["epoch"])
 
     def _position(self) -> StreamState | None:
-        """The position of an iterable that has a state, or whose iterator has one."""
+        """Returns the position of an iterable that has a state, or whose iterator has one."""
         if self._loaded is not None:
             return self._loaded
         stream = self._stateful
@@ -274,14 +275,14 @@ class IterableWrapper(IterDataPipe[T_co]):
         try:
             position = self._position() if self._outlives_epochs() else None
             return {} if position is None else {"stream": copied(position._asdict())}
-        except Exception:  # a state that cannot be had now; a caller that asks for one is told
+        except Exception:  # the state is not available now, which an explicit request reports
             return {}
 
     def _load_lasting_state(self, lasting: dict[str, Any]) -> None:
         self._loaded = StreamState.of(lasting["stream"]) if "stream" in lasting else None
         if self._loaded is not None:
             is_of_iterator = self._loaded.own is None and self._loaded.inner is not None
-            if is_stateful(self.iterable) == is_of_iterator:  # of another kind of stream, so items are counted
+            if is_stateful(self.iterable) == is_of_iterator:  # another kind of stream, so items are counted
                 self._loaded = None
 
     def _compare(self, is_strict: bool) -> None:

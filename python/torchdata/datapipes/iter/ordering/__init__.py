@@ -1,1 +1,1 @@
-"""Pipes that determine the order, repetition, grouping and process of items."""
+"""Pipes that determine the order, repetition and grouping of items, and the process that handles them."""

@@ -1,7 +1,7 @@
 """Pipes that batch items of similar size, so that little padding is needed: BucketBatcher, MaxTokenBucketizer.
 
-Run in the process that iterates the pipeline. BucketBatcher consists of other pipes; MaxTokenBucketizer owns a heap of
-items and an incomplete batch.
+They run in the process that iterates the pipeline. BucketBatcher consists of other pipes. MaxTokenBucketizer owns a
+heap of items and an incomplete batch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["BucketBatcher", "MaxTokenBucketizer"]
 
 T = TypeVar("T")
 
-#: The message of torchdata 0.9 for lengths that are none.
+#: The message of torchdata 0.9 for invalid lengths.
 _MIN_LEN = "``min_len`` should be larger than 0 and equal to or smaller than ``max_len``."
 
 
@@ -91,14 +91,14 @@ class BucketBatcher(IterDataPipe[DataChunk[Any]]):
 
 
 def _shuffled(pipe: Any, group_size: int, buffer_size: int, in_batch: bool) -> Any:
-    """The items of `pipe`, shuffled within groups, or otherwise by a buffer."""
+    """Returns the items of `pipe`, shuffled within groups, or with a buffer."""
     if in_batch:
         return pipe.batch(group_size).in_batch_shuffle().unbatch()
     return pipe.shuffle(buffer_size=buffer_size)
 
 
 def _sorted_bucket(sort_key: Callable[[list[Any]], Any], bucket: list[Any]) -> list[Any]:
-    """The list that `sort_key` returned for the bucket."""
+    """Returns the list that `sort_key` returned for the bucket."""
     result = sort_key(bucket)
     if isinstance(result, list):
         return result
@@ -111,16 +111,16 @@ def _sorted_bucket(sort_key: Callable[[list[Any]], Any], bucket: list[Any]) -> l
 
 
 class _Measured(tuple[Any]):
-    """The length of an item as a tuple with one member; the item is an attribute.
+    """The length of an item as a tuple with one member. The item is an attribute.
 
-    This allows the heap to compare lengths without calling Python code.
+    This allows the heap to compare lengths without running Python code.
     """
 
     item: Any
 
 
 def _measured(length: Any, item: Any) -> _Measured:
-    """The item with its length."""
+    """Returns the item's length, with the item attached."""
     measured = _Measured((length,))
     measured.item = item
     return measured
@@ -130,7 +130,7 @@ register(_Measured, lambda measured: (_measured, (measured[0], measured.item)), 
 
 
 def _default_len_fn(token: Any) -> int:
-    """The length of an item if no function is given."""
+    """Returns the length of an item if no function is given."""
     return len(token)
 
 
@@ -163,8 +163,8 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
 
     _heap: list[_Measured] = state(list, items=True)
     _batch: list[Any] = state(list, items=True)
-    _tokens: Any = state(lambda: 0)  # what the batch counts as: any kind of number, as `length_fn` gives
-    _longest: Any = state(lambda: 0)  # length of the longest item of the batch
+    _tokens: Any = state(lambda: 0)  # the length of the batch, in any numeric type that `len_fn` returns
+    _longest: Any = state(lambda: 0)  # length of the longest item in the batch
 
     def __init__(
         self,
@@ -229,7 +229,7 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
                 rest, self._batch = self._batch, []
                 yield DataChunk(rest)
         except BaseException:
-            # Left half-way or broken: what is held is part of the state still, but no file stays open for it.
+            # The iteration was abandoned or failed. Buffered items remain part of the state, but without open files.
             if self._heap is heap:
                 self._park()
             raise
@@ -240,7 +240,7 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
         self._batch = list(map(with_detached_streams, self._batch))
 
     def _move_shortest(self) -> DataChunk[Any] | None:
-        """Moves the shortest item of the buffer into the batch; returns the batch before if it was full."""
+        """Moves the shortest item of the buffer into the batch; returns the previous batch if it was full."""
         measured = heappop(self._heap)
         (length,) = measured
         if self.include_padding:

@@ -1,6 +1,6 @@
 """The pipe that stores its items: InMemoryCacheHolder.
 
-Runs in the process that iterates the pipeline, and owns the stored items of this process.
+It runs in the process that iterates the pipeline, and owns the stored items of this process.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
     """
 
     cache: list[T_co] | None = state(items=True, copied=True, lasts=True)
-    #: Number of items of an epoch before those of the cache.
+    #: Number of items of an epoch that precede those in the cache.
     _given_up: int = state(0, copied=True, lasts=True)
     #: The shares of the data that the source yielded when the cache was filled.
     _shares: tuple[Any, ...] = state(tuple, copied=True, lasts=True)
-    #: The cache of the running epoch, its size, and how many items it has given up.
+    #: The cache that the running epoch fills, its size, and how many items it has dropped.
     _filling: deque[T_co] = state(deque, items=True)
     _bytes: int = state(0)
     _filling_given_up: int = state(0)
@@ -84,7 +84,7 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
         self._given_up, self._shares = 0, ()
 
     def reset(self) -> None:
-        """Drops what an incomplete epoch has stored."""
+        """Drops the items stored by an incomplete epoch."""
         super().reset()
         self._serving = bool(self.cache) and self._shares == self._current_shares()
 
@@ -96,7 +96,7 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
         )
 
     def __iter__(self) -> Iterator[T_co]:
-        done = token_of(self).yielded  # 0, unless it resumes from a loaded state
+        done = token_of(self).yielded  # 0, unless the iteration resumes from a loaded state
         cached: list[T_co] = self.cache or []
         if self._serving and done >= self._given_up:
             return islice(cached, done - self._given_up, None)
@@ -114,7 +114,7 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
                     self._bytes -= size_of(filling.popleft())
                     self._filling_given_up += 1
                 if not filling:
-                    self._bytes = 0  # items that were changed since do not need what was added for them
+                    self._bytes = 0  # modified items may now be smaller than the recorded size
             yield item
         self.cache, self._given_up, self._shares = list(filling), self._filling_given_up, shares
         self._filling = deque()
@@ -135,7 +135,7 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
 
 
 def size_of(item: Any) -> int:
-    """The number of bytes that an item needs, with its content. An object that appears twice counts twice."""
+    """Returns the bytes that an item needs, including its contents. An object that appears twice counts twice."""
     total, waiting = 0, [item]
     while waiting:
         obj = waiting.pop()
@@ -151,6 +151,6 @@ def size_of(item: Any) -> int:
 
 
 def _buffer_size(obj: Any) -> int:
-    """The bytes of an array or tensor that `sys.getsizeof` may leave out."""
+    """Returns the bytes of an array or tensor that `sys.getsizeof` may not include."""
     size = getattr(obj, "nbytes", None)
     return size if isinstance(size, int) and sys.getsizeof(obj) < size else 0

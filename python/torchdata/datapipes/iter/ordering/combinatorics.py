@@ -1,7 +1,7 @@
 """Pipes that change the order of items: Shuffler, InBatchShuffler, Sampler.
 
-Run in the process that iterates the pipeline. Each shuffler owns a generator, Shuffler also a buffer of items, and
-Sampler the order that its sampler returned.
+They run in the process that iterates the pipeline. Each shuffler owns a generator. Shuffler also owns a buffer of
+items, and Sampler the order that its sampler returned.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Shuffler(Shuffling, IterDataPipe[T_co]):
     """
 
     _buffer: list[Any] = state(list, items=True)
-    #: Whether the buffer holds indices in place of items.
+    #: Whether the buffer contains indices instead of items.
     _unloaded: bool = state(False)
 
     @overload
@@ -78,7 +78,7 @@ class Shuffler(Shuffling, IterDataPipe[T_co]):
         self._rng = random.Random()
 
     def __iter__(self) -> Iterator[T_co]:
-        if self._unloaded:  # restored from an iteration over indices, as this one is not
+        if self._unloaded:  # restored from an iteration over indices, unlike this one
             source, load = begin_unloaded(self.datapipe)
             return map(load, self._in_order(source))
         return self._in_order(iter(self.datapipe))
@@ -87,7 +87,7 @@ class Shuffler(Shuffling, IterDataPipe[T_co]):
         return self._shuffled(source) if self._shuffling else source
 
     def _can_wait(self) -> bool:
-        # The items in a restored buffer decide.
+        # The items in a restored buffer determine this.
         restored = token_of(self).armed and bool(self._buffer)
         return can_wait(self.datapipe) and (self._unloaded or not restored)
 
@@ -100,8 +100,8 @@ class Shuffler(Shuffling, IterDataPipe[T_co]):
         return self.datapipe._loads()  # type: ignore[attr-defined, no-any-return]
 
     def _shuffled(self, source: Iterator[T_co]) -> Iterator[T_co]:
-        # Draws as random.Random.randint does, without its four Python frames a number: bits of the
-        # wanted width until they are small enough.
+        # Equivalent to random.Random.randint, without its four Python frames per number: draws bits of the required
+        # width until they are small enough.
         buffer, size, getrandbits = self._buffer, self.buffer_size, self._rng.getrandbits
         buffer.extend(islice(source, size - len(buffer)))
         if len(buffer) == size:
@@ -220,7 +220,7 @@ class Sampler(IterDataPipe[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         if self._order is None:
-            # A finite sampler is read at once: only so can a random one be restored in the middle.
+            # A finite sampler is read at once, because a random one could otherwise not be restored in the middle.
             sequential = isinstance(self.sampler, SequentialSampler)
             finite = isinstance(self.sampler, Sized)
             self._order = range(len(self.sampler)) if sequential else list(self.sampler) if finite else self.sampler
@@ -230,5 +230,5 @@ class Sampler(IterDataPipe[Any]):
         return length_of(self, self.sampler)
 
     def state_dict(self) -> dict[str, Any]:
-        """The order of the current iteration, if the sampler has a length."""
+        """Returns the order of the current iteration, if the sampler has a length."""
         return {"order": self._order if isinstance(self._order, (range, list)) else None}

@@ -1,6 +1,6 @@
 """The pipe that turns items into several items and mixes these: ShuffledFlatMapper.
 
-Runs in the process that iterates the pipeline. It owns a generator of random numbers and a buffer of results.
+It runs in the process that iterates the pipeline. It owns a random generator and a buffer of results.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
         ['a', '1', 'b', '2', '3', 'c']
     """
 
-    #: The remaining members of the results in the buffer; without shuffling, of the result that is unfolded.
+    #: The remaining members of the results in the buffer; without shuffling, of the current result.
     _buffer: list[Any] = state(list, items=True, saved=False)
     #: The index in the buffer from which the next member is taken while the buffer is full.
     _next: int | None = state()
-    #: The result that was asked for a member last.
+    #: The result from which the last member was requested.
     _asked: Parts | None = state(items=True, saved=False)
     #: The item that was read and waits for room in the buffer.
     _waiting: list[Any] = state(list, items=True)
@@ -136,7 +136,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
                     del buffer[index]
 
     def _drop_broken(self) -> None:
-        """Drops a result one of whose members has raised an exception."""
+        """Drops a result after one of its members has raised an exception."""
         if self._shuffling:
             self._buffer[:] = [parts for parts in self._buffer if parts is not self._asked]
         else:
@@ -144,35 +144,37 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
 
     @contextmanager
     def _parking(self, buffer: list[Parts]) -> Iterator[None]:
-        """Keeps only what the state needs, without open files and generators, if an iteration is abandoned or fails."""
+        """Context that reduces the buffer to its state, without open files and generators, if an iteration is abandoned
+        or fails.
+        """
         try:
             yield
         except BaseException:
-            if self._buffer is buffer:  # and not that of a newer iteration
+            if self._buffer is buffer:  # not the buffer of a newer iteration
                 for parts in buffer:
                     parts.detach()
                 self._waiting[:] = map(with_detached_streams, self._waiting)
             raise
 
     def _below(self, limit: int) -> int:
-        """A random index below `limit`. Draws as `random.Random.randint` does, in fewer Python frames."""
+        """Returns a random index below `limit`. Equivalent to `random.Random.randint`, in fewer Python frames."""
         getrandbits, width = self._rng.getrandbits, limit.bit_length()
         index = getrandbits(width)
         while index >= limit:
             index = getrandbits(width)
         return index
 
-    #: Loaders, which are asked for their length by `list` and by trainers, do not ask this pipe.
+    #: `list` and trainers ask loaders for their length, and loaders must then not ask this pipe.
     _length_reads_items = True
 
     def __len__(self) -> int:
         if self.fn is not chosen:
             raise no_length(self, "ShuffledFlatMapper's length relies on the output of its function")
-        # Over a copy of the source, so that asking for the length neither ends an iteration nor uses up a seed.
+        # Uses a copy of the source, so that this neither ends an iteration nor consumes a seed.
         return sum(map(len, map(on_columns(self.fn, self.input_col), copy.deepcopy(self.datapipe))))
 
     def state_dict(self) -> dict[str, Any]:
-        """The remaining results in the buffer, the item that waits, the generator, and seeds as for `shuffle`."""
+        """Returns the remaining results in the buffer, the waiting item, the generator, and seeds as for `shuffle`."""
         left = self._restored
         if left is None:
             # Results without remaining members stay in the buffer, because random indices are drawn for the whole

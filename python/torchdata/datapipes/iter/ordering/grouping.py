@@ -1,6 +1,6 @@
 """Pipes that make batches or unfold them: Batcher, UnBatcher, Grouper.
 
-Run in the process that iterates the pipeline. Grouper owns a buffer of items whose groups are not complete, and
+They run in the process that iterates the pipeline. Grouper owns a buffer of items whose groups are incomplete, and
 UnBatcher the batch that it is unfolding.
 """
 
@@ -23,7 +23,7 @@ T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
 R = TypeVar("R")
 
-#: Largest batch that is collected in a tuple, which takes as much memory as a full one from the start.
+#: Largest batch that is collected in a tuple, which takes the memory of a full batch from the start.
 _ZIPPED = 1024
 
 #: Fills up the last batch.
@@ -108,8 +108,8 @@ class Batcher(IterDataPipe[T_co]):
             yield wrap(batch)
 
     def _chunks(self, source: Iterator[Any]) -> Iterator[Any]:
-        # zip_longest collects a batch in C, in a tuple that it uses again. Chunks are filled in place: neither a list
-        # in between nor a call of __init__.
+        # zip_longest collects a batch in C, in a tuple that it reuses. Chunks are filled in place, which avoids an
+        # intermediate list and a call of __init__.
         new, nothing = DataChunk.__new__, _NOTHING
         for members in zip_longest(*repeat(source, self.batch_size), fillvalue=nothing):
             if members[-1] is nothing:
@@ -198,7 +198,7 @@ class Grouper(IterDataPipe[Any]):
         [['a1', 'a2'], ['b1']]
     """
 
-    _groups: dict[Any, list[Any]] = state(dict, items=True)  # what is buffered, by key
+    _groups: dict[Any, list[Any]] = state(dict, items=True)  # the buffered items, by key
     _buffered: int = state(0)
 
     def __init__(
@@ -265,7 +265,7 @@ class Grouper(IterDataPipe[Any]):
             yield self._take(next(iter(groups)))
 
     def _may_yield(self, size: int) -> bool:
-        """Whether a group of `size` items may be yielded because the buffer is full."""
+        """Returns whether a group of `size` items may be yielded because the buffer is full."""
         if self.guaranteed_group_size is None or size >= self.guaranteed_group_size:
             return True
         if self.drop_remaining:

@@ -1,7 +1,7 @@
 """The pipe that packs sequences of different lengths into rows of one length: Packer.
 
-Runs in the process that iterates the pipeline. Its state consists of the incomplete rows, and the parts of a sequence
-that are not in a row yet.
+It runs in the process that iterates the pipeline. Its state consists of the incomplete rows, and the parts of a
+sequence that are not in a row yet.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from torchdata.datapipes.datapipe import IterDataPipe
 
 __all__ = ["Packer"]
 
-#: A part of an item, or all of it: a sequence of tokens, or a dict of them by column, all of one length.
+#: A part of an item, or the whole item: a sequence of tokens, or a dict of such sequences by column, all of equal
+#: length.
 Piece = Any
 
-#: The column that plain sequences become.
+#: The column for plain sequences.
 _TOKENS = "input_ids"
 
 #: The columns that can be added to a row.
 _ADDED = ("position_ids", "cu_seqlens")
 
-#: The padding of columns whose meaning is known: a label that losses ignore, a token that is not attended to.
+#: The default padding of known columns: a label that losses ignore, and a token without attention.
 _PADDING = {"labels": -100, "attention_mask": 0}
 
 _METHODS = ("first_fit", "in_order", "cut")
@@ -98,9 +99,9 @@ class Packer(IterDataPipe[dict[str, Any]]):
         {'input_ids': [2, 2, 0, 0], 'position_ids': [0, 1, 0, 1], 'cu_seqlens': [0, 2, 4]}
     """
 
-    #: The rows that are open, each as the number of tokens that it has room for and its pieces.
+    #: The open rows, each with its remaining room in tokens and its pieces.
     _rows: list[Any] = state(list, items=True)
-    #: The pieces that have no row yet.
+    #: The pieces that are not in a row yet.
     _waiting: deque[Piece] = state(deque, items=True)
 
     def __init__(
@@ -161,7 +162,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
                 if not 0 < size <= longest:
                     waiting.extend(self._pieces(piece, size))
                     break
-                for row in rows:  # most pieces are placed here, without a call
+                for row in rows:  # most pieces are placed here, without a function call
                     if row[0] >= size:
                         row[0] -= size
                         row[1].append(piece)
@@ -179,7 +180,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
                 yield self._row(room, pieces)
 
     def _pieces(self, piece: Piece, size: int) -> Iterator[Piece]:
-        """The pieces of a sequence. A piece is at most as long as a row, or with `"cut"`, as the room in the row."""
+        """Yields the pieces of a sequence, each no longer than a row or, with `"cut"`, than the room in the row."""
         most = self.max_tokens
         if self.method == "cut":
             first = self._rows[-1][0] if self._rows else most
@@ -196,7 +197,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
         return _cut(piece, [0, *range(most, size, most), size] if self.long == "split" else [0, most])
 
     def _columns_of(self, item: Any) -> Piece:
-        """An item, if it is a sequence, or else its sequences by column, checked to be of one length."""
+        """Returns the item if it is a sequence, otherwise its sequences by column after a check for equal lengths."""
         if type(item) in _KINDS or not isinstance(item, Mapping):
             _kind_of(_TOKENS, item)
             return item
@@ -216,7 +217,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
         return piece
 
     def _placed(self, piece: Piece, size: int) -> tuple[int, list[Piece]] | None:
-        """Puts a piece of some size into a row; returns the row that is to be yielded, if there is one."""
+        """Puts a piece into a row; returns the row to yield, if any."""
         for row in self._rows:
             if row[0] >= size:
                 row[0] -= size
@@ -231,7 +232,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
         return 0, row[1]
 
     def _begun(self, piece: Piece, size: int) -> tuple[int, list[Piece]] | None:
-        """Begins a row with a piece that fits into none; returns the row that is to be yielded, if there is one."""
+        """Begins a row with a piece that fits into no open row; returns the row to yield, if any."""
         rows, any_row = self._rows, self.method == "first_fit"
         if size == self.max_tokens and (any_row or not rows):
             return 0, [piece]
@@ -239,15 +240,15 @@ class Packer(IterDataPipe[dict[str, Any]]):
         if len(rows) <= (self.buffer_size if any_row else 1):
             return None
         rooms = [row[0] for row in rows[:-1]]
-        fullest = rooms.index(min(rooms))  # of equal ones the oldest
+        fullest = rooms.index(min(rooms))  # the oldest among equal rows
         room, pieces = rows.pop(fullest)
         return room, pieces
 
     def _row(self, room: int, pieces: list[Piece]) -> dict[str, Any]:
-        """The row of some pieces, filled up if there is a padding."""
+        """Builds the row of some pieces, filled up with padding if there is any."""
         classes = set(map(type, pieces))
         kind = _KINDS.get(classes.pop()) if len(classes) == 1 else None
-        if kind is not None:  # sequences of one kind, as most items are
+        if kind is not None:  # sequences of one kind, as in most items
             columns = {_TOKENS: (kind, pieces)}
         else:
             columns = {name: (_kind_of_all(name, parts), parts) for name, parts in _by_column(pieces).items()}
@@ -266,7 +267,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
         return row
 
     def _padding(self, name: str, columns: int) -> Any:
-        """The number that a column is filled up with."""
+        """Returns the number with which a column is filled up."""
         value = self.pad_value
         if isinstance(value, dict):
             if name in value:
@@ -288,12 +289,12 @@ class _Lists:
 
     @staticmethod
     def cut(values: Any, start: int, end: int) -> Any:
-        """A copy of a part of a sequence."""
+        """Returns a copy of a part of a sequence."""
         return values[start:end]
 
     @staticmethod
     def joined(parts: list[Any], added: int, padding: Any) -> Any:
-        """A new sequence of all parts, and this many numbers of padding after them."""
+        """Returns a new sequence of all parts, followed by `added` padding values."""
         return [*chain.from_iterable(parts), *([padding] * added)]
 
     @staticmethod
@@ -304,12 +305,12 @@ class _Lists:
 
     @staticmethod
     def counted(sizes: list[int]) -> Any:
-        """The numbers from 0 on, this many of each."""
+        """Returns consecutive numbers from 0 for each size."""
         return [*chain.from_iterable(map(range, sizes))]
 
     @staticmethod
     def bounds(sizes: list[int]) -> Any:
-        """The bounds of pieces of such sizes."""
+        """Returns the bounds of pieces with these sizes."""
         return [*accumulate(sizes, initial=0)]
 
 
@@ -366,11 +367,11 @@ class _Tensors(_Arrays):
 
 
 def _kind_of(name: str, values: Any) -> type[_Lists]:
-    """The kind of a sequence.
+    """Returns the kind of a sequence.
 
     Raises:
-        TypeError: it is not a sequence.
-        ValueError: it has several dimensions, or none.
+        TypeError: the value is not a sequence.
+        ValueError: the value has several dimensions, or none.
     """
     kind = _KINDS.get(type(values)) or _kind_of_class(type(values))
     if kind is _Lists:
@@ -387,12 +388,12 @@ def _kind_of(name: str, values: Any) -> type[_Lists]:
     )
 
 
-#: By class of sequences that were seen: their kind.
+#: The kinds of known classes of sequences.
 _KINDS: dict[type, type[_Lists]] = {list: _Lists, tuple: _Lists, range: _Lists}
 
 
 def _kind_of_class(cls: type) -> type[_Lists] | None:
-    """The kind of sequences of a class; None if the class is not a sequence."""
+    """Returns the kind of sequences of a class; None if the class is not a sequence."""
     if issubclass(cls, (list, tuple, range)):
         return _Lists
     for module, base, kind in (("numpy", "ndarray", _Arrays), ("torch", "Tensor", _Tensors)):
@@ -405,7 +406,7 @@ def _kind_of_class(cls: type) -> type[_Lists] | None:
 
 
 def _kind_of_all(name: str, parts: list[Any]) -> type[_Lists]:
-    """The common kind of the pieces of a column.
+    """Returns the common kind of the pieces of a column.
 
     Raises:
         TypeError: the pieces have different kinds.
@@ -418,7 +419,7 @@ def _kind_of_all(name: str, parts: list[Any]) -> type[_Lists]:
 
 
 def _by_column(pieces: list[Piece]) -> dict[str, list[Any]]:
-    """The pieces of each column.
+    """Returns the pieces of each column.
 
     Raises:
         ValueError: a piece has other columns than the first one.
@@ -432,12 +433,12 @@ def _by_column(pieces: list[Piece]) -> dict[str, list[Any]]:
 
 
 def _size(piece: Piece) -> int:
-    """The number of tokens of a piece."""
+    """Returns the number of tokens of a piece."""
     return len(next(iter(piece.values()))) if type(piece) is dict else len(piece)
 
 
 def _cut(piece: Piece, bounds: list[int]) -> Iterator[Piece]:
-    """The part of a piece between two bounds."""
+    """Yields the part of a piece between each pair of bounds."""
     for start, end in pairwise(bounds):
         if type(piece) is dict:
             yield {name: _kind_of(name, values).cut(values, start, end) for name, values in piece.items()}
@@ -446,7 +447,7 @@ def _cut(piece: Piece, bounds: list[int]) -> Iterator[Piece]:
 
 
 def _not_empty(piece: Piece, size: int) -> Iterator[Piece]:
-    """The piece, if it has tokens."""
+    """Yields the piece if it has tokens."""
     return iter((piece,) if size else ())
 
 

@@ -1,6 +1,6 @@
 """Pipes that yield items several times, or numbered: Cycler, Repeater, Enumerator.
 
-Run in the process that iterates the pipeline. Cycler starts its source again for each pass; Repeater holds the item
+They run in the process that iterates the pipeline. Cycler restarts its source for each pass. Repeater holds the item
 that it is repeating.
 """
 
@@ -37,7 +37,7 @@ class Cycler(IterDataPipe[T_co]):
         [0, 1, 0, 1]
     """
 
-    #: The number of the pass, and the items that had been yielded when it began.
+    #: The number of the pass, and how many items had been yielded when the pass began.
     _pass: int = state(0)
     _pass_begin: int = state(0)
 
@@ -90,7 +90,7 @@ class Repeater(IterDataPipe[T_co]):
         [0, 0, 1, 1]
     """
 
-    #: The item that is being repeated, and how often one of a restored pipe is still to be yielded.
+    #: The item that is being repeated, and the remaining repetitions after a resume.
     _item: Any = state(items=True)
     _left: int = state(0)
 
@@ -120,7 +120,7 @@ class Repeater(IterDataPipe[T_co]):
         return self.times * length_of(self, self.source_datapipe)
 
     def state_dict(self) -> dict[str, Any]:
-        """The item that is being repeated, and the number of repetitions that remain."""
+        """Returns the item that is being repeated, and the number of remaining repetitions."""
         left = self._left if self._left else -token_of(self).yielded % self.times
         return {"item": self._item if left else None, "left": left}
 

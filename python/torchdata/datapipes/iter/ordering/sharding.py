@@ -1,7 +1,7 @@
 """Pipes that divide a pipeline among processes: ShardingFilter, ShardingRoundRobinDispatcher.
 
-Run in the process that iterates the pipeline. The loader calls `apply_sharding` in each worker before the first
-iteration. The pipes own only their position among the shards.
+They run in the process that iterates the pipeline. The loader calls `apply_sharding` in each worker before the first
+iteration. The pipes own only the number of their shard.
 """
 
 from __future__ import annotations
@@ -70,18 +70,18 @@ class ShardingFilter(IterDataPipe[T_co]):
         [1, 3]
     """
 
-    #: What the adapter `ShardingPolicy` sets.
+    #: The attributes that the adapter `ShardingPolicy` sets.
     set_by_adapters: ClassVar[dict[str, str]] = {
         "ShardingPolicy.block": "_block",
         "ShardingPolicy.enable": "_sharding_enabled",
     }
 
-    #: Whether the source is taken to divide itself among workers, so that this filter need not. The loader then raises
+    #: Whether the source is assumed to split itself among workers, so that this filter must not. The loader then raises
     #: an error if two workers read the same items.
     source_splits_itself: bool = False
 
-    _taken: int = state(0)  # items of the source that were taken when the current iterator was made
-    _yielded_before: int = state(0, saved=False)  # items that were passed on by then
+    _taken: int = state(0)  # items of the source that were consumed when the current iterator was created
+    _yielded_before: int = state(0, saved=False)  # items that had been passed on at that time
 
     def __init__(self, source_datapipe: Iterable[T_co], sharding_group_filter: Any = None) -> None:
         source_datapipe = check_source("ShardingFilter", source_datapipe, "source_datapipe")
@@ -156,7 +156,7 @@ class ShardingFilter(IterDataPipe[T_co]):
         self._running = self._shard()
 
     def _shard(self) -> Division:
-        """The share that an iteration begun now yields."""
+        """Returns the share that an iteration yields if it begins now."""
         if not self._sharding_enabled:
             return Division(1, 0)
         return Division(self.num_of_instances, self.instance_id, self._block)
@@ -217,7 +217,7 @@ class ShardingFilter(IterDataPipe[T_co]):
         return rounds * block + min(max(rest - shard * block, 0), block)
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of the source's items up to the last one that was passed on."""
+        """Returns how many items of the source were read, up to the last one that was passed on."""
         taken, passed_on = self._taken, token_of(self).yielded - self._yielded_before
         if passed_on:
             taken = self._running.after(taken, passed_on)

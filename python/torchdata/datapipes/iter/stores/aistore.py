@@ -1,7 +1,7 @@
 """Pipes that read from AIStore clusters: AISFileLister, AISFileLoader.
 
-Role: they run in the process that iterates them, on the `aistore` library. Clients belong to the process: each makes
-its own, so that no connection is shared with a parent. The streams fetch what is read while it is read.
+Role: they run in the process that iterates them, on the `aistore` library. Each process creates its own clients, so
+that no connection is shared with a parent. The streams fetch data when it is read.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ __all__ = ["AISFileLister", "AISFileLoader"]
 
 #: The oldest version of `aistore` that lists empty buckets and reads objects of any name.
 OLDEST_VERSION = (1, 18)
-#: Seconds without an answer after which a cluster is given up, if no number was given.
+#: Default timeout for a cluster that does not answer, in seconds.
 DEFAULT_TIMEOUT_S = 20.0
 
-#: Digits of the largest size that is believed.
+#: Maximum number of digits of a plausible size.
 _LONGEST_NUMBER = 18
 _VERSION = "Ais-Version"
 
 
 @dataclass(frozen=True)
 class _Cluster:
-    """How a client is made: the pipe's arguments.
+    """The arguments of a pipe from which its client is created.
 
     Args:
         pipe: the pipe's name, for messages.
         endpoint: the URL of the cluster's proxy.
-        timeout: seconds that one answer, and that all attempts to get one, may take.
+        timeout: the time limit in seconds for one answer, and for all attempts to get one.
     """
 
     pipe: str
@@ -50,7 +50,7 @@ class _Cluster:
     timeout: float
 
     def client(self) -> Any:
-        """The client of this process."""
+        """Returns the client of this process."""
         key = (os.getpid(), self.endpoint, self.timeout)
         client = _clients.get(key)
         if client is None:
@@ -77,17 +77,17 @@ class _Cluster:
         return sdk.Client(self.endpoint, timeout=(self.timeout, self.timeout), retry_config=retries)
 
     def bucket(self, url: str) -> tuple[Any, str]:
-        """The bucket of a URL, and the name (or prefix) in it."""
+        """Returns the bucket of a URL, and the name (or prefix) in it."""
         provider, name, inner = split_url(self.pipe, url)
         return self.client().bucket(name, provider), inner
 
 
-#: Clients by process, endpoint and time-out. Those of a parent stay here unused, as nothing closes them.
+#: Clients by process, endpoint and timeout. Inherited clients of a parent remain unused, because nothing closes them.
 _clients: dict[tuple[int, str, float], Any] = {}
 
 
 def split_url(pipe: str, url: Any, *, needs_name: bool = False) -> tuple[str, str, str]:
-    """Provider, bucket and name (or prefix, which may be empty) of `ais://bucket/name`.
+    """Returns provider, bucket and name (or prefix, which may be empty) of `ais://bucket/name`.
 
     Raises:
         TypeError: `url` is not a str.
@@ -130,7 +130,7 @@ def _cluster(pipe: object, url: Any, timeout: Any) -> _Cluster:
 
 
 class _OfCluster:
-    """The parameters of both pipes: a source, the cluster, and perhaps a length."""
+    """The parameters of both pipes: a source, the cluster, and optionally a length."""
 
     def __init__(
         self,
@@ -189,12 +189,12 @@ class AISFileLister(_OfCluster, GivenLength, ListsRoots):
 
 @dataclass(frozen=True)
 class _AISRecipe:
-    """How an object is opened (again).
+    """The recipe to open an object, for the first time or again.
 
     Args:
         url: the object's URL.
-        cluster: how the client is made.
-        version: version and size of the object when it was first opened; None if it was not yet.
+        cluster: the arguments for the client.
+        version: the version and size of the object when it was first opened; None if it was not opened yet.
     """
 
     url: str
@@ -202,11 +202,11 @@ class _AISRecipe:
     version: tuple[str, int] | None = None
 
     def open(self) -> io.BufferedReader:
-        """The object as a file at its start. Sends a request only if the object was never opened."""
+        """Returns the object as a file at its start. Sends a request only if the object was never opened."""
         return buffered(_AISObject(self))
 
     def get(self, start: int) -> Any:
-        """The answer to the request for the object from byte `start` on, whose content is still to be read."""
+        """Requests the object from byte `start` on; returns the answer before its contents are read."""
         bucket, name = self.cluster.bucket(self.url)
         options = {"byte_range": f"bytes={start}-"} if start else {}
         try:
@@ -224,9 +224,11 @@ class _AISRecipe:
 
 
 class _AISObject(RemoteFile[_AISRecipe]):
-    """The file: reads one answer as long as it is read on and on, and asks again after a seek."""
+    """A file over an object. It reads one answer as long as reading is sequential, and sends a new request after a
+    seek.
+    """
 
-    #: Where the next byte of the answer lies.
+    #: The offset of the next byte of the answer.
     _answer_at = 0
 
     def _opened(self, recipe: _AISRecipe) -> _AISRecipe:
@@ -244,7 +246,7 @@ class _AISObject(RemoteFile[_AISRecipe]):
             answer.close()
 
     def _ask(self, recipe: _AISRecipe, start: int) -> Any:
-        """Begins an answer; returns its headers."""
+        """Sends a request; returns the headers of the answer."""
         self.drop_answer()
         answer = recipe.get(start)
         known, found = recipe.version, answer.headers.get(_VERSION, "")

@@ -1,8 +1,8 @@
 """Pipes over the file systems of fsspec: FSSpecFileLister, FSSpecFileOpener, FSSpecSaver.
 
-Role: they run in the process that iterates them, and ask fsspec for the file system there, item by item: fsspec keeps
-one instance per process and thread, and its own threads are made anew in a forked child. No pipe holds a file system.
-The streams own the files; their recipe is the URL.
+Role: they run in the process that iterates them, and get the file system from fsspec for each item. fsspec keeps one
+instance per process and thread, and recreates its threads in a forked child. No pipe holds a file system. The streams
+own the files, and their recipe is the URL.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["FSSpecFileLister", "FSSpecFileOpener", "FSSpecSaver"]
 
 
 def _file_system(pipe: str, url: str, options: dict[str, Any]) -> tuple[Any, str]:
-    """The file system of a URL, in this process, and the path in it."""
+    """Returns the file system of a URL in this process, and the path in it."""
     fs, path = optional_import("fsspec.core", extra="fsspec", needed_by=pipe).url_to_fs(url, **options)
     return fs, path
 
@@ -76,9 +76,9 @@ class FSSpecFileLister(ListsFolders):
 
 
 def _naming(root: str, path: str) -> Callable[[str], str]:
-    """How the names that a listing of `root`, which is `path` in its file system, gives become URLs like the root."""
+    """Returns a function that converts names in a listing of `root` to URLs with the same protocol and chain."""
     links = root.split("::")
-    # The first link with a path is the one that was listed; caches before it have no path.
+    # The first link with a path is the listed one. Caches before it have no path.
     index = next((i for i, link in enumerate(links) if "://" in link), len(links) - 1)
     protocol, separator, _ = links[index].rpartition("://")
     start = "".join(f"{link}::" for link in links[:index])
@@ -94,16 +94,14 @@ def _naming(root: str, path: str) -> Callable[[str], str]:
     return url_of
 
 
-#: Metadata of a file that changes with its content, the most reliable first.
+#: Metadata of a file that changes with its contents, most reliable first.
 _TAGS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified", "mtime", "size")
 
 
 class _FSSpecRecipe:
-    """The recipe of a file that fsspec opens, in the version that was opened first, if the file system reports
-    versions.
-    """
+    """The recipe to open a file with fsspec, in the version that was opened first, if the file system has versions."""
 
-    # For pickles of an earlier release.
+    # For pickles from an earlier release.
     max_retries = 0
     count: Callable[[], object] | None = None
 
@@ -119,7 +117,7 @@ class _FSSpecRecipe:
     ) -> None:
         self.pipe, self.url, self.mode, self.max_retries = pipe, url, mode, max_retries
         self.for_open, self.for_connection = for_open, for_connection
-        #: Called before opening is tried again; None in a copy, whose pipe is another one.
+        #: Called before each retry of opening; None in a copy, which belongs to another pipe.
         self.count = count
         self.version: dict[str, str] | None = None
 
@@ -130,7 +128,7 @@ class _FSSpecRecipe:
         """Opens the file.
 
         Raises:
-            RuntimeError: it has changed since it was opened first.
+            RuntimeError: the file has changed since it was first opened.
         """
         fs, path = _file_system(self.pipe, self.url, self.for_connection)
 
@@ -144,7 +142,7 @@ class _FSSpecRecipe:
         except BaseException:
             file.close()
             raise
-        # Some file systems, such as those of archives, are closed when they are dropped.
+        # Some file systems, such as those for archives, are closed when they are dropped.
         with suppress(AttributeError):
             file.opened_by = fs
         return file
@@ -152,7 +150,7 @@ class _FSSpecRecipe:
     def _check_version(self, details: Any) -> None:
         told = details if isinstance(details, dict) else {}
         found = {tag: str(told[tag]) for tag in _TAGS if told.get(tag) is not None}
-        before = getattr(self, "version", None)  # none in a pickle of an earlier release
+        before = getattr(self, "version", None)  # a pickle from an earlier release has none
         self.version = found if before is None else before
         tag = next((tag for tag in _TAGS if tag in found and tag in self.version), None)
         if tag is not None and found[tag] != self.version[tag]:
@@ -255,7 +253,7 @@ class FSSpecSaver(SavesItems):
     def _save(self, path: str, data: Any) -> None:
         fs, inner = _file_system(type(self).__name__, path, self.kwargs_for_connection)
         if _is_local(fs) and "w" in self.mode:
-            # By the extension fsspec may tell a compression.
+            # fsspec may infer the compression from the extension.
             with appearing(inner, replace=True, ending=os.path.splitext(inner)[1]) as temporary:
                 self._write(fs, temporary, data)
         else:
@@ -272,7 +270,7 @@ class FSSpecSaver(SavesItems):
 
 
 def _give_up(file: Any) -> None:
-    """Closes a file that is written to, without uploading what is left of it if the file system can do that."""
+    """Closes a file that is being written, without uploading the remaining data if the file system allows it."""
     from fsspec.spec import AbstractBufferedFile
 
     inner = getattr(file, "buffer", None) if not isinstance(file, AbstractBufferedFile) else file

@@ -1,8 +1,7 @@
 """The pipe over datasets of the Hugging Face Hub: HuggingFaceHubReader.
 
-Role: yields the rows that the library `datasets` reads. Runs in the process that iterates it. Every iteration has a
-dataset object of its own, which owns the connections and files that it reads from. `datasets` is imported where a
-pipe is built.
+Role: yields the rows that the library `datasets` reads. Runs in the process that iterates it. Every iteration has its
+own dataset object, which owns its connections and files. `datasets` is imported when a pipe is built.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
         >>> stars = rows.map(lambda row: row["star"])
     """
 
-    #: The iterator that is read now, or the state that was loaded or is left of the last iteration.
+    #: The current iterator, or a state that was loaded or remains from the last iteration.
     _data: Any = state(saved=False)
     _loaded: dict[str, Any] | None = state()
 
@@ -69,8 +68,8 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
         if _is_streamed(data):
             if loaded is not None and loaded["place"] is not None:
                 give(data, loaded["place"])
-            # By batches of one: its own iterator yields a part of the rows alone if torch says that this is a
-            # worker, and sharding_filter would take a part of that part.
+            # Rows are read in batches of one. The dataset's own iterator yields only a part of the rows if torch
+            # reports a worker, and sharding_filter would take a part of that part.
             rows: Iterable[dict[str, Any]] = map(_only_row, data.iter(batch_size=1))
         else:
             left = range(loaded["rows"] if loaded is not None else 0, len(data))
@@ -79,7 +78,7 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
         try:
             yield from rows
         finally:
-            if self._data is data:  # the place alone is kept: the dataset may hold files open
+            if self._data is data:  # only the position is kept, because the dataset may hold open files
                 self._loaded, self._data = self.state_dict(), None
 
     def _load(self) -> Any:
@@ -101,7 +100,7 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
         raise TypeError(f"{type(self).__name__} instance doesn't have valid length")
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of yielded rows, and for streamed datasets the position in their files."""
+        """Returns the number of yielded rows, and for streamed datasets the position in their files."""
         if self._data is None:
             return self._loaded or {"rows": 0, "place": None}
         place = self._data.state_dict() if _is_streamed(self._data) else None
@@ -113,10 +112,10 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
 
 
 def _is_streamed(data: Any) -> bool:
-    """Whether the rows are read as they are asked for, and not by index from the cache."""
+    """Returns whether the rows are streamed, rather than read by index from the cache."""
     return hasattr(data, "load_state_dict")
 
 
 def _only_row(batch: dict[str, list[Any]]) -> dict[str, Any]:
-    """The row of a batch of one."""
+    """Returns the row in a batch of one."""
     return {column: values[0] for column, values in batch.items()}

@@ -1,7 +1,7 @@
 """Pipes over the path handlers of iopath: IoPathFileLister, IoPathFileOpener, IoPathSaver.
 
-Role: they run in the process that iterates them, and reach files by the `PathManager` that they hold, which is pickled
-with them. The streams own the files; their recipe is the path manager and the path.
+Role: they run in the process that iterates them, and access files through the `PathManager` that they hold, which is
+pickled with them. The streams own the files, and their recipe consists of the path manager and the path.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ __all__ = ["IoPathFileLister", "IoPathFileOpener", "IoPathSaver"]
 
 
 def _path_manager(pipe: str, given: Any) -> Any:
-    """The path manager that was given, or a new one for local paths, HTTP, OneDrive and, with boto3, S3.
+    """Returns the given path manager, or a new one for local paths, HTTP, OneDrive and, with boto3, S3.
 
     Raises:
-        TypeError: what was given is none.
+        TypeError: the argument is not a path manager.
     """
     file_io = optional_import("iopath.common.file_io", extra="iopath", needed_by=pipe)
     if given is not None:
@@ -45,13 +45,13 @@ def _path_manager(pipe: str, given: Any) -> Any:
 
 
 def _is_local(manager: Any, path: str) -> bool:
-    """Whether a path is that of a local file, because no handler takes it."""
+    """Returns whether a path is local, because no handler supports it."""
     prefixes = getattr(manager, "_path_handlers", ())
     return "://" not in path and not any(path.startswith(prefix) for prefix in prefixes)
 
 
 class _HasPathManager:
-    """The part that the three pipes share: the path manager and its handlers."""
+    """The path manager and its handlers, which the three pipes share."""
 
     pathmgr: Any
 
@@ -65,11 +65,11 @@ class _HasPathManager:
 
         Args:
             handler: an `iopath.common.file_io.PathHandler`.
-            allow_override: whether it may replace others that support them, too.
+            allow_override: whether the handler may replace others that support the same prefixes.
 
         Raises:
-            KeyError: another handler supports one of the prefixes, and may not be replaced.
-            TypeError: it is not a handler.
+            KeyError: another handler supports one of the prefixes and must not be replaced.
+            TypeError: `handler` is not a path handler.
         """
         from iopath.common.file_io import PathHandler
 
@@ -118,7 +118,7 @@ class IoPathFileLister(_HasPathManager, ListsFolders):
 
 
 class _IoPathRecipe:
-    """The recipe of a file that iopath opens."""
+    """The recipe to open a file with iopath."""
 
     __slots__ = ("manager", "mode", "path")
 

@@ -1,8 +1,8 @@
-"""Parts that the pipes over file systems and object stores share: masks, options, and listings with a place.
+"""Shared code of the pipes over file systems and object stores: masks, options, and listings with a position.
 
-Role: small helpers, and the base of the pipes that list. They run in the process that iterates the pipe. No pipe keeps
-a client, a connection or a file system: these are made in the process that iterates, so that pipes can be pickled, and
-forked with the process that built them.
+Role: helper functions, and the base class of pipes that list names. They run in the process that iterates the pipe. No
+pipe holds a client, connection or file system. These are created in the process that iterates, so that pipes can be
+pickled, and can be forked together with the process that built them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
 
 
 def check_masks(pipe: str, masks: Any) -> str | list[str]:
-    """The shell patterns given as `masks`.
+    """Returns the shell patterns in `masks`.
 
     Raises:
         TypeError: they are neither a str nor a list of str.
@@ -43,17 +43,17 @@ def check_masks(pipe: str, masks: Any) -> str | list[str]:
 
 
 def matches(name: str, masks: str | list[str]) -> bool:
-    """Whether one of the shell patterns matches the name. No patterns match every name."""
+    """Returns whether one of the shell patterns matches the name. An empty list matches every name."""
     if not masks:
         return True
     return any(fnmatch.fnmatch(name, mask) for mask in ((masks,) if isinstance(masks, str) else masks))
 
 
 def check_options(pipe: str, argument: str, value: Any) -> dict[str, Any]:
-    """A copy of the options given as `value`, by name; None stands for none.
+    """Returns a copy of the options in `value`; None stands for no options.
 
     Raises:
-        TypeError: it is not a mapping with names as keys.
+        TypeError: `value` is not a mapping with string keys.
     """
     if value is None:
         return {}
@@ -69,20 +69,20 @@ class ListsRoots(IterDataPipe[str]):
     again. Subclasses define `_source` and `_entries`.
     """
 
-    #: The root that is being listed, and its last entry that was yielded (None: none was).
+    #: The root that is being listed, and its last yielded entry (None: no entry yet).
     _root: str | None = state()
     _last: Any = state()
 
     def _source(self) -> Any:
-        """The pipe that yields the roots."""
+        """Returns the pipe that yields the roots."""
         raise NotImplementedError
 
     def _entries(self, root: str, after: Any) -> Iterator[tuple[Any, str]]:
-        """The entries after `after` (None: all) under a root, each with its position and the name to yield."""
+        """Yields the entries after `after` (None: all) under a root, each with its position and the name to yield."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[str]:
-        # The source begins now, so that a state saved before the first item is not that of its last epoch.
+        # The source begins now, so that a state saved before the first item does not describe the source's last epoch.
         return self._names_of_all(iter(self._source()))
 
     def _names_of_all(self, roots: Iterator[Any]) -> Iterator[str]:
@@ -100,9 +100,9 @@ class ListsRoots(IterDataPipe[str]):
 
 
 def after_last(names: list[str], last: tuple[int, str] | None, pipe: object, root: str) -> Iterator[tuple[Any, str]]:
-    """The numbered names after the one in `last`, a number and a name; all names if `last` is None.
+    """Yields the numbered names after `last`, a number and a name; all names if `last` is None.
 
-    A listing in which the names before have moved is resumed after the last name.
+    If earlier names have moved in the listing, it resumes after the last name.
 
     Raises:
         RuntimeError: the last name is no longer there.
@@ -127,7 +127,7 @@ class ListsFolders(ListsRoots):
 
     Args:
         root: a folder or file, a sequence of them, or a pipe that yields them.
-        masks: shell patterns of the names wanted; empty: all.
+        masks: shell patterns for the names; empty for all names.
     """
 
     def __init__(self, root: str | Sequence[str] | IterDataPipe[str], masks: str | list[str]) -> None:
@@ -138,7 +138,9 @@ class ListsFolders(ListsRoots):
         return self.datapipe
 
     def _listed(self, root: str) -> tuple[list[str] | None, bool, Callable[[str], str]]:
-        """The names in a folder (None: the root is a file), whether it is local, and how a name is yielded."""
+        """Returns the names in a folder (None: the root is a file), whether it is local, and a function that converts
+        names.
+        """
         raise NotImplementedError
 
     def _entries(self, root: str, after: Any) -> Iterator[tuple[Any, str]]:
@@ -165,7 +167,7 @@ class OpensFiles(IterDataPipe[tuple[str, StreamWrapper]]):
         self.mode = check_mode(type(self).__name__, mode)
 
     def _recipe(self, name: str) -> Any:
-        """How the file is opened, now and when its stream was pickled."""
+        """Returns the recipe to open the file, now and after its stream was pickled."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[tuple[str, StreamWrapper]]:

@@ -1,8 +1,8 @@
-"""Objects of a store as files: what those of S3 and AIStore share, and the base of the pipes that open them.
+"""Objects of a store as files: shared code of S3 and AIStore, and the base class of the pipes that open objects.
 
-Role: the file object under the streams of such a pipe. It lives in the process that reads. One request opens an object,
-and its answer is kept for the first read. If the next file is opened before that, the first file returns its
-connection, and sends another request when it is read. So a buffer full of unread streams owns no connections.
+Role: the file object under the streams of such a pipe. Runs in the process that reads. A request opens an object, and
+its answer is kept for the first read. If the next file is opened before that, the first file returns its connection,
+and sends another request when it is read. A buffer full of unread streams therefore holds no connections.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from torchdata.datapipes.utils._streams import StreamWrapper
 
 __all__ = ["LoadsObjects", "RemoteFile", "buffered"]
 
-#: Bytes between the reader and the file, so that small reads and lines cost little.
+#: Size of the buffer over the file, which makes small reads and lines cheap.
 _SMALL_READS = 64 << 10
 
 
 class ObjectRecipe(Protocol):
-    """How an object is opened; `version`: its tag and its bytes, once it was opened."""
+    """The recipe to open an object; `version` is its tag and size, once it was opened."""
 
     @property
     def url(self) -> str: ...
@@ -42,39 +42,39 @@ R = TypeVar("R", bound=ObjectRecipe)
 
 
 class RemoteFile(io.RawIOBase, Generic[R]):
-    """A file whose content is asked for when it is read. A seek sends nothing.
+    """A file whose contents are requested when they are read. A seek sends no request.
 
     Subclasses define `_opened`, `drop_answer` and `readinto`.
 
     Args:
-        recipe: the object, and how it is asked for. Afterwards `self.recipe()` also says which version of it is read.
+        recipe: how to request the object. Afterwards, `self.recipe()` includes the version that is being read.
     """
 
     def __init__(self, recipe: R) -> None:
         super().__init__()
         self.name = recipe.url
         self._position = 0
-        #: The answer that is being read, and the process that asked.
+        #: The answer that is being read, and the process that sent the request.
         self._answer: Any = None
         self._pid = os.getpid()
         self._recipe: R = recipe if recipe.version is not None else self._opened(recipe)
 
     def _opened(self, recipe: R) -> R:
-        """The recipe of the object's version now; opens it for the first time."""
+        """Opens the object for the first time; returns a recipe with its current version."""
         raise NotImplementedError
 
     @property
     def size(self) -> int:
-        """Bytes in the object."""
+        """The size of the object in bytes."""
         assert self._recipe.version is not None
         return self._recipe.version[1]
 
     def recipe(self) -> R:
-        """How the object is opened again, in the same version."""
+        """Returns the recipe to reopen the object in the same version."""
         return self._recipe
 
     def drop_answer(self) -> None:
-        """Gives the connection back. The unread rest is asked for again."""
+        """Returns the connection. Unread data is requested again."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -84,19 +84,19 @@ class RemoteFile(io.RawIOBase, Generic[R]):
         super().close()
 
     def readable(self) -> bool:
-        """It is."""
+        """Returns True."""
         return True
 
     def seekable(self) -> bool:
-        """It is."""
+        """Returns True."""
         return True
 
     def tell(self) -> int:
-        """The position in bytes."""
+        """Returns the position in bytes."""
         return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Moves to a position, counted from the start, from here, or from the end."""
+        """Moves to a position relative to the start, the current position, or the end."""
         self._check_open()
         if whence not in (os.SEEK_SET, os.SEEK_CUR, os.SEEK_END):
             raise ValueError(f"whence must be 0, 1 or 2, but got {whence}")
@@ -112,7 +112,7 @@ class RemoteFile(io.RawIOBase, Generic[R]):
 
 
 def buffered(file: RemoteFile[Any]) -> io.BufferedReader:
-    """The file with a small buffer before it."""
+    """Wraps the file in a small buffer."""
     return io.BufferedReader(file, _SMALL_READS)
 
 
@@ -123,14 +123,14 @@ class LoadsObjects(IterDataPipe[tuple[str, StreamWrapper]]):
     """
 
     one_to_one = True
-    #: The file that was opened last.
+    #: The file that was opened most recently.
     _latest: weakref.ref[RemoteFile[Any]] | None = state(saved=False, lasts=True)
 
     def __init__(self, source_datapipe: Iterable[str]) -> None:
         self.source_datapipe = source_pipe(source_datapipe, self)
 
     def _recipe(self, url: Any) -> ObjectRecipe:
-        """How an object is opened; checks the URL."""
+        """Returns the recipe to open an object, after a check of the URL."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[tuple[str, StreamWrapper]]:

@@ -1,7 +1,7 @@
 """Pipes that read from S3, Google Cloud Storage and Azure: S3FileLister, S3FileLoader.
 
-Role: they run in the process that iterates them, on obstore. The streams that they yield fetch what is read, and own
-no connection in between (see `s3_object.py`); the stores belong to the process (see `s3_client.py`).
+Role: they run in the process that iterates them, on obstore. The yielded streams fetch data when it is read, and hold
+no connection in between (see `s3_object.py`). The stores belong to the process (see `s3_client.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torchdata.datapipes.iter.streams.pairs import source_pipe
 
 __all__ = ["S3FileLister", "S3FileLoader"]
 
-#: Keys that are handed over at once by obstore, and that S3 sends per request.
+#: Number of keys that obstore returns at once, and that S3 sends per request.
 _KEYS_PER_PAGE = 1000
 
 
@@ -35,7 +35,7 @@ def _settings(
     config: Mapping[str, Any] | None,
     max_retries: Any,
 ) -> S3Settings:
-    """Checks the arguments that both pipes take."""
+    """Checks the arguments of both pipes."""
     name = type(pipe).__name__
     require("obstore", extra="s3", needed_by=name)
     timeout = check_int(name, "request_timeout_ms", request_timeout_ms, least=-1)
@@ -52,36 +52,36 @@ def _settings(
 class S3FileLister(GivenLength, ListsRoots):
     """Yields the URLs of objects in S3, Google Cloud Storage (`gs://`) or Azure (`az://`), by prefix.
 
-    The objects of a prefix come in the order of their keys, a page of 1,000 at a time; keys that end in a slash, which
-    stand for folders, are left out. A prefix need not end at a slash: `s3://bucket/train` finds `train/0.tar` and
-    `train-1.tar`. URLs are plain text: nothing in them is percent-encoded.
+    The objects of a prefix are sorted by key, and listed in pages of 1,000. Keys that end in a slash represent folders
+    and are left out. A prefix need not end at a slash: `s3://bucket/train` finds `train/0.tar` and `train-1.tar`. URLs
+    are plain text without percent-encoding.
 
     Credentials, region and endpoint come from the environment (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`,
     `AWS_SESSION_TOKEN`, `AWS_REGION`, `AWS_ENDPOINT_URL`, `AWS_SKIP_SIGNATURE=true` for public buckets;
-    `GOOGLE_APPLICATION_CREDENTIALS`; `AZURE_STORAGE_ACCOUNT_NAME`, `AZURE_STORAGE_ACCOUNT_KEY`), else, for S3, from the
-    profile `AWS_PROFILE` by boto3, else from the machine's role. Keys with an empty part (`train//2.tar`), a part that
-    is `.` or `..`, or a control character are an error, because obstore cannot name them.
+    `GOOGLE_APPLICATION_CREDENTIALS`; `AZURE_STORAGE_ACCOUNT_NAME`, `AZURE_STORAGE_ACCOUNT_KEY`). If these are not set,
+    S3 uses the profile `AWS_PROFILE` through boto3, and otherwise the machine's role. Keys with an empty part
+    (`train//2.tar`), a part `.` or `..`, or a control character raise an error, because obstore does not support them.
 
-    The pipe works in forked workers, too, also if the parent used it before.
+    The pipe also works in forked workers, even if the parent process used it before.
 
     Args:
         source_datapipe: yields prefixes such as `s3://bucket` and `s3://bucket/folder/`.
-        length: the number of objects, if `len` is to give it; -1: `len` raises TypeError.
-        request_timeout_ms: milliseconds without an answer after which a request has failed. -1: 3,000 ms.
-        region: the region of S3 buckets; empty: from the environment.
-        masks: shell patterns (`*.tar`), one or a list, that the whole URL is to match; empty: all.
-        endpoint_url: the server, such as `http://localhost:9000`, if it is not the provider's (MinIO, Ceph, R2); empty:
-            from the environment.
+        length: the number of objects that `len` returns; -1 (the default): `len` raises TypeError.
+        request_timeout_ms: milliseconds without an answer after which a request fails; -1 (the default) for 3,000 ms.
+        region: the region of S3 buckets; empty (the default) uses the environment.
+        masks: a shell pattern (`*.tar`) or a list of patterns for the whole URL; empty (the default) for all.
+        endpoint_url: the server, such as `http://localhost:9000`, if it is not the provider's own (MinIO, Ceph, R2);
+            empty (the default) uses the environment.
         config: further settings of obstore's `S3Store`, `GCSStore` or `AzureStore`, such as `{"skip_signature": True}`.
-        max_retries: how often a request is sent again after a fault that may pass.
+        max_retries: maximum number of times that a request is repeated after a temporary error.
 
     Raises:
         ModuleNotFoundError: obstore is not installed (extra `s3`).
         FileNotFoundError: while iterating, a bucket does not exist.
         PermissionError: while iterating, credentials are missing or refused.
         TimeoutError: while iterating, the server does not answer.
-        OSError: while iterating, another failure of the server. All errors of S3 are ValueErrors as well.
-        ValueError: while iterating, an item is no such URL.
+        OSError: while iterating, another error of the server. All S3 errors are also ValueErrors.
+        ValueError: while iterating, an item is not such a URL.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -123,10 +123,10 @@ class S3FileLister(GivenLength, ListsRoots):
                     yield key, url
 
     def _pages(self, obstore: Any, store: Any, prefix: str, after: str | None) -> Iterator[list[str]]:
-        """The keys that begin with the prefix, page by page.
+        """Yields the keys that begin with the prefix, page by page.
 
-        obstore lists whole folders only, so the prefix's folder is listed from just before the prefix to just
-        behind it, which the order of keys allows.
+        obstore lists only whole folders. The prefix's folder is therefore listed from just before the prefix to just
+        after it, which is possible because keys are sorted.
         """
         folder, slash, rest = prefix.rpartition("/")
         start = after or (folder + slash + _just_before(rest) if rest else None)
@@ -146,21 +146,22 @@ class S3FileLister(GivenLength, ListsRoots):
 
 
 def _just_before(text: str) -> str:
-    """A text that sorts before `text`, which is not empty, and has few others in between."""
+    """Returns a text that sorts before the nonempty `text`, with few other texts in between."""
     first, last = text[:-1], text[-1]
     if "1" <= last <= "~":
         return f"{first}{chr(ord(last) - 1)}~"
-    return first if first not in (".", "..") else ""  # which obstore takes for no names
+    return first if first not in (".", "..") else ""  # obstore does not accept these as names
 
 
 def _is_folder(obstore: Any, store: Any, key: str) -> bool:
-    """Whether an empty object of which obstore gives this key has a slash at the end, which obstore cuts off."""
+    """Returns whether the key of an empty object ends with a slash, which obstore cuts off."""
     try:
         obstore.head(store, key)
     except FileNotFoundError:
         return True
     except Exception as error:
-        if type(error).__name__ != "PermissionDeniedError":  # who may list may not always read
+        # a user with permission to list may lack permission to read
+        if type(error).__name__ != "PermissionDeniedError":
             raise
     return False
 
@@ -169,33 +170,34 @@ def _is_folder(obstore: Any, store: Any, key: str) -> bool:
 class S3FileLoader(LoadsObjects):
     """Opens objects of S3, Google Cloud Storage and Azure: yields pairs of URL and stream.
 
-    An object is fetched while it is read, in pieces of at most `buffer_size` bytes of which one is in memory. The
-    streams can seek. They can be pickled, and so be part of a saved state: the copy opens the same version of the
-    object, and fails to read if the object was changed meanwhile. Settings given as `config` are pickled with them;
-    keep secrets in the environment.
+    An object is fetched while it is read, in pieces of at most `buffer_size` bytes, one of which is in memory. The
+    streams are seekable. They can be pickled, and therefore be part of a saved state. A copy opens the same version of
+    the object, and raises an error if the object has changed. The settings in `config` are pickled with them, so keep
+    secrets in the environment.
 
-    Where credentials, region and endpoint come from is said at `S3FileLister`. The pipe works in forked workers,
-    too, also if the parent used it before.
+    `S3FileLister` describes where credentials, region and endpoint come from. The pipe also works in forked workers,
+    even if the parent process used it before.
 
     Args:
         source_datapipe: yields URLs such as `s3://bucket/key`, `gs://bucket/key` and `az://container/key`.
-        request_timeout_ms: milliseconds without an answer after which a request has failed. -1: 3,000 ms.
-        region: the region of S3 buckets; empty: from the environment.
-        buffer_size: bytes to ask for at once, at most; None: 16 MiB. The first request of an object and those behind
-            a seek ask for less.
-        multi_part_download: whether pieces of more than 4 MiB are fetched by several requests at once; None: they are.
-        endpoint_url: the server, such as `http://localhost:9000`, if it is not the provider's; empty: from the
-            environment.
+        request_timeout_ms: milliseconds without an answer after which a request fails; -1 (the default) for 3,000 ms.
+        region: the region of S3 buckets; empty (the default) uses the environment.
+        buffer_size: maximum number of bytes per piece; None (the default) for 16 MiB. The first request for an object,
+            and requests after a seek, are smaller.
+        multi_part_download: whether pieces of more than 4 MiB are fetched by several concurrent requests; None (the
+            default) means True.
+        endpoint_url: the server, such as `http://localhost:9000`, if it is not the provider's own; empty (the default)
+            uses the environment.
         config: further settings of obstore's `S3Store`, `GCSStore` or `AzureStore`, such as `{"skip_signature": True}`.
-        max_retries: how often a request is sent again after a fault that may pass.
+        max_retries: maximum number of times that a request is repeated after a temporary error.
 
     Raises:
         ModuleNotFoundError: obstore is not installed (extra `s3`).
         FileNotFoundError: while iterating, a bucket or an object does not exist.
         PermissionError: while iterating or reading, credentials are missing or refused.
         TimeoutError: while iterating or reading, the server does not answer.
-        OSError: while iterating or reading, another failure. All errors of S3 are ValueErrors as well.
-        ValueError: while iterating, an item is no such URL.
+        OSError: while iterating or reading, another error occurs. All S3 errors are also ValueErrors.
+        ValueError: while iterating, an item is not such a URL.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

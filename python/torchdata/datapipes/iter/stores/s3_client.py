@@ -1,9 +1,9 @@
-"""obstore, as the S3 pipes use it: one set of stores per process, settings that pickle, errors that explain.
+"""obstore for the S3 pipes: one set of stores per process, picklable settings, and clear errors.
 
-Role: makes stores in the process that iterates. obstore does its work in threads of its own, and threads do not
-survive a fork: in a child that was forked after obstore was loaded, every call of it would wait for ever. Such a child
-therefore loads a second copy of obstore's extension, whose threads are its own (16 ms, 15 MB). The inherited copy is
-neither used nor dropped there. Owned here: the stores of this process.
+Role: creates stores in the process that iterates. obstore works in its own threads, which do not survive a fork. In a
+child that was forked after obstore was loaded, every call of obstore would wait forever. Such a child therefore loads a
+second copy of obstore's extension with its own threads (16 ms, 15 MB). The inherited copy is neither used nor freed.
+This module owns the stores of the process.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ __all__ = [
     "split_url",
 ]
 
-#: The time that a request may take by default, in milliseconds.
+#: Default time limit of a request, in milliseconds.
 DEFAULT_TIMEOUT_MS = 3000
-#: How often a request is sent again by default, after an error that may pass.
+#: Default number of retries after a temporary error.
 DEFAULT_RETRIES = 3
-#: The most that one request may take however steadily it goes, in seconds.
+#: Maximum duration of one request in seconds, even if data keeps arriving.
 LONGEST_REQUEST_S = 600
-#: Stores kept per process.
+#: Maximum number of stores per process.
 MOST_STORES = 64
 
-#: By scheme: obstore's class of stores, its setting for the server, and the name of the server that it uses by default.
+#: By scheme: obstore's store class, its setting for the server, and the name of its default server.
 _STORES = {
     "s3": ("S3Store", "endpoint", "Amazon S3"),
     "gs": ("GCSStore", "base_url", "Google Cloud Storage"),
     "az": ("AzureStore", "endpoint", "Azure"),
 }
 _ENDPOINT_KEYS = ("endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url", "base_url")
-#: If one of these is set, the credentials are not those of a profile.
+#: If one of these variables is set, the credentials do not come from a profile.
 _OTHER_CREDENTIALS = (
     "AWS_ACCESS_KEY_ID",
     "AWS_SKIP_SIGNATURE",
@@ -55,7 +55,7 @@ _OTHER_CREDENTIALS = (
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
 )
-#: How the names of all variables begin that change stores.
+#: Prefixes of all environment variables that affect stores.
 _VARIABLES = ("AWS_", "AZURE_", "GOOGLE_")
 _NO_NAMES = frozenset({"", ".", ".."})
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -71,7 +71,7 @@ class S3NotFoundError(FileNotFoundError, S3Error):
 
 
 class S3PermissionError(PermissionError, S3Error):
-    """The credentials are missing, wrong, or do not suffice."""
+    """The credentials are missing, wrong, or insufficient."""
 
 
 class S3TimeoutError(TimeoutError, S3Error):
@@ -80,41 +80,41 @@ class S3TimeoutError(TimeoutError, S3Error):
 
 @dataclass(frozen=True)
 class S3Settings:
-    """How stores are made: the pipe's arguments, which pickle as the store would not.
+    """The pipe's arguments from which stores are created. Unlike a store, they can be pickled.
 
     Args:
         pipe: the pipe's name, for messages.
-        request_timeout_ms: milliseconds without an answer after which a request has failed; -1: `DEFAULT_TIMEOUT_MS`.
-        region: the region; empty: from the environment.
-        endpoint_url: the server; empty: from the environment, else Amazon's.
+        request_timeout_ms: milliseconds without an answer after which a request fails; -1 for `DEFAULT_TIMEOUT_MS`.
+        region: the region; empty uses the environment.
+        endpoint_url: the server; empty uses the environment, and otherwise Amazon's server.
         config: further settings of obstore's `S3Store`.
-        max_retries: how often a request is sent again after an error that may pass.
+        max_retries: maximum number of retries after a temporary error.
     """
 
     pipe: str
     request_timeout_ms: int = -1
     region: str = ""
     endpoint_url: str = ""
-    config: dict[str, Any] = field(default_factory=dict, repr=False)  # there may be secrets in it
+    config: dict[str, Any] = field(default_factory=dict, repr=False)  # may contain secrets
     max_retries: int = DEFAULT_RETRIES
 
     @property
     def timeout_ms(self) -> int:
-        """Milliseconds without an answer after which a request has failed."""
+        """Milliseconds without an answer after which a request fails."""
         return DEFAULT_TIMEOUT_MS if self.request_timeout_ms == -1 else self.request_timeout_ms
 
     def endpoint(self, url: str) -> str:
-        """The server that `url` is read from, or an empty str for the provider's own."""
+        """Returns the server for `url`, or an empty str for the provider's own."""
         given = [value for key, value in self.config.items() if key.lower() in _ENDPOINT_KEYS]
         variables = _ENDPOINT_VARIABLES if url.startswith("s3:") else ()
         return next(filter(None, [self.endpoint_url, *given, *map(os.environ.get, variables)]), "")
 
     def connect(self, bucket: str, url: str) -> tuple[Any, Any]:
-        """obstore's functions and the store of a bucket such as `s3://bucket`, both of this process."""
+        """Returns obstore's functions and the store of a bucket such as `s3://bucket`, both for this process."""
         return _process.connect(self, bucket, url)
 
     def make_store(self, obstore: Any, bucket: str) -> Any:
-        """A new store."""
+        """Creates a new store."""
         scheme, _, name = bucket.partition("://")
         kind, server, _ = _STORES[scheme]
         endpoint, timeout = self.endpoint(bucket), timedelta(milliseconds=self.timeout_ms)
@@ -147,9 +147,9 @@ class S3Settings:
 
 
 def _profile(given: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-    """The region and the credential provider of the user's profile, as far as `given` and the environment have none.
+    """Returns the region and the credential provider of the user's profile, unless `given` or the environment has them.
 
-    boto3 reads the files of the profile, and is imported only if there are some.
+    boto3 reads the profile's files, and is imported only if such files exist.
     """
     files = [
         os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials",
@@ -181,7 +181,7 @@ class _Process:
         self._lock = threading.Lock()
 
     def connect(self, settings: S3Settings, bucket: str, url: str) -> tuple[Any, Any]:
-        """obstore's functions and the store of a bucket."""
+        """Returns obstore's functions and the store of a bucket."""
         environment = tuple(item for item in os.environ.items() if item[0].startswith(_VARIABLES))
         key = (
             bucket,
@@ -207,12 +207,12 @@ class _Process:
 
 
 _process = _Process(inherited=False)
-#: Objects inherited from parents that must not be dropped here, because other threads owned part of them.
+#: Objects inherited from parents that must not be freed here, because they partly belong to other threads.
 _kept: list[Any] = []
 
 
 def keep_inherited(thing: Any) -> None:
-    """Keeps something of obstore's that a parent process made for as long as this process lives."""
+    """Keeps an obstore object of a parent process until this process exits."""
     _kept.append(thing)
 
 
@@ -226,10 +226,10 @@ os.register_at_fork(after_in_child=_begin_in_child)
 
 
 def _own_copy() -> Any:
-    """A second copy of obstore's extension, with its own globals.
+    """Returns a second copy of obstore's extension, with its own globals.
 
-    The copy lies in an anonymous file: the dynamic loader takes files for the same by inode, and by name, so the
-    process's number is part of the name by which it is loaded.
+    The copy is in an anonymous file. The dynamic loader identifies files by inode and by name, so the name for loading
+    contains the process id.
 
     Raises:
         RuntimeError: the copy cannot be loaded.
@@ -264,12 +264,12 @@ def _own_copy() -> Any:
 
 
 def split_url(pipe: str, url: Any, *, needs_key: bool) -> tuple[str, str]:
-    """Bucket, such as `s3://bucket`, and key (or prefix, which may be empty) of `s3://bucket/key`.
+    """Returns the bucket, such as `s3://bucket`, and the key (or prefix, which may be empty) of `s3://bucket/key`.
 
     Raises:
-        TypeError: `url` is no str.
-        ValueError: it is another kind of URL, or lacks a part.
-        S3Error: obstore cannot name the key.
+        TypeError: `url` is not a str.
+        ValueError: `url` is another kind of URL, or lacks a part.
+        S3Error: obstore does not support the key.
     """
     if not isinstance(url, str):
         raise TypeError(f"{pipe} expects URLs such as 's3://bucket/key', but got {shown(url)}")
@@ -292,7 +292,7 @@ _CODE = re.compile(r"<Code>(.*?)</Code>(?:.*?<Message>(.*?)</Message>)?", re.DOT
 
 @contextmanager
 def explaining_s3(settings: S3Settings, action: str, url: str) -> Iterator[None]:
-    """Turns obstore's errors into an S3Error that names pipe and URL, in one line."""
+    """Converts obstore's errors to an S3Error that names the pipe and the URL in one line."""
     try:
         yield
     except S3Error:

@@ -1,8 +1,8 @@
-"""An S3 object as a file: read in pieces, by requests that each ask for a range of it.
+"""An S3 object as a file, which is read in pieces by range requests.
 
-Role: the file object in the streams that `S3FileLoader` yields, and the recipe by which it is opened again. They live
-in the process that reads. Between two requests a file owns no connection, apart from the unread answer to the one that
-opened it (see `remote_file.py`).
+Role: the file object in the streams that `S3FileLoader` yields, and the recipe to reopen it. Both belong to the reading
+process. Between two requests, a file holds no connection, except for the unread answer to its opening request (see
+`remote_file.py`).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from torchdata.datapipes.iter.stores.s3_client import (
 
 __all__ = ["DEFAULT_BUFFER_SIZE", "S3Object", "S3Recipe"]
 
-#: Bytes that are asked for at once if nobody said how many.
+#: Default number of bytes per piece.
 DEFAULT_BUFFER_SIZE = 16 << 20
-#: Bytes per request if a piece is fetched by several at once; also the most that the opening request asks for.
+#: Bytes per request if several requests fetch a piece; also the maximum for the opening request.
 PART_SIZE = 4 << 20
-#: Bytes that the first request after a seek asks for. Each further one asks for twice as many as the one before.
+#: Bytes of the first request after a seek. Each further request doubles the number.
 AFTER_SEEK = 256 << 10
-#: Requests at once for one piece.
+#: Maximum number of concurrent requests for one piece.
 MOST_PARALLEL = 8
 
 _NOTHING = memoryview(b"")
@@ -38,14 +38,14 @@ _NOTHING = memoryview(b"")
 
 @dataclass(frozen=True)
 class S3Recipe:
-    """How an object is opened (again).
+    """The recipe to open an object, for the first time or again.
 
     Args:
         url: the object's URL.
-        settings: how its store is made.
-        buffer_size: the most bytes to ask for at once.
-        parallel: whether large pieces are fetched by several requests at once.
-        version: ETag and size of the object when it was first opened; None if it was not yet.
+        settings: the settings for the object's store.
+        buffer_size: the maximum number of bytes per piece.
+        parallel: whether several concurrent requests fetch large pieces.
+        version: the ETag and size of the object when it was first opened; None if it was not opened yet.
     """
 
     url: str
@@ -55,11 +55,11 @@ class S3Recipe:
     version: tuple[str | None, int] | None = None
 
     def open(self) -> io.BufferedReader:
-        """The object as a file that stands at its start. Sends a request only if the object was never opened."""
+        """Returns the object as a file at its start. Sends a request only if the object was never opened."""
         return buffered(S3Object(self))
 
     def get(self, start: int, size: int) -> Any:
-        """obstore's answer to the request for `size` bytes from `start` on; None if the object is empty."""
+        """Requests `size` bytes from `start` on; returns obstore's answer, or None if the object is empty."""
         bucket, key = split_url(self.settings.pipe, self.url, needs_key=True)
         obstore, store = self.settings.connect(bucket, self.url)
         with explaining_s3(self.settings, "read", self.url):
@@ -69,13 +69,13 @@ class S3Recipe:
             try:
                 return obstore.get(store, key, options=options)
             except Exception as error:
-                # An empty object has no range to send, so servers refuse to send one.
+                # Servers refuse range requests for an empty object.
                 if start or " 416 " not in str(error) or obstore.head(store, key)["size"]:
                     raise
                 return None
 
     def fetch(self, start: int, size: int) -> Any:
-        """`size` bytes from `start` on, as an object with the buffer protocol."""
+        """Returns `size` bytes from `start` on, as an object with the buffer protocol."""
         answer = self.get(start, size)
         with explaining_s3(self.settings, "read", self.url):
             return answer.bytes() if answer is not None else b""
@@ -85,16 +85,16 @@ class S3Recipe:
 
 
 class S3Object(RemoteFile[S3Recipe]):
-    """The file. Asks for a piece if what it was asked for lies outside the last one.
+    """A file over an object. Requests a new piece if the requested bytes are outside the current one.
 
     Args:
-        recipe: what to read. Afterwards `self.recipe()` also says which version of the object it is.
+        recipe: how to request the object. Afterwards, `self.recipe()` includes the version that is being read.
     """
 
     def __init__(self, recipe: S3Recipe) -> None:
-        #: The piece at hand, and where it begins and ends.
+        #: The current piece, its start and its end.
         self._piece, self._start, self._end = _NOTHING, 0, 0
-        #: How much the next request asks for.
+        #: The number of bytes of the next request.
         self._ahead = min(recipe.buffer_size, PART_SIZE)
         super().__init__(recipe)
 
@@ -106,13 +106,13 @@ class S3Object(RemoteFile[S3Recipe]):
         return replace(recipe, version=version)
 
     def drop_answer(self) -> None:
-        """Gives back the connection of the request that opened the object."""
+        """Returns the connection of the request that opened the object."""
         answer, self._answer = self._answer, None
         if answer is not None and self._pid != os.getpid():
             keep_inherited(answer)
 
     def close(self) -> None:
-        """Forgets the piece at hand, too."""
+        """Closes the file and drops the current piece."""
         super().close()
         self._piece = _NOTHING
 
@@ -126,7 +126,7 @@ class S3Object(RemoteFile[S3Recipe]):
         return count
 
     def readall(self) -> bytes:
-        """All from the position to the end."""
+        """Returns everything from the position to the end."""
         pieces = []
         while len(piece := self._here(self._recipe.buffer_size)):
             self._position += len(piece)
@@ -134,13 +134,13 @@ class S3Object(RemoteFile[S3Recipe]):
         return b"".join(pieces)
 
     def _here(self, wanted: int) -> memoryview:
-        """The bytes at hand from the position on, fetched if there are none; empty at the end."""
+        """Returns the available bytes from the position on, and requests them if there are none; empty at the end."""
         self._check_open()
         if self._position >= self.size:
             return _NOTHING
         if not self._start <= self._position < self._end:
             goes_on = self._position == self._end
-            # Dropped before the next one comes, so that one at a time is in memory, and none if that fails.
+            # Dropped before the next piece arrives, so that only one is in memory, and none if the request fails.
             self._piece, self._start = _NOTHING, self._end
             self._piece = self._next_piece(wanted, goes_on)
             self._start, self._end = self._position, self._position + len(self._piece)
@@ -165,7 +165,7 @@ class S3Object(RemoteFile[S3Recipe]):
         return piece
 
     def _opening_piece(self) -> memoryview:
-        """The answer of the request that opened the object: nothing if its connection broke meanwhile."""
+        """Returns the answer of the request that opened the object; empty if its connection has broken."""
         answer, self._answer = self._answer, None
         if answer is None or self._pid != os.getpid():
             self._answer = answer

@@ -1,1 +1,1 @@
-"""Files on their way to items, and items on their way to files."""
+"""Pipes that read items from files, or write items to files."""

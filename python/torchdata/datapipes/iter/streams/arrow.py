@@ -1,8 +1,8 @@
 """The pipes that read the parts of a table: ArrowReader, and LanceReader, whose parts are rows.
 
 Role: they yield rows or frames of a table that `ArrowParts` lists. They run in the process that iterates them, and hold
-one part in memory at a time: a row group of a Parquet file, or the parts of one list. Their state is the number of that
-part and of a row in it.
+one part in memory at a time: a row group of a Parquet file, or the parts of one list. Their state is the number of the
+part, and the row in it.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ class ArrowReader(IterDataPipe[Any]):
         [{'a': array([1, 2])}, {'a': array([3])}]
     """
 
-    #: A state is a row of a part, so a resume may use frames of another size.
+    #: A state refers to a row of a part, so a resume may use another frame size.
     tuning: ClassVar[frozenset[str]] = frozenset({"frame_size", "use_threads", "writable"})
 
-    #: The part that is read, or the list of them, and how many of its rows were yielded.
+    #: The part or list of parts that is being read, and how many of its rows were yielded.
     _part: int | list[int] | None = state()
     _row: int = state(0)
-    #: Its name, by which a table that has changed is noticed.
+    #: The name of the part, which reveals whether the table has changed.
     _name: str | None = state()
 
     def __init__(
@@ -125,7 +125,7 @@ class ArrowReader(IterDataPipe[Any]):
         self._part = None
 
     def _checked(self, item: Any) -> int | list[int]:
-        """The number of a part, or the list of numbers, that the source has yielded."""
+        """Returns the number of a part, or the list of numbers, that the source has yielded."""
         many = isinstance(item, list)
         numbers = [index(each) if hasattr(each, "__index__") else each for each in (item if many else [item])]
         if not all(type(number) is int for number in numbers):
@@ -149,7 +149,7 @@ class ArrowReader(IterDataPipe[Any]):
         return f"{names[0]} and {len(names) - 1} more (checksum {crc32(''.join(names).encode()):08x})"
 
     def _drop_broken(self) -> None:
-        """Lets go of a part that has raised."""
+        """Drops a part that has raised an exception."""
         self._part = None
 
     def _check_name(self, part: int | list[int]) -> None:
@@ -218,7 +218,7 @@ class LanceReader(ArrowReader):
 
     Raises:
         IndexError: while iterating, a row does not exist.
-        Exception: the other errors are those of `ArrowReader`.
+        Exception: all other errors are the same as for `ArrowReader`.
 
     Example:
         >>> import lance, pyarrow
@@ -257,10 +257,11 @@ class LanceReader(ArrowReader):
 
 
 def _table_of(pipe: Any) -> ArrowSource:
-    """The table that is listed in a graph. A dispatching process may list it: so the reader has it, too.
+    """Returns the table that is listed in a graph. The reader keeps it, because a dispatching process may run the
+    lister.
 
     Raises:
-        TypeError: no table is, or several are.
+        TypeError: the graph lists no table, or several.
     """
     if isinstance(pipe, ArrowSource):
         return pipe

@@ -1,9 +1,9 @@
-"""Writes a file so that no process ever sees a part of it.
+"""Writes a file atomically, so that no process sees a partial file.
 
-Role: `appearing` is for the pipes that save files: the caller writes a temporary file in the same folder, which is then
-renamed. `write_file` is for on-disk caches, and runs in whichever process and thread ends one: it also checks the
-checksum and syncs, and its temporary file has a name made of the final one, so that the next writer of the same file
-clears away what a killed one left.
+Role: `appearing` is used by pipes that save files. The caller writes a temporary file in the same folder, which is then
+renamed. `write_file` is used by on-disk caches, in the process and thread that ends a section. It also verifies the
+checksum and syncs the file. Its temporary name is derived from the final one, so that the next writer of the same file
+removes what a killed writer left.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _CHUNK = 1 << 20
 
 @contextlib.contextmanager
 def appearing(path: str, *, replace: bool, ending: str = ".part") -> Iterator[str]:
-    """Yields the name under which to write a local file that then appears at `path` at once.
+    """Yields a temporary name for writing a local file, which then appears at `path` in one step.
 
-    On an error nothing is left. A file that is not regular, such as a pipe, is written directly.
+    After an error, nothing remains. A file that is not regular, such as a pipe, is written directly.
 
     Args:
-        path: where the file is to appear; a link is followed.
-        replace: whether it replaces a file that is there; if not, that one stays as it is.
+        path: the final path; links are followed.
+        replace: whether an existing file is replaced. If not, it stays unchanged.
         ending: the suffix of the temporary name.
     """
     path = os.path.realpath(path)
@@ -62,13 +62,13 @@ def _move_unless_there(source: str, target: str) -> None:
         os.link(source, target)
     except FileExistsError:
         pass
-    except OSError:  # a file system without hard links
+    except OSError:  # the file system has no hard links
         if not os.path.exists(target):
             os.replace(source, target)
 
 
 def temporary_name(path: str, ending: str = ".part") -> str:
-    """Returns the path of the temporary file of the process that holds the lock of `path`, or of the lock file."""
+    """Returns the path of the temporary file for the holder of the lock of `path`, or of the lock file."""
     import hashlib
 
     folder, name = os.path.split(path)
@@ -77,7 +77,7 @@ def temporary_name(path: str, ending: str = ".part") -> str:
 
 
 def digest_of_file(path: str, hash_type: str) -> str:
-    """The checksum of a file's content, in hexadecimal digits."""
+    """Returns the checksum of a file's contents, in hexadecimal digits."""
     import hashlib
 
     with open_regular(path, follow=True) as file:
@@ -85,14 +85,14 @@ def digest_of_file(path: str, hash_type: str) -> str:
 
 
 def open_regular(path: str, *, follow: bool = False) -> io.BufferedReader:
-    """Opens a file for reading, in a folder where others may have put something else under its name.
+    """Opens a file for reading in a folder to which other users may write.
 
     Args:
         path: the path.
-        follow: whether it may be a link.
+        follow: whether the file may be a link.
 
     Raises:
-        OSError: it cannot be opened, or is not a regular file; a named pipe does not block.
+        OSError: the file cannot be opened or is not regular. A named pipe does not block.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
     file = open(os.open(path, flags), "rb")  # noqa: SIM115  # the caller closes it
@@ -103,12 +103,12 @@ def open_regular(path: str, *, follow: bool = False) -> io.BufferedReader:
 
 
 def create_anew(path: str, mode: str = "wb") -> Any:
-    """Opens a new file for writing, and replaces an existing one, such as that of a killed writer or a malicious link.
+    """Opens a new file for writing. An existing file is replaced, such as that of a killed writer or a malicious link.
 
     Raises:
-        OSError: the file cannot be made.
+        OSError: the file cannot be created.
     """
-    exclusive = mode.replace("w", "x")  # by O_EXCL, which follows no link
+    exclusive = mode.replace("w", "x")  # uses O_EXCL, which does not follow links
     try:
         return open(path, exclusive)
     except FileExistsError:
@@ -122,16 +122,16 @@ def write_file(
     """Writes `data` to `path`, completely or not at all, and replaces an existing file.
 
     Args:
-        path: where to; its folder is made.
+        path: the path of the file, whose folder is created if necessary.
         data: bytes or text, an open stream (read in pieces and closed), or an iterable of pieces.
         mode: `"wb"` or `"wt"`.
-        alone: whether the caller holds the lock of the path; if not, the temporary file has a name of its own.
-        expected: the checksum that the content must have.
+        alone: whether the caller holds the lock of the path. If not, the temporary file has a unique name.
+        expected: the checksum that the contents must have.
         hash_type: the kind of checksum.
 
     Raises:
         OSError: the file cannot be written.
-        RuntimeError: the content has another checksum.
+        RuntimeError: the contents have another checksum.
         TypeError: the data does not fit the mode.
     """
     os.makedirs(os.path.dirname(path) or os.curdir, exist_ok=True)
@@ -142,7 +142,7 @@ def write_file(
         with create_anew(temporary, mode) as file:
             digest = _fill(file, path, data, mode, hash_type if expected is not None else None)
             file.flush()
-            now = time.time_ns()  # not left to the kernel, whose clock for files lags after by some milliseconds
+            now = time.time_ns()  # the kernel's clock for files lags by some milliseconds
             os.utime(file.fileno(), ns=(now, now))
             os.fsync(file.fileno())
         if expected is not None and digest != expected.lower():
@@ -161,7 +161,7 @@ def write_file(
 
 
 def _fill(file: Any, path: str, data: Any, mode: str, hash_type: str | None) -> str | None:
-    """Writes all pieces; returns their checksum, if one is asked for."""
+    """Writes all pieces; returns their checksum if `hash_type` is given."""
     import hashlib
 
     checksum = hashlib.new(hash_type) if hash_type is not None else None
@@ -186,11 +186,11 @@ def _pieces(data: Any) -> Iterator[Any]:
         return iter(lambda: data.read(_CHUNK), _Empty())
     if isinstance(data, Iterable):
         return iter(data)
-    return iter((data,))  # refused by its type
+    return iter((data,))  # rejected later because of its type
 
 
 class _Empty:
-    """Equal to what a stream that has ended returns."""
+    """Equal to the result of reading at the end of a stream."""
 
     def __eq__(self, other: object) -> bool:
         return not other

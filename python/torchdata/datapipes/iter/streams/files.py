@@ -1,6 +1,6 @@
 """Pipes that find files, open them and read them whole or in chunks.
 
-Role: the sources of most pipelines. They run in the process that iterates them. `FileOpener` owns no stream: the
+Role: the sources of most pipelines. They run in the process that iterates them. `FileOpener` does not own streams: a
 stream closes itself when its last reader drops it.
 """
 
@@ -25,7 +25,7 @@ from torchdata.datapipes.utils._streams import FileRecipe, StreamWrapper
 
 __all__ = ["FileLister", "FileOpener", "StreamReader"]
 
-#: The modes of FileOpener and what they mean to `open`.
+#: The modes of FileOpener and the corresponding modes of `open`.
 _MODES = {"b": "rb", "t": "rt", "r": "r", "rb": "rb", "rt": "rt"}
 
 
@@ -56,11 +56,11 @@ class FileLister(GivenLength, IterDataPipe[str]):
         >>> paths = FileLister("images", masks=["*.png", "*.jpg"], recursive=True)
     """
 
-    _pending: list[str] = state(list)  # directories still to be listed, the next one last
-    #: The directory being listed, and how many of its names have been looked at.
+    _pending: list[str] = state(list)  # directories that are still to be listed, the next one last
+    #: The directory that is being listed, and how many of its names were processed.
     _directory: str | None = state()
     _names_seen: int = state(0)
-    #: A folder that was not entered, and a file that was not wanted, the first ones.
+    #: The first folder that was not entered, and the first file that did not match.
     _passed_over: str | None = state(saved=False)
     _unwanted: str | None = state(saved=False)
 
@@ -88,7 +88,7 @@ class FileLister(GivenLength, IterDataPipe[str]):
         self._set_length(length)
 
     def __iter__(self) -> Iterator[str]:
-        # The source begins now, so that a state saved before the first item is not that of its last epoch.
+        # The source begins now, so that a state saved before the first item does not describe the source's last epoch.
         return self._files(iter(self.datapipe))
 
     def _files(self, roots: Iterator[Any]) -> Iterator[str]:
@@ -110,7 +110,7 @@ class FileLister(GivenLength, IterDataPipe[str]):
             self._warn_of_nothing(root)
 
     def _drop_broken(self) -> None:
-        """Lets go of a directory that cannot be listed."""
+        """Drops a directory that cannot be listed."""
         self._directory = None
 
     def _warn_of_nothing(self, root: str) -> None:
@@ -147,7 +147,7 @@ class FileLister(GivenLength, IterDataPipe[str]):
             self._directory = None
 
     def _list(self, directory: str) -> tuple[list[str], list[str]]:
-        """Names of the files and paths of the subdirectories to visit."""
+        """Returns the names of the files, and the paths of the subdirectories to visit."""
         files, subdirectories = [], []
         try:
             with os.scandir(directory) as entries:
@@ -259,7 +259,7 @@ class StreamReader(HoldsStream[tuple[str, Any]]):
         if self.chunk is None:
             content = stream.read(None)
             self._release(stream)
-            self.reset()  # nothing is left to come back to
+            self.reset()  # no position is left to resume from
             if content:
                 yield path, content
             return

@@ -1,8 +1,8 @@
 """Pipes that make data frames: DataFrameMaker of rows, ParquetDataFrameLoader of Parquet files.
 
-Role: both yield frames of pandas, polars or pyarrow, whichever the user chose, and the second one dicts of arrays, too.
-They run in the process that iterates them. ParquetDataFrameLoader owns the file that it is reading, and holds one row
-group of it at a time.
+Role: both yield frames of pandas, polars or pyarrow, as the user chooses; the second one also yields dicts of arrays.
+They run in the process that iterates them. ParquetDataFrameLoader owns the file that it reads, and holds one row group
+at a time.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class DataFrameMaker(IterDataPipe[Any]):
     """Makes data frames of consecutive rows.
 
     Rows are tuples or lists with one value per column, mappings from column to value, or single values, which make
-    frames of one column. The names of the columns are those in `columns`, otherwise those of the dtype, otherwise those
-    of the rows (mappings, named tuples), otherwise those of the library: 0, 1, … in pandas, column_0, column_1, …
-    elsewhere.
+    frames of one column. The column names are taken from the first of these that provides them: `columns`, the dtype,
+    the rows (mappings and named tuples). Otherwise, the library numbers the columns: 0, 1, … in pandas, and column_0,
+    column_1, … in polars and pyarrow.
 
     Args:
         source_dp: the pipe of rows.
@@ -148,12 +148,12 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
         [{'a': array([1, 2, 3])}, {'a': array([4, 5])}]
     """
 
-    #: A state is a row of the file, so a resume may use frames of another size.
+    #: A state refers to a row of the file, so a resume may use another frame size.
     tuning: ClassVar[frozenset[str]] = frozenset({"dataframe_size"})
 
-    #: The row group, and the row in it, after the last item that was yielded.
+    #: The row group, and the row in it, after the last yielded item.
     _next: tuple[int, int] = state((0, 0), saved=False)
-    #: Number of items that are dropped, so that their row groups are not read.
+    #: Number of items to drop, whose row groups need not be read.
     _unwanted: int = state(0, saved=False)
 
     def __init__(
@@ -193,7 +193,7 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
             del table
             self._next = behind
             yield frame
-            del frame  # so that nothing but the next row group is in memory while it is read
+            del frame  # frees its memory before the next row group is read
 
     def _wanted_row_group(self, file: Any, index: int) -> Any:
         if self._unwanted:
@@ -216,7 +216,7 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
         return detached(stream, 0), self._next
 
     def _pass_over(self, count: int) -> None:
-        """Drops the next items, so that they need not be read."""
+        """Drops the next items without reading them."""
         self._unwanted = 0 if self.dataframe_size else count
 
 
@@ -229,7 +229,7 @@ def _parquet() -> Any:
 
 
 def _opened(item: Any) -> Any:
-    """Pairs of path and stream as they are; a path with the file that lies there."""
+    """Returns a pair of path and stream unchanged, or a path with its opened file."""
     if not isinstance(item, (str, os.PathLike)):
         if isinstance(item, (tuple, list)):
             return item
@@ -243,7 +243,7 @@ def _opened(item: Any) -> Any:
 
 
 def _seekable(path: str, stream: Any) -> Any:
-    """The bare file object, which the reader may seek in."""
+    """Returns the bare file object, in which the reader can seek."""
     file_obj = stream.file_obj if isinstance(stream, StreamWrapper) else stream
     try:
         seekable = bool(file_obj.seekable())
@@ -258,7 +258,7 @@ def _seekable(path: str, stream: Any) -> Any:
 
 
 def _check_columns(path: str, file: Any, columns: list[str] | None) -> None:
-    """Raises ValueError if the file lacks a column: pyarrow would leave it out without a word."""
+    """Raises ValueError if the file lacks a column, which pyarrow would silently leave out."""
     if columns is None:
         return
     present = set(file.schema_arrow.names)

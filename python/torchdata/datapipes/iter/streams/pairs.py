@@ -1,8 +1,8 @@
-"""The base of pipes that make many items of one (path, stream) pair: readers of files, lines and archives.
+"""The base class of pipes that yield many items from one (path, stream) pair: readers of files, lines and archives.
 
-Role: such a pipe cannot ask its source for a pair twice, so it *holds* the pair it is reading: the pair and the
-place in it are the pipe's state. Runs in the process that iterates the pipe. The pipe closes a stream when it is
-done with it, and when its iterator is abandoned; what it holds from then on is a stand-in without an open file.
+Role: such a pipe cannot request a pair from its source twice, so it *holds* the pair that it is reading. The pair and
+the position in it are the pipe's state. Runs in the process that iterates the pipe. The pipe closes a stream when it
+has been read, and when the iterator is abandoned. In the latter case, the pipe keeps a stand-in without an open file.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 def source_pipe(datapipe: Any, pipe: object) -> Any:
-    """The source given to the constructor of `pipe`: a pipe, or plain data, which is wrapped to have a state.
+    """Returns the source of `pipe`: the given pipe, or plain data wrapped in a pipe with a state.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: `datapipe` is neither a pipe nor plain data.
     """
     name = type(pipe).__name__
     if isinstance(datapipe, (str, bytes)):
@@ -36,10 +36,10 @@ def source_pipe(datapipe: Any, pipe: object) -> Any:
 
 
 def pair_of(item: Any, pipe: object, members: str = "path and stream, as open_files yields them") -> tuple[Any, Any]:
-    """`item`, after a check that it is a pair (of `members`).
+    """Returns `item` after a check that it is a pair (of `members`).
 
     Raises:
-        TypeError: it is something else.
+        TypeError: the item is not a pair.
     """
     if not isinstance(item, (tuple, list)) or len(item) != 2:
         raise TypeError(f"{type(pipe).__name__} expects pairs of {members}, but got {shown(item)}")
@@ -47,10 +47,10 @@ def pair_of(item: Any, pipe: object, members: str = "path and stream, as open_fi
 
 
 def path_and_stream(item: Any, pipe: object) -> tuple[str, Any]:
-    """`item`, checked to be a pair of a path and a stream.
+    """Returns `item` after a check that it is a pair of a path and a stream.
 
     Raises:
-        TypeError: it is something else.
+        TypeError: the item is not such a pair.
     """
     path, stream = pair_of(item, pipe)
     if not isinstance(path, str):
@@ -59,61 +59,61 @@ def path_and_stream(item: Any, pipe: object) -> tuple[str, Any]:
 
 
 class HoldsStream(IterDataPipe[T_co]):
-    """A pipe that reads pairs of path and stream, holding the pair that it reads.
+    """A pipe that reads pairs of path and stream, and holds the current pair.
 
-    Subclasses define `_source`, `_read` and, if the place in a stream is more than its position, `_bookmark`.
+    Subclasses define `_source`, `_read` and, if the position in a stream is more than an offset, `_bookmark`.
     """
 
-    #: The pair that is read.
+    #: The current pair.
     _held: Any = state(saved=False)
-    #: Where `_read` begins in the pair that is held.
+    #: The position in the held pair at which `_read` begins.
     _place: Any = state(saved=False)
-    #: Whether an iterator is reading the pair; if none is, `_held` and `_place` are the state as they are.
+    #: Whether an iterator is reading the pair. If not, `_held` and `_place` are up to date.
     _reading: bool = state(False, saved=False)
 
     def _source(self) -> Any:
-        """The source of the pipe."""
+        """Returns the source of the pipe."""
         raise NotImplementedError
 
     def _read(self, path: str, stream: Any, place: Any) -> Iterator[Any]:
-        """The items of one stream, resuming from `place` (None: from its start).
+        """Returns an iterator over the items of one stream, from `place` on (None: from its start).
 
-        An iterator written in C, if there is one, saves a Python frame per item.
+        An iterator written in C, where available, saves a Python frame per item.
         """
         raise NotImplementedError
 
     def _bookmark(self, path: str, stream: Any) -> tuple[Any, Any]:
-        """A stand-in for `stream` and the position in it after the last yielded item."""
+        """Returns a stand-in for `stream`, and the position in it after the last yielded item."""
         return detached(stream), None
 
     def _explained(self, error: Exception, path: str) -> Exception:
-        """The error to raise for one that `_read`'s iterator raised: it itself, or one that says where."""
+        """Returns the error to raise for an error of `_read`'s iterator: the same error, or one with the location."""
         return error
 
     def _release(self, stream: Any) -> None:
-        """Closes a stream that the pipe is done with."""
+        """Closes a stream that has been read."""
         if hasattr(stream, "close"):
             stream.close()
 
     def __iter__(self) -> Iterator[Any]:
-        # The source begins now, so that a state saved before the first item is not that of its last epoch.
-        # A generator for each pair: one that raises ends without the chain.
+        # The source begins now, so that a state saved before the first item does not describe the source's last epoch.
+        # There is a generator for each pair, so that a generator that raises does not end the chain.
         streams: Iterator[Iterator[Any]] = map(self._items_of, iter(self._source()))
         if self._held is not None:
             streams = chain((self._items_of(self._held, self._place),), streams)
         return chain.from_iterable(streams)
 
     def _items_of(self, pair: Any, place: Any = None) -> Iterator[Any]:
-        """The items of one pair, from a position on."""
+        """Yields the items of one pair, from a position on."""
         path, stream = path_and_stream(pair, self)
         del pair
-        # A new tuple, by which a replaced iterator notices that the pipe holds another pair now.
+        # A new tuple, so that a replaced iterator notices that the pipe holds another pair.
         held = self._held = (path, stream)
         self._reading = True
         try:
             yield from self._read(path, stream, place)
         except BaseException as error:
-            # A stream that the collector has closed has no position.
+            # A stream that garbage collection has closed has no position.
             collected = isinstance(error, GeneratorExit) and getattr(stream, "closed", False)
             if self._held is held and not collected:
                 self._held, self._place = self._bookmark_of(held)
@@ -129,14 +129,14 @@ class HoldsStream(IterDataPipe[T_co]):
                     raise
                 raise explained from error
             finally:
-                del explained  # the frame would be part of a cycle, and keep open what it holds
+                del explained  # the frame would be part of a cycle that keeps its variables alive
         finally:
             self._release(stream)
         self._held = self._place = None
         self._reading = False
 
     def _drop_broken(self) -> None:
-        """Lets go of a stream that has raised; its generator has closed it."""
+        """Drops a stream that has raised, which its generator has closed."""
         self._held = self._place = None
         self._reading = False
 
@@ -145,11 +145,11 @@ class HoldsStream(IterDataPipe[T_co]):
         return (pair[0], stand_in), place
 
     def state_dict(self) -> dict[str, Any]:
-        """The pair that is being read, with a stand-in for its stream, and the position in it."""
+        """Returns the current pair, with a stand-in for its stream, and the position in it."""
         pair, place = self._bookmark_of(self._held) if self._reading else (self._held, self._place)
         return {"pair": pair, "place": place}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next iteration continue in the saved pair."""
+        """Makes the next iteration resume in the saved pair."""
         self._load_declared({})
         self._held, self._place = state_dict["pair"], state_dict["place"]

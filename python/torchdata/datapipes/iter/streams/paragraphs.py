@@ -1,6 +1,6 @@
 """Pipes that put lines together: ParagraphAggregator.
 
-Runs in the process that iterates the pipeline. It owns the lines of the paragraph that is not complete.
+It runs in the process that iterates the pipeline. It owns the lines of the incomplete paragraph.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 def _default_line_join(lines: list[Any]) -> Any:
-    """The lines, of text or of bytes, with line feeds in between."""
+    """Joins lines of text or bytes with line feeds."""
     return (b"\n" if lines and isinstance(lines[0], bytes) else "\n").join(lines)
 
 
@@ -42,7 +42,7 @@ class ParagraphAggregator(IterDataPipe[tuple[str, Any]]):
         [('a.txt', 'one two'), ('a.txt', 'three'), ('b.txt', 'four')]
     """
 
-    buffer: list[Any] = state(list, items=True)  # lines of the paragraph that is not complete, and their path
+    buffer: list[Any] = state(list, items=True)  # lines of the incomplete paragraph, and their path
     _path: Any = state(items=True)
 
     def __init__(
@@ -64,7 +64,7 @@ class ParagraphAggregator(IterDataPipe[tuple[str, Any]]):
                 self._path = path
                 self.buffer.append(line)
             elif self.buffer:
-                # The line begins the next paragraph before this one is yielded: so both are in the state.
+                # The next paragraph gets the line before this paragraph is yielded, so that a state contains both.
                 complete = self._path, self.buffer
                 self._path, self.buffer = path, [line] if line else []
                 yield complete[0], self.joiner(complete[1])

@@ -1,7 +1,7 @@
-"""The base of pipes that save items to files of a file system.
+"""The base class of pipes that save items as files of a file system.
 
-Role: such a pipe takes pairs of metadata and data, writes the data, and yields where it wrote it. It runs in the
-process that iterates it.
+Role: such a pipe reads pairs of metadata and data, writes the data, and yields the path. It runs in the process that
+iterates it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SavesItems(IterDataPipe[str]):
         self.filepath_fn = filepath_fn
 
     def _save(self, path: str, data: Any) -> None:
-        """Writes the data, which fit the mode."""
+        """Writes the data, whose type fits the mode."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[str]:
@@ -62,7 +62,7 @@ class SavesItems(IterDataPipe[str]):
         return path
 
     def _check_data(self, name: str, path: str, data: Any) -> None:
-        """Raises TypeError for data that do not fit the mode, before anything of them is written."""
+        """Raises TypeError if the data does not fit the mode, before any of it is written."""
         if "b" not in self.mode:
             fits = isinstance(data, str)
         else:

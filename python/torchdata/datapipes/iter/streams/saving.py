@@ -1,8 +1,8 @@
-"""Pipes that write files and that check them: Saver, HashChecker.
+"""Pipes that write files or verify them: Saver, HashChecker.
 
-Role: each passes on one item for each item it reads. They run in the process that iterates them. `Saver` owns the file
-that it writes until it is complete; `HashChecker` reads streams but leaves them to whoever gets them, except where
-it refuses one, which it closes.
+Role: each yields one item for each item that it reads. They run in the process that iterates them. `Saver` owns the
+file that it writes until the file is complete. `HashChecker` reads streams but leaves them open for its reader, and
+closes only streams that it refuses.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from torchdata.datapipes.utils.names import check_target
 
 __all__ = ["HashChecker", "Saver"]
 
-#: Bytes of a stream that are hashed at a time.
+#: Bytes of a stream to hash at a time.
 _CHUNK = 1 << 20
 
-#: Hexadecimal digits of each kind of hash.
+#: The number of hexadecimal digits for each kind of hash.
 _DIGITS = {"sha256": 64, "md5": 32}
 
 
@@ -106,14 +106,14 @@ class Saver(IterDataPipe[str]):
 
 
 def _write(path: str, mode: str, data: Any) -> None:
-    """Writes the file at `path` so that it is there as a whole or not at all."""
+    """Writes the file at `path` completely or not at all."""
     target = os.path.realpath(path)
     try:
         os.stat(target)
     except FileNotFoundError:
         os.makedirs(os.path.dirname(target), exist_ok=True)
     else:
-        if not os.access(target, os.W_OK):  # which renaming over it would not notice
+        if not os.access(target, os.W_OK):  # renaming over the file would not check this
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), target)
     with appearing(target, replace=True) as written, open(written, mode) as file:
         file.write(data)
@@ -204,7 +204,7 @@ class HashChecker(IterDataPipe[tuple[str, Any]]):
     def _hash(self, path: str, data: Any) -> str:
         import hashlib
 
-        # Not for security: known-good md5 sums are common, also if the system forbids md5 otherwise.
+        # Not for security: md5 sums of trusted files are common, even on systems that forbid md5 otherwise.
         digest = hashlib.new(self.hash_type, usedforsecurity=False)
         if isinstance(data, (str, bytes, bytearray, memoryview)):
             digest.update(data.encode() if isinstance(data, str) else data)

@@ -1,6 +1,6 @@
 """Pipes over the names of sharded files: ShardExpander.
 
-Runs in the process that iterates the pipeline and reads no file. It holds the name that it is expanding.
+It runs in the process that iterates the pipeline, and reads no file. It holds the name that it is expanding.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torchdata.datapipes.datapipe import IterDataPipe
 
 __all__ = ["ShardExpander"]
 
-#: A range of numbers in a name: `{000..123}`. A pattern that is compiled where it is used costs imports nothing.
+#: A range of numbers in a name: `{000..123}`. The pattern is compiled on use, so that imports stay fast.
 _RANGE = r"\{([0-9]+)\.\.([0-9]+)\}"
 
 
@@ -51,7 +51,7 @@ class ShardExpander(Unfolding, IterDataPipe[str]):
 
 
 def _expanded(name: Any) -> Iterable[str]:
-    """The names that `name` stands for, made one by one: a range may have millions of numbers."""
+    """Yields the names that `name` stands for, one by one, because a range may have millions of numbers."""
     if not isinstance(name, str):
         raise TypeError(f"ShardExpander expects names, but got {name!r} of type {type(name).__name__}")
     pieces = re.split(_RANGE, name)  # text, first, last, text, first, last, …, text
@@ -76,7 +76,7 @@ def _expanded(name: Any) -> Iterable[str]:
 
 
 def _numbers(first: str, last: str, name: str) -> tuple[range, int]:
-    """The numbers of a range, and how many digits they are written with at least."""
+    """Returns the numbers of a range, and their minimum number of digits."""
     padded = first.startswith("0") and len(first) == len(last)
     if not padded and first.startswith("0") and first != "0":
         raise ValueError(f"ShardExpander: in {name!r}, {first} must not start with 0 unless {last} has as many digits")

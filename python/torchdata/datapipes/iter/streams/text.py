@@ -1,8 +1,8 @@
 """Pipes that read text: LineReader, CSVParser, CSVDictParser.
 
-Role: each turns pairs of path and stream into lines or rows. They run in the process that iterates them. The position
-in a file is an offset if the stream reports it. Text files cannot while they are iterated: they are read in units of
-whole lines, and the place is the offset of a unit and a number of lines, which a restored pipe skips.
+Role: each converts pairs of path and stream to lines or rows. They run in the process that iterates them. The position
+in a file is an offset, if the stream reports it. Text files do not report it during iteration. They are read in units
+of whole lines, and the position is the offset of a unit and a number of lines, which a restored pipe skips.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from torchdata.datapipes.utils._streams import StreamWrapper, detached
 __all__ = ["CSVDictParser", "CSVParser", "LineReader"]
 
 
-#: The error handler of who says nothing of bytes that do not decode.
+#: The default error handler for bytes that cannot be decoded.
 _DROPPED = "torchdata.dropped"
 
 _BOM = "\ufeff"
 
-#: Bytes that are asked for at a time if lines cannot be told apart before they are decoded.
+#: Bytes to request at a time if line ends are known only after decoding.
 _PIECE = 1 << 16
 
-#: Whether it was said in this process that bytes are left out.
+#: Whether this process has already warned about dropped bytes.
 _told = False
 
 
 def _drop(error: UnicodeError) -> tuple[str, int]:
-    """Leaves out bytes that do not decode, and says so once in a process."""
+    """Drops bytes that cannot be decoded, and warns about it once per process."""
     global _told
     if not isinstance(error, UnicodeDecodeError):
         raise error
@@ -59,10 +59,12 @@ codecs.register_error(_DROPPED, _drop)
 
 
 def _cuts_lines(encoding: str) -> bool:
-    """Whether the lines of bytes in an encoding end where its text does: not if a character takes several bytes."""
+    """Returns whether line ends in the bytes of an encoding are line ends of the text. Not if characters have several
+    bytes.
+    """
     try:
         return "\n\n".encode(encoding)[-2:] == b"\n\n"
-    except (LookupError, ValueError, TypeError):  # it is none of text, and decoding says so
+    except (LookupError, ValueError, TypeError):  # not a text encoding, which decoding reports
         return True
 
 
@@ -71,7 +73,7 @@ def _reads_bytes(file_obj: Any) -> bool:
 
 
 def _decoded_lines(file_obj: Any, encoding: str, errors: str) -> Iterator[str]:
-    """The lines of bytes whose ends are known only after decoding."""
+    """Yields the lines of bytes whose line ends are known only after decoding."""
     decoder, rest, is_over = codecs.getincrementaldecoder(encoding)(errors), "", False
     while not is_over:
         piece = file_obj.read(_PIECE)
@@ -91,7 +93,7 @@ def _position(stream: Any) -> int | None:
     return offset
 
 
-#: How many characters of a text file make a unit, about.
+#: The approximate number of characters per unit of a text file.
 _UNIT = 1 << 16
 
 
@@ -107,7 +109,7 @@ class _Units(Iterator[Iterator[str]]):
 
     def __init__(self, file: io.TextIOWrapper, begin: int) -> None:
         self._file: io.TextIOWrapper | None = file
-        #: Where the last unit begins, and how many lines come before it.
+        #: The offset of the last unit, and how many lines precede it.
         self.begin, self.before = begin, 0
         self._in_last = 0
 
@@ -124,7 +126,7 @@ class _Units(Iterator[Iterator[str]]):
         if not text:
             raise StopIteration
         if "\r" in text:
-            # How it ends lines is not known, or there is an error, which is to come at its line.
+            # The line ends are unknown, or there is an error, which must be raised at its line.
             self._file = None
             file.seek(self.begin)
             return iter(file)
@@ -133,15 +135,15 @@ class _Units(Iterator[Iterator[str]]):
 
 
 class _Text(HoldsStream[Any]):
-    """The base of the text pipes: options, skipping lines, decoding, and the place in a file."""
+    """The base class of the text pipes: options, skipping lines, decoding, and the position in a file."""
 
     source_datapipe: Any
 
-    #: Where the pipe found the stream that it reads, and how many of its lines have been read before.
+    #: The stream's position when the pipe received it, and how many of its lines were read before.
     _start: int | None = state(saved=False)
     _lines_before: int = state(0, saved=False)
     _units: _Units | None = state(saved=False)
-    #: Whether the stream is read further than its lines are.
+    #: Whether the stream has been read beyond the current line.
     _is_ahead: bool = state(False, saved=False)
 
     def _set_options(
@@ -174,10 +176,10 @@ class _Text(HoldsStream[Any]):
         return self.source_datapipe
 
     def _lines(self, stream: Any, place: dict[str, Any] | None, strip: bool = False) -> Iterator[Any]:
-        """The lines after `skip_lines`, or after the place, stripped and decoded by functions in C."""
+        """Returns the lines after `skip_lines` or after the position, stripped and decoded by C functions."""
         self._start = _position(stream)
         self._lines_before = self._skip_lines if place is None else place["skip"]
-        # The bare file object: wrappers iterate at the price of one more frame a line.
+        # The bare file object, because a wrapper costs an additional frame per line.
         file_obj = stream.file_obj if isinstance(stream, StreamWrapper) else stream
         errors = _DROPPED if self._warns else self._errors
         self._units = None
@@ -190,13 +192,13 @@ class _Text(HoldsStream[Any]):
         first = next(islice(lines, self._lines_before, None), None)
         if first is None:
             return iter(())
-        in_bytes = isinstance(first, bytes)  # and then all lines of the stream are
+        in_bytes = isinstance(first, bytes)  # then all lines of the stream are bytes
         if not self._lines_before and not self._start:
             first = first.removeprefix(self._mark(in_bytes))
-            if not first:  # there was nothing else
+            if not first:  # the line consisted only of the mark
                 return iter(())
         lines = chain((first,), lines)
-        # Methods taken from the types: mapped so, they cost half of what operator.methodcaller does.
+        # Unbound methods with `map` take half as long as operator.methodcaller.
         if strip and in_bytes:
             lines = map(bytes.strip, lines, repeat(b"\r\n"))
         elif strip:
@@ -206,13 +208,13 @@ class _Text(HoldsStream[Any]):
         return lines
 
     def _mark(self, in_bytes: bool) -> Any:
-        """The byte order mark with which a file may begin, and which does not belong to its text."""
+        """Returns the byte order mark with which a file may begin, and which is not part of its text."""
         if not in_bytes:
             return _BOM
         return codecs.BOM_UTF8 if self._decode and codecs.lookup(self._encoding).name == "utf-8" else b""
 
     def _lines_read(self) -> int:
-        """How many lines after `_start` and `_lines_before` the items yielded so far took."""
+        """Returns how many lines after `_start` and `_lines_before` were consumed for the yielded items."""
         raise NotImplementedError
 
     def _explained(self, error: Exception, path: str) -> Exception:
@@ -255,7 +257,7 @@ class LineReader(_Text):
         [('a.txt', 'one'), ('a.txt', 'two')]
     """
 
-    _yielded_before: int = state(0, saved=False)  # items before those of the stream that is read
+    _yielded_before: int = state(0, saved=False)  # items before those of the current stream
 
     def __init__(
         self,
@@ -281,7 +283,7 @@ class LineReader(_Text):
 
 
 class _CSV(_Text):
-    """The base of the CSV pipes: a reader of Python `csv` per stream, and errors that name the line."""
+    """The base class of the CSV pipes: one Python `csv` reader per stream, and errors that name the line."""
 
     _reader: Any = state(saved=False)
     fmtparams: dict[str, Any]
@@ -410,7 +412,7 @@ class CSVDictParser(_CSV):
     def _bookmark(self, path: str, stream: Any) -> tuple[Any, Any]:
         stand_in, place = super()._bookmark(path, stream)
         reader = self._reader
-        # Asking for the names before the first row was read would read it. There is no reader if no line decoded.
+        # Requesting the names before the first row would read it. There is no reader if no line was decoded.
         given = self.fmtparams if self._place is None else self._place
         known = reader.fieldnames if reader is not None and reader.line_num else given.get("fieldnames")
         return stand_in, {**place, "fieldnames": known}

@@ -1,8 +1,8 @@
 """The pipe that reads TFRecord files: TFRecordLoader.
 
-Role: turns pairs of path and stream into dicts, one per record. Framing, checksums and protocol buffers are read by
-`torchdata._native.TFRecordReader`, which the pipe owns while it reads a stream; what a spec says is applied here. Runs
-in the process that iterates the pipe. The place in a stream is the offset and the number of the next record.
+Role: converts pairs of path and stream to dicts, one per record. `torchdata._native.TFRecordReader`, which the pipe
+owns while it reads a stream, reads the framing, checksums and protocol buffers. This module applies the spec. Runs in
+the process that iterates the pipe. The position in a stream is the offset and the number of the next record.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from torchdata.datapipes.utils._streams import detached
 
 __all__ = ["TFRecordExample", "TFRecordExampleSpec", "TFRecordLoader"]
 
-#: The items of the loader: by name, an array, a tensor or a list.
+#: The items of the loader: an array, a tensor or a list by name.
 TFRecordExample: TypeAlias = dict[str, Any]
-#: The spec of the loader: by name, a shape and a dtype.
+#: The spec of the loader: a shape and a dtype by name.
 TFRecordExampleSpec: TypeAlias = Mapping[str, tuple[tuple[int, ...] | None, Any] | None]
 
-#: Bytes that a record may have, if the user says nothing else. As objects, the smallest values of a record take some
-#: sixty times as much memory as in the file.
+#: Default limit for the size of a record in bytes. As Python objects, the smallest values of a record take about sixty
+#: times as much memory as in the file.
 MAX_LENGTH = 128 << 20
 
-#: Bytes that a protocol buffer can have.
+#: Maximum size of a protocol buffer in bytes.
 _LONGEST = (1 << 31) - 1
 
 #: Kinds of NumPy types that numbers can be converted to.
@@ -78,9 +78,9 @@ class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
     """
 
     datapipe: Any
-    #: The stream that is read, and its reader.
+    #: The current stream and its reader.
     _open: tuple[Any, _native.TFRecordReader] | None = state(saved=False)
-    #: Whether the stream that is read tells its position.
+    #: Whether the current stream reports its position.
     _tells: bool = state(False, saved=False)
 
     def __init__(
@@ -145,10 +145,10 @@ class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
 
 
 def _checked(spec: Any) -> dict[str, tuple[Any, Any]]:
-    """A copy of `spec`, with tuples as shapes.
+    """Returns a copy of `spec`, with tuples as shapes.
 
     Raises:
-        TypeError: it is not a dict from str to pairs.
+        TypeError: `spec` is not a dict from str to pairs.
         ValueError: a shape or a dtype is invalid.
     """
     if not isinstance(spec, Mapping):
@@ -180,7 +180,7 @@ def _checked_entry(name: Any, entry: Any) -> tuple[Any, Any]:
 
 
 def _dtype_for(name: str, dtype: Any, torch: Any) -> Any:
-    """`dtype` as one of torch or, if that is not loaded, of NumPy; None for bytes, and if it is None."""
+    """Returns `dtype` as a dtype of torch or, if that is not loaded, of NumPy; None for bytes or no dtype."""
     if dtype is None or dtype is bytes or (torch is not None and isinstance(dtype, torch.dtype)):
         return None if dtype is bytes else dtype
     import numpy as np
@@ -198,7 +198,7 @@ def _dtype_for(name: str, dtype: Any, torch: Any) -> Any:
 
 
 def _appliers(spec: dict[str, tuple[Any, Any]], torch: Any) -> dict[str, Callable[[Any], Any]]:
-    """By name: what makes of a feature what its spec says."""
+    """Returns by name the functions that apply the spec to a feature."""
     return {
         name: partial(_as_specified, name, shape, _dtype_for(name, dtype, torch), torch)
         for name, (shape, dtype) in spec.items()
@@ -215,7 +215,7 @@ def _applied(appliers: dict[str, Callable[[Any], Any]], example: dict[str, Any])
 
 
 def _as_specified(name: str, shape: tuple[int, ...] | None, dtype: Any, torch: Any, value: Any) -> Any:
-    if isinstance(value, list):  # of bytes, or of the steps of a feature list
+    if isinstance(value, list):  # a list of bytes, or the steps of a feature list
         numbers = all(hasattr(step, "shape") for step in value)
         if dtype is not None:
             if not numbers:
@@ -248,7 +248,7 @@ def _misfit(name: str, count: int, shape: tuple[int, ...]) -> RuntimeError:
 
 
 def _stacked(name: str, torch: Any, steps: list[Any]) -> Any:
-    """The steps of a feature list as the rows of one array."""
+    """Returns the steps of a feature list as the rows of one array."""
     lengths = sorted({len(step) for step in steps})
     if len(lengths) != 1:
         found = f"steps of the lengths {lengths}" if lengths else "no steps"
@@ -263,7 +263,7 @@ def _stacked(name: str, torch: Any, steps: list[Any]) -> Any:
 
 
 def _joined(torch: Any, steps: list[Any]) -> Any:
-    """The values of all steps, one after another."""
+    """Returns the values of all steps, one after another."""
     if torch is not None:
         return torch.cat(steps)
     import numpy as np
@@ -272,7 +272,7 @@ def _joined(torch: Any, steps: list[Any]) -> Any:
 
 
 def _nested(name: str, value: list[Any], shape: tuple[int, ...]) -> Any:
-    """Bytes, those of all steps one after another, in nested lists of the shape."""
+    """Returns the bytes of all steps as nested lists of the shape."""
     flat: list[Any] = []
     for member in value:
         if isinstance(member, bytes):

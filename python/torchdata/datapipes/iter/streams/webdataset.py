@@ -1,8 +1,8 @@
 """The pipe that groups the files of an archive into samples: WebDataset.
 
-Role: consecutive files whose paths differ only in their extension are one sample. Runs in the process that iterates the
-pipe. Its state is the incomplete sample, including streams. When the iteration is abandoned, the streams are closed and
-replaced by objects that can be opened again.
+Role: consecutive files whose paths differ only in their extension form one sample. Runs in the process that iterates
+the pipe. Its state is the incomplete sample, including streams. When the iteration is abandoned, the streams are closed
+and replaced by objects that can be reopened.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torchdata.datapipes.utils._streams import StreamWrapper, detached
 
 __all__ = ["WebDataset"]
 
-#: How many samples make a generation of those that are remembered.
+#: The number of samples per generation of remembered samples.
 _GENERATION = 1 << 15
 
 
@@ -55,12 +55,12 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
         {'__key__': 'a/2', '.txt': 'two', '.cls': 1}
     """
 
-    tuning = frozenset({"strict"})  # archives that are packed well give the same with and without it
+    tuning = frozenset({"strict"})  # well-packed archives yield the same items with and without it
 
-    #: The sample that is being gathered, if any: a list, so that each iteration has one of its own.
+    #: The sample that is being assembled, if any, in a list that belongs to one iteration.
     _gathering: list[dict[str, Any]] = state(list, items=True)
 
-    #: The fields of samples that were gathered in this iteration, by their keys: two generations of them.
+    #: The fields of the samples of this iteration by key, in two generations.
     _gathered: tuple[dict[str, frozenset[str]], dict[str, frozenset[str]]] = state(lambda: ({}, {}), saved=False)
 
     def __init__(self, source_datapipe: Iterable[tuple[str, Any]], *, strict: bool = True) -> None:
@@ -71,7 +71,7 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
         return self._samples(iter(self.source_datapipe), self._gathering)
 
     def _samples(self, source: Iterator[Any], gathering: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        # No name is bound to a sample that was yielded: it is its reader's alone.
+        # No variable refers to a sample that was yielded, so that only its reader keeps it alive.
         try:
             for item in source:
                 path, data = path_and_stream(item, self)
@@ -91,12 +91,12 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
             if gathering:
                 yield self._whole(gathering.pop())
         except BaseException:
-            if self._gathering is gathering:  # else this is a replaced iterator
+            if self._gathering is gathering:  # otherwise, the iterator was replaced
                 gathering[:] = [{field: _detached(data) for field, data in sample.items()} for sample in gathering]
             raise
 
     def _whole(self, sample: dict[str, Any]) -> dict[str, Any]:
-        """The sample that was gathered; closes its streams if a part of it came before."""
+        """Returns the assembled sample, or closes its streams if a part of it came before."""
         try:
             self._refuse_scattered(sample)
         except ValueError:
@@ -137,7 +137,7 @@ def _key_and_field(path: str) -> tuple[str, str]:
 
 
 def _detached(data: Any) -> Any:
-    """Closes a stream and returns a stand-in that can be opened again, if there is a way."""
+    """Closes a stream and returns a stand-in that can be reopened, if possible."""
     if not isinstance(data, StreamWrapper) or data.closed:
         return data
     stand_in = detached(data)

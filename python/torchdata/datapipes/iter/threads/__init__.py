@@ -1,1 +1,1 @@
-"""Pipes that work in threads of their own."""
+"""Pipes that work in their own threads."""

@@ -1,7 +1,7 @@
-"""How many items a pipe that reads ahead holds ready if that is left to it.
+"""Determines how many items a pipe buffers if this is left to the pipe.
 
-Role: runs in the thread that reads ahead. The queue reports that the source had to stop because the queue was full, and
-that later the consumer waited for an item. Items then take different times, and a larger queue would compensate this.
+Role: runs in the thread that reads ahead. If the source had to stop because the queue was full, and the consumer later
+waited for an item, the time per item varies, and a larger queue compensates for this.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ if TYPE_CHECKING:
 
 __all__ = ["LEAST_DEPTH", "Depth", "bytes_of"]
 
-#: Items that are held ready at first, and at most.
+#: The initial and the maximum number of buffered items.
 LEAST_DEPTH, MOST_DEPTH = 2, 256
-#: The part of the memory that is left which the items may take.
+#: The items may take the available memory divided by this number.
 MEMORY_PART = 16
-#: Bytes that they may take if it is not known how much is left.
+#: Maximum size of the items in bytes, if the available memory is unknown.
 OTHERWISE = 256 << 20
 
 
 class Depth:
-    """Makes a queue longer if that spares waiting."""
+    """Enlarges a queue if this avoids waiting."""
 
     def __init__(self) -> None:
-        #: The size of the largest item that was looked at.
+        #: The size of the largest item so far.
         self._item = 0
 
     def look(self, queue: ReadAheadQueue, item: Any) -> None:
-        """To be called with each item, before it is handed over."""
+        """Must be called with each item before it is passed on."""
         if not queue.has_lacked():
             return
         from torchdata import _machine as machine
@@ -43,7 +43,7 @@ class Depth:
 
 
 def bytes_of(item: Any, depth: int = 4) -> int:
-    """About how much memory an item takes: its arrays, tensors, strings and bytes, in containers up to a depth."""
+    """Estimates the memory of an item: its arrays, tensors, strings and bytes, in containers up to a depth."""
     size = getattr(item, "nbytes", None)
     if isinstance(size, int):
         return size

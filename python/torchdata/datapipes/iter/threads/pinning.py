@@ -1,8 +1,8 @@
 """PinMemory: copies batches into pinned memory ahead of use.
 
-Role: stands at the end of the graph in the main process. Its thread reads one item ahead and pins it, so that neither
-reading nor pinning keeps the training waiting, and copies to the GPU (`tensor.to(device, non_blocking=True)`) overlap
-with computing. The pipe owns the thread.
+Role: the last pipe of the graph in the main process. Its thread reads and pins one item ahead, so that training waits
+for neither, and copies to the GPU (`tensor.to(device, non_blocking=True)`) overlap with computing. The pipe owns the
+thread.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class PinMemory(_PrefetchBase[T_co]):
         self.pin_memory_fn = pin_memory_fn
 
     def _prepare_restored(self, items: list[Any]) -> list[Any]:
-        """Pins the items of a loaded state, which were pinned where it was saved."""
+        """Pins the items of a loaded state, because pinning is not saved."""
         if items and self.pin_memory_fn is _default_fn:
             return [_default_fn(item, _require_cuda(self.device)) for item in items]
         return items
@@ -68,7 +68,9 @@ class PinMemory(_PrefetchBase[T_co]):
 
     @staticmethod
     def thread_worker(prefetch_data: _PrefetchData, pin_memory_fn: Callable[[Any, Any], Any], device: Any) -> None:
-        """The function of the thread: reads the source and pins, until it ends, fails, or the iteration is given up."""
+        """Runs in the thread: reads the source and pins items, until the source ends or fails, or the iteration is
+        abandoned.
+        """
         try:
             _work_for(device)
         except BaseException as error:
@@ -77,7 +79,7 @@ class PinMemory(_PrefetchBase[T_co]):
         _fill(prefetch_data, lambda item: pin_memory_fn(item, device))
 
     def is_replicable(self) -> bool:
-        """Whether copies of the pipe may run in workers: no, each would need a CUDA context of its own."""
+        """Returns False: a copy in a worker would need its own CUDA context."""
         return False
 
     def __getitem__(self, index: Any) -> Any:
@@ -85,11 +87,11 @@ class PinMemory(_PrefetchBase[T_co]):
 
 
 def _require_cuda(device: Any) -> int:
-    """The number of the device to pin for, of the current one if `device` leaves it open.
+    """Returns the index of the device for pinning; the current device if `device` has no index.
 
     Raises:
         RuntimeError: PyTorch or CUDA is missing.
-        ValueError: the device is none of CUDA's.
+        ValueError: the device is not a CUDA device.
     """
     remedy = "take pin_memory out of the pipeline here, or give it a pin_memory_fn of your own"
     if importlib.util.find_spec("torch") is None:
@@ -107,9 +109,9 @@ def _require_cuda(device: Any) -> int:
 
 
 def _work_for(device: Any) -> None:
-    """Makes `device` the calling thread's own, since CUDA takes the first one for a thread that has not chosen.
+    """Makes `device` the current device of the calling thread. By default, a new thread uses the first GPU.
 
-    Else whatever pins in the thread would take memory on the first GPU, that of another rank.
+    Otherwise, pinning in the thread would allocate memory on the first GPU, which belongs to another rank.
     """
     torch = sys.modules.get("torch")
     if device is not None and torch is not None and torch.cuda.is_available():

@@ -1,8 +1,8 @@
-"""The pool of threads that calls the function of a `threadpool_map` pipe, and hands results out in order.
+"""The thread pool that calls the function of a `threadpool_map` pipe, and returns results in order.
 
-One thread, the consumer's, submits items and takes results; up to `max_workers` threads call the function. A pool
-serves one iteration; its queue owns the items that were submitted and the results that were not taken. Its threads know
-their work and nothing else, so dropping the iterator closes the pool; a thread ends after the call that it is in.
+The consumer's thread submits items and takes results. Up to `max_workers` threads call the function. A pool serves one
+iteration, and its queue owns the submitted items and the pending results. Its threads refer only to their work, so that
+dropping the iterator closes the pool. A thread ends after its current call.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Pool"]
 
 
 class _Work(ReadAhead):
-    """The orders of a pool's threads. The threads keep it alive, so it refers to nothing else of the pool."""
+    """The tasks of a pool's threads. The threads keep this object alive, so it refers to nothing else of the pool."""
 
     def __init__(
         self,
@@ -38,12 +38,12 @@ class _Work(ReadAhead):
         self.initargs = initargs
 
     def start_thread(self) -> None:
-        """Starts a thread, unless there are as many as there may be."""
+        """Starts a thread, unless the maximum number is reached."""
         if len(self.threads) < self.max_workers and not self.start(self.serve):
             self.max_workers = len(self.threads)
 
     def serve(self) -> None:
-        """Calls the function with submitted items until the pool is closed. Each thread runs it."""
+        """Calls the function with submitted items until the pool is closed. Runs in each thread."""
         broken: BaseException | None = None
         if self.initializer is not None:
             try:
@@ -52,7 +52,7 @@ class _Work(ReadAhead):
                 broken = without_own_frame(error)
         while (claimed := self.queue.claim()) is not None:
             self._call(*claimed, broken)
-            del claimed  # or the thread would keep an item alive that the consumer is done with
+            del claimed  # otherwise, the thread would keep an item alive that the consumer has finished with
 
     def _call(self, slot: int, item: Any, broken: BaseException | None) -> None:
         try:
@@ -62,7 +62,7 @@ class _Work(ReadAhead):
             if self.queue.closed:
                 result = with_detached_streams(result)
         except BaseException as error:
-            # An item that cannot change is kept, as an error need not pickle: a state holds the item instead.
+            # An immutable item is kept, because an error may not be picklable; a state then contains the item instead.
             kept = (item,) if type(item) in PLAIN_TYPES else None
             self.queue.fail(slot, not_the_end("ThreadPoolMapper", without_own_frame(error)), None, kept)
         else:
@@ -70,55 +70,55 @@ class _Work(ReadAhead):
 
 
 class Pool:
-    """Threads that call a function, and the items and results in the order in which they were submitted.
+    """Threads that call a function, and the items and results in the order of submission.
 
     Args:
-        function: what is called with each item.
-        max_workers: most threads; each item submitted starts one until there are this many.
-        **options: `thread_name_prefix`, `initializer` and `initargs`, as of `concurrent.futures.ThreadPoolExecutor`.
+        function: the function that is called with each item.
+        max_workers: the maximum number of threads. Each submitted item starts a thread until this number is reached.
+        **options: `thread_name_prefix`, `initializer` and `initargs`, as for `concurrent.futures.ThreadPoolExecutor`.
     """
 
     def __init__(self, function: Callable[[Any], Any], max_workers: int, **options: Any) -> None:
         self._work = _Work(function, max_workers, **options)
         self._queue = self._work.queue
-        #: The next result, or error of a call at its place. Raises StopIteration if the pool was closed.
+        #: Returns the next result, or raises the error of its call. Raises StopIteration if the pool was closed.
         self.take = self._queue.pop
-        #: The error of the source: it comes after the results.
+        #: The error of the source, which follows the results.
         self.source_error: Exception | None = None
-        #: The hold that the consumer, before it continues, is to end: that of a state with items that must not change.
+        #: The hold of a saved state on items that must not change, which the consumer ends before it continues.
         self.rest: ReadAheadHold | None = None
 
     def __len__(self) -> int:
-        """How many items were submitted whose results were not taken."""
+        """Returns how many submitted items have pending results."""
         return len(self._queue)
 
     @property
     def closed(self) -> bool:
-        """Whether no further call is begun."""
+        """Whether no further call begins."""
         return self._queue.closed
 
     @property
     def work(self) -> Work:
-        """The tasks that its threads work on."""
+        """The tasks of its threads."""
         return self._work
 
     def is_inherited(self) -> bool:
-        """Whether this is a forked child's copy, whose threads run in the parent."""
+        """Whether this is a copy in a forked child, whose threads exist only in the parent."""
         return self._work.is_inherited
 
     def submit(self, item: Any) -> None:
         """Adds an item for the threads."""
         self._queue.submit(item, type(item) in PLAIN_TYPES)
-        self._work.start_thread()  # can be interrupted, and then the item is there
+        self._work.start_thread()  # may be interrupted after the item was added
 
     def wait(self) -> None:
         """Waits for the first result, or until the pool is closed."""
         if not self._work.threads and not self.closed:
-            self._work.start_thread()  # an interruption came before the first one
+            self._work.start_thread()  # a thread is missing if starting the first one was interrupted
         self._queue.wait()
 
     def close(self) -> None:
-        """Lets each thread end after the call that it is in. Items that no thread has stay for a state to be saved.
+        """Makes each thread end after its current call. Items without a thread are kept, so that a state can be saved.
 
         May be called more than once, from any thread, and by the garbage collector.
         """
@@ -127,24 +127,24 @@ class Pool:
             return
         error = self.source_error
         if error is not None:
-            error.with_traceback(None)  # its frames lead to those of whoever read the pipe, and all that they hold
+            error.with_traceback(None)  # its frames refer to those of the pipe's reader, and everything these hold
         for slot, kind, content, _ in self._queue.slots():
-            if kind in ("waiting", "result"):  # no file stays open for what nobody takes
+            if kind in ("waiting", "result"):  # closes files of pending items
                 detached = with_detached_streams(content)
                 if detached is not content:
                     self._queue.exchange(slot, detached)
 
     def go_on(self) -> None:
-        """Ends the rest that a state has begun: for the consumer."""
+        """Ends the hold of a saved state. Called by the consumer."""
         rest, self.rest = self.rest, None
         if rest is not None:
             rest.release()
 
     def entries(self, patience: float) -> list[tuple[str, Any]]:
-        """All that was submitted and not taken, as a state holds it; call it while nobody takes or submits.
+        """Returns all pending items and results in the form of a state. Call it while no thread takes or submits items.
 
-        If the function may change items, no call is begun before the consumer continues, so that the items of the
-        state stay as they are until then, and calls under way are waited for.
+        If the function may change items, running calls are awaited, and no call begins before the consumer continues.
+        The items of the state therefore stay unchanged until then.
 
         Raises:
             TimeoutError: a call took longer than `patience` seconds.
@@ -166,7 +166,7 @@ class Pool:
         return [_entry(kind, content, kept) for _, kind, content, kept in slots]
 
     def restore(self, entries: Iterable[tuple[str, Any]]) -> None:
-        """Submits what a state holds."""
+        """Submits the entries of a state."""
         for kind, value in entries:
             if kind == "item":
                 self.submit(value)
@@ -177,7 +177,7 @@ class Pool:
 
 
 def _entry(kind: str, content: Any, kept: tuple[Any] | None) -> tuple[str, Any]:
-    """One slot of the queue as a state holds it. An error need not pickle, so the call is rather made again."""
+    """Returns a queue entry in the form of a state. An error may not be picklable, so its call is repeated instead."""
     if kind == "error" and kept is not None:
         return "item", kept[0]
     return kind if kind in ("result", "error") else "item", content

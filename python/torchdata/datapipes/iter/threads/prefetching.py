@@ -1,10 +1,10 @@
-"""Pipes that read their source in a thread of their own: Prefetcher, and the base of its kind.
+"""Pipes that read their source in a separate thread: Prefetcher, and the base class of such pipes.
 
-The source is begun in the thread that iterates the pipe; from then on one daemon thread takes its items and puts
-them into a bounded native queue, until the source ends, fails, or nobody wants items any more. The pipe owns the
-queue and the thread. The thread knows neither the pipe nor its iterator, so that dropping these ends it.
+The source's iteration begins in the thread that iterates the pipe. From then on, a daemon thread reads items and puts
+them into a bounded native queue, until the source ends or fails, or the items are no longer needed. The pipe owns the
+queue and the thread. The thread does not refer to the pipe or its iterator, so that dropping these ends the thread.
 
-A forked child has no such thread: it leaves the inherited queue alone and may iterate the pipe anew.
+A forked child has no such thread. It does not touch the inherited queue, and may iterate the pipe from the start.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ class _PrefetchData(ReadAhead):
         capacity = LEAST_DEPTH if buffer_size == "auto" else min(buffer_size, sys.maxsize)
         super().__init__(name, capacity, "torchdata-prefetch")
         self.source: Iterator[Any] | None = source
-        #: The rule for how many items are held ready, if that is to be chosen.
+        #: The rule that determines the number of buffered items, if it is not fixed.
         self.depth = Depth() if buffer_size == "auto" else None
-        #: The hold of a `pause()` that was not followed by `resume()`.
+        #: The hold of a `pause()` without a later `resume()`.
         self.pause: ReadAheadHold | None = None
-        #: Whether the iteration was left because nobody will continue, rather than for the next one.
+        #: Whether the iteration was abandoned for good, rather than for the next one.
         self.abandoned = False
         self._left = False
         #: Whether there are no more items.
         self.is_over = False
-        #: How many items the source counted as yielded when this began; None if the thread counts what it takes.
+        #: How many items the source had yielded when this iteration began; None if the thread counts its items.
         self.before: int | None = None
         self.taken = 0
-        #: Where the thread stops for a moment, if it does.
+        #: The point at which the thread pauses, if any.
         self.halt: Halt | None = None
-        #: Set when the thread has let go of the source's iterator, which may have been in the midst of an item.
+        #: Set when the thread has released the source's iterator, which may have been in the middle of an item.
         self.released = Flag()
 
     def begin(self, worker: Callable[[_PrefetchData], None]) -> None:
@@ -68,15 +68,15 @@ class _PrefetchData(ReadAhead):
                 self.halt.end()
 
     def close(self) -> None:
-        """Lets the thread end after the item that it is at, for good."""
+        """Makes the thread end for good after its current item."""
         self.leave(for_good=True)
 
     def await_release(self, seconds: float) -> bool:
-        """Waits until a thread whose queue is closed has let go of the source; whether it has, in this many seconds."""
+        """Waits at most `seconds` until a thread with a closed queue releases the source; returns whether it has."""
         return not self.queue.closed or not self.others() or self.released.wait(seconds)
 
     def buffered(self) -> tuple[list[Any], BaseException | None]:
-        """The items that are held ready, and the error after them."""
+        """Returns the buffered items, and the error after them."""
         items: list[Any] = []
         error = None
         for _, kind, content, _ in self.queue.slots():
@@ -87,22 +87,22 @@ class _PrefetchData(ReadAhead):
         return items, error
 
     def leave(self, for_good: bool) -> None:
-        """Lets the thread end after the item that it is at; only the first call tells why.
+        """Makes the thread end after its current item. Only the first call determines the reason.
 
         Args:
-            for_good: whether the iteration cannot continue, but only start again.
+            for_good: whether the iteration cannot continue, but only start over.
         """
         if not self._left:
             self._left, self.abandoned = True, for_good
         self.queue.close()
 
 
-#: Stands for the end of a source.
+#: Marks the end of a source.
 _END = object()
 
 
 class _Reader(Iterator[Any]):
-    """The consumer's end. Dropping it ends the thread."""
+    """The consumer's end of the queue. Dropping it ends the thread."""
 
     __slots__ = ("_data", "_pop")
 
@@ -114,7 +114,7 @@ class _Reader(Iterator[Any]):
         return self._pop()
 
     def close(self) -> None:
-        """Lets the thread end after the item that it is at."""
+        """Makes the thread end after its current item."""
         self._data.queue.close()
 
     def __del__(self) -> None:
@@ -122,10 +122,10 @@ class _Reader(Iterator[Any]):
 
 
 def _fill(data: _PrefetchData, prepare: Callable[[Any], Any] | None = None) -> None:
-    """Moves items from the source into the queue until either is done. Runs in the prefetching thread."""
+    """Moves items from the source into the queue until either ends. Runs in the prefetching thread."""
     queue, source, data.source, halt, counts = data.queue, data.source, None, data.halt, data.before is None
     assert source is not None
-    if halt is None:  # else it is waited for
+    if halt is None:  # otherwise, the halt waits for it
         await_beginning(queue)
     while (slot := queue.reserve()) is not None:
         if halt is not None:
@@ -149,27 +149,27 @@ def _fill(data: _PrefetchData, prepare: Callable[[Any], Any] | None = None) -> N
         if data.depth is not None and halt is None:
             data.depth.look(queue, item)
         queue.put(slot, item)
-        del item  # or the thread would keep an item alive that the consumer is done with
+        del item  # otherwise, the thread would keep an item alive that the consumer has finished with
         if halt is not None:
             halt.count()
 
 
 class _PrefetchBase(IterDataPipe[T_co]):
-    """A pipe that reads its source in a thread; subclasses give `thread_worker` what it needs besides.
+    """A pipe that reads its source in a thread. Subclasses pass additional arguments to `thread_worker`.
 
     Args:
         source_datapipe: the pipe to read.
-        buffer_size: most items that are held ready.
+        buffer_size: maximum number of buffered items.
     """
 
     _data: _PrefetchData | None = state(saved=False)
-    #: The items that were held ready when the loaded state was saved, and the error that comes after them.
+    #: The buffered items of the loaded state, and the error after them.
     _restored: tuple[list[Any], BaseException | None] = state(([], None), items=True, saved=False)
-    #: How many passes were begun, and where the thread of one stops for a moment, if it does.
+    #: How many passes have begun, and the point at which the thread of a pass pauses, if any.
     _passes: int = state(0, saved=False, lasts=True)
     _halt: Halt | None = state(saved=False, lasts=True)
 
-    #: Seconds that pausing and restarting wait for the source to come to the end of the item that it is at.
+    #: How many seconds pausing and restarting wait for the source to finish its current item.
     patience: ClassVar[float] = 60.0
 
     tuning: ClassVar[frozenset[str]] = frozenset({"buffer_size"})
@@ -185,11 +185,11 @@ class _PrefetchBase(IterDataPipe[T_co]):
         )
 
     def _worker(self) -> Callable[[_PrefetchData], None]:
-        """The function that the thread runs. It must not refer to the pipe."""
+        """Returns the function for the thread. It must not refer to the pipe."""
         raise NotImplementedError(f"{type(self).__name__} must define _worker")
 
     def _prepare_restored(self, items: list[Any]) -> list[Any]:
-        """Makes items of a loaded state again what they were when they were held ready."""
+        """Prepares the buffered items of a loaded state in the same way as when they were read."""
         return items
 
     def __iter__(self) -> Iterator[T_co]:
@@ -218,9 +218,9 @@ class _PrefetchBase(IterDataPipe[T_co]):
         return self._passes
 
     def _read_ahead(self, passes: int) -> Ahead | None:
-        """How far the thread has read, counted from when this many passes were begun; None if there is none.
+        """Returns how far the thread has read since `passes` passes had begun; None if there is no thread.
 
-        The thread stands still meanwhile.
+        The thread is paused during this call.
         """
         data = self._data
         if data is None or data.is_inherited or self._passes == passes:
@@ -229,12 +229,12 @@ class _PrefetchBase(IterDataPipe[T_co]):
         return Ahead(self._passes - passes, taken, data.is_over)
 
     def _halt_at(self, ahead: Ahead) -> Halt:
-        """Makes the thread of a pass to come stop for a moment."""
+        """Makes the thread of a future pass pause at a point."""
         self._halt = Halt(self._passes + ahead.passes, ahead)
         return self._halt
 
     def _threads_at_work(self) -> Work | None:
-        """The work of this pipe's thread in this process; None if it has none."""
+        """The work of this pipe's thread in this process; None if there is none."""
         return None if self._data is None or self._data.is_inherited else self._data
 
     def _end_thread(self) -> None:
@@ -248,7 +248,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
         data.join(self.patience)
 
     def _stop_reading(self) -> None:
-        """Has the thread read no more. When it returns, the thread does not touch the source any more."""
+        """Stops the thread from reading. After the return, the thread does not touch the source any more."""
         data = self._data
         if data is None or data.is_inherited:
             return
@@ -270,18 +270,18 @@ class _PrefetchBase(IterDataPipe[T_co]):
         )
 
     def reset(self) -> None:
-        """Ends the thread of the last iteration and drops what it had read ahead."""
+        """Ends the thread of the last iteration and drops the items that it had read ahead."""
         self._end_thread()
         super().reset()
 
     def shutdown(self) -> None:
-        """Ends the thread, waiting for the item that it is at. The iterator ends, too. May be called twice."""
+        """Ends the thread after its current item, and waits for it. The iterator ends, too. May be called twice."""
         self._end_thread()
 
     def pause(self) -> None:
-        """Stops reading ahead. When it returns, the thread does not touch the source any more.
+        """Stops reading ahead. After the return, the thread does not touch the source any more.
 
-        Items that are held ready can still be read; a reader that wants more waits for `resume()`.
+        Buffered items can still be read. A reader that needs more waits for `resume()`.
 
         Raises:
             TimeoutError: the source took longer than `patience` seconds for an item.
@@ -296,14 +296,14 @@ class _PrefetchBase(IterDataPipe[T_co]):
             hold.release()
 
     def resume(self) -> None:
-        """Continues to read ahead, unless another caller has paused the pipe, too."""
+        """Resumes reading ahead, unless another caller has also paused the pipe."""
         if self._data is not None and not self._data.is_inherited:
             pause, self._data.pause = self._data.pause, None
             if pause is not None:
                 pause.release()
 
     def _held(self, data: _PrefetchData) -> ReadAheadHold:
-        """A hold on the thread, which stands still when this returns.
+        """Returns a hold on the thread, which is paused after the return.
 
         Raises:
             TimeoutError: the source took longer than `patience` seconds for an item.
@@ -319,7 +319,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
 
     @contextmanager
     def standing_still(self) -> Iterator[None]:
-        """Within this context the source stands still, so that its state and ours belong together."""
+        """Context in which the source is paused, so that its state and the pipe's state are consistent."""
         data = self._data
         if data is None or data.is_inherited:
             yield
@@ -331,7 +331,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
             hold.release()
 
     def state_dict(self) -> dict[str, Any]:
-        """The items that are held ready, and the error that comes after them, if there is one."""
+        """Returns the buffered items, and the error after them, if any."""
         items, error = self._restored
         if self._data is not None and not self._data.is_inherited:
             with self.standing_still():
@@ -344,7 +344,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
         self._restored = (list(state_dict["items"]), state_dict["error"])
 
     def _load_lasting_state(self, lasting: dict[str, Any]) -> None:
-        self._end_thread()  # it would draw random numbers that are loaded after this
+        self._end_thread()  # otherwise, it would consume random numbers that are loaded after this
         super()._load_lasting_state(lasting)
 
     def __len__(self) -> int:
@@ -352,10 +352,10 @@ class _PrefetchBase(IterDataPipe[T_co]):
 
 
 def end_threads(datapipe: Any) -> None:
-    """Ends the threads in which pipes of a graph read ahead, but for `fullsync`, each after the item that it is at.
+    """Ends the read-ahead threads of a graph's pipes, except for `fullsync`, each after its current item.
 
     Raises:
-        TimeoutError: one took longer than its pipe's `patience`.
+        TimeoutError: a thread took longer than its pipe's `patience`.
     """
     for pipe in pipes_with_threads(datapipe):
         if not hasattr(pipe, "set_process_group"):
@@ -363,12 +363,12 @@ def end_threads(datapipe: Any) -> None:
 
 
 def stop_reading(datapipe: Any) -> None:
-    """Has threads that read ahead for a pass that was left read no more, before the seeds of the next one are set.
+    """Stops the read-ahead threads of an abandoned pass, before the seeds of the next pass are set.
 
-    One that came to a later pass of `cycle` meanwhile would begin that with them.
+    A thread that reached a later pass of `cycle` would otherwise begin it with the new seeds.
 
     Raises:
-        TimeoutError: one does not come to the end of its item within its pipe's `patience`.
+        TimeoutError: a thread does not finish its item within its pipe's `patience`.
     """
     for pipe in pipes_with_threads(datapipe) if are_there_any() else ():
         pipe._stop_reading()
@@ -406,5 +406,5 @@ class Prefetcher(_PrefetchBase[T_co]):
 
     @staticmethod
     def thread_worker(prefetch_data: _PrefetchData) -> None:
-        """The function of the thread: reads the source until it ends, fails, or the iteration is given up."""
+        """Runs in the thread: reads the source until it ends or fails, or the iteration is abandoned."""
         _fill(prefetch_data)

@@ -1,14 +1,14 @@
 """FullSync: all ranks of a distributed job end their epochs together.
 
-Role: stands at the end of the graph in the main process of every rank. A thread reads one item ahead and asks the other
-ranks whether each of them has one, too; the items continue only if all have. The pipe owns the thread and the group of
-ranks that it talks through.
+Role: the last pipe of the graph in the main process of every rank. A thread reads one item ahead and asks the other
+ranks whether each of them also has an item. Items are passed on only if all ranks have one. The pipe owns the thread
+and the group of ranks for communication.
 
-One question and answer a step: each rank gives a number, and all get the least. An item is worth `_HAS`, the end of the
-data `_ENDED`, a loop that was left `_LEFT`, less means that rank r goes for good (`-(r + 1)`) or raised an exception
-(the number of ranks less than that). So all ranks stop after the same step: each of them votes once in every step up to
-the first in which not all have an item, and in none after it. Items that a loader makes again, to resume from a state,
-are not voted on: each rank may have another number of them.
+Each step is one all-reduce: every rank contributes a number, and all receive the minimum. `_HAS` means an item,
+`_ENDED` the end of the data, and `_LEFT` an abandoned loop. A smaller number means that rank r leaves for good (`-(r +
+1)`) or has raised an exception (the number of ranks less than that). All ranks therefore stop after the same step: each
+rank votes once per step, up to the first step in which not all have an item, and never after it. Items that a loader
+reads again to resume from a state are not voted on, because their number may differ between ranks.
 """
 
 from __future__ import annotations
@@ -46,48 +46,50 @@ __all__ = ["FullSync", "PrefetchTimeoutError"]
 
 T_co = TypeVar("T_co", covariant=True)
 
-#: Votes of a rank that has an item, of one that has no more, and of one that left its loop for the next one.
+#: Votes of a rank that has an item, that has no more items, and that has left its loop for the next one.
 _HAS, _ENDED, _LEFT = 2, 1, 0
 
-#: Seconds for which the items are counted that a rank leaves out.
+#: Maximum number of seconds for counting the items that a rank leaves out.
 _COUNTING = 2.0
 
-#: Seconds that a shutdown waits until the other ranks have received it.
+#: How many seconds a shutdown waits until the other ranks have received it.
 _PARTING = 5.0
 
 
 class _StepData(_PrefetchData):
-    """The data that the thread of one iteration shares with its consumer: the queue, and the vote.
+    """The data that the thread of one iteration shares with its consumer: the queue and the vote.
 
     Args:
-        source: what is read.
-        again: how many items are made again, on which the ranks have voted; if negative, how many votes are given again
-            without an item, because this rank has got further than the place from which all continue.
+        source: the pipe or iterator to read.
+        again: how many items are read again without a vote, because the ranks already voted on them. If negative, how
+            many votes are repeated without an item, because this rank was ahead of the position from which all ranks
+            resume.
     """
 
     def __init__(self, source: Iterator[Any], again: int = 0) -> None:
         super().__init__("FullSync", source, buffer_size=1)
         self.again, self.repeats = max(0, again), max(0, -again)
-        #: Held to move an item from `voted_on` to the queue, and to look at both.
+        #: Held to move an item from `voted_on` to the queue, and to inspect both.
         self.lock = threading.Lock()
-        #: The slot of the item that is voted on in the queue, if it has one.
+        #: The queue slot of the item that is being voted on, if any.
         self.slot: int | None = None
         #: The item that was read and is not in the queue yet. It stays here if the ranks end or fail.
         self.voted_on: Any = _END
         #: The error of this rank's source.
         self.failure: BaseException | None = None
-        #: The failure of the ranks, until the consumer is told.
+        #: The failure of the ranks, until it is raised in the consumer.
         self.untold: BaseException | None = None
-        #: Whether what this rank has left at the end is counted; then the number, and whether that is all.
+        #: Whether to count the items that this rank leaves out at the end; then their number, and whether that is
+        #: complete.
         self.counts_rest = False
         self.rest = (0, True)
 
     def read(self, source: Iterator[Any]) -> bool:
-        """Takes the next item of the source, if it is wanted; returns whether all ranks are known to have one."""
+        """Reads the next item of the source if it is needed; returns whether all ranks are known to have one."""
         item: Any = _END
         failure: BaseException | None = None
         self.slot = self.queue.reserve()
-        if self.slot is not None:  # else the loop was left, which the other ranks are to know
+        if self.slot is not None:  # otherwise, the loop was left, which the other ranks must learn
             if self.halt is not None:
                 self.halt.stand()
             try:
@@ -109,7 +111,7 @@ class _StepData(_PrefetchData):
         return True
 
     def count_rest(self, source: Iterator[Any]) -> None:
-        """Counts the items that are left when another rank has none, by reading them for some seconds at most."""
+        """Counts the items that remain when another rank has none, by reading them for at most some seconds."""
         left, until = 1, time.monotonic() + _COUNTING
         while not self.abandoned and time.monotonic() < until:
             if next(source, _END) is _END:
@@ -127,7 +129,7 @@ class _StepData(_PrefetchData):
 
 
 def _fill_in_step(data: _StepData, group: RankGroup) -> None:
-    """Moves items into the queue as long as every rank has one. Runs in the pipe's thread."""
+    """Moves items into the queue while every rank has one. Runs in the pipe's thread."""
     queue = data.queue
     source: Iterator[Any] | None = data.source
     data.source = None
@@ -140,19 +142,18 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
             data.hand_over()
             continue
         if not repeats and data.voted_on is _END:
-            source = None  # which may be in the midst of an item
+            source = None  # the iterator may be in the middle of an item
             data.released.set()
         failure = data.failure
-        # An abandoned iteration goes even if its source has ended: while workers are being ended, it says that it ends.
+        # An abandoned iteration leaves for good even if its source has ended, because stopping workers also ends the
+        # source.
         goes = data.voted_on is _END and data.abandoned
         vote = _HAS if repeats or data.voted_on is not _END else _LEFT if data.slot is None else _ENDED
         if goes:
             vote = -(group.rank + 1)
         elif failure is not None:
             vote = -(group.world_size + group.rank + 1)
-        if (
-            data.slot is not None
-        ):  # whoever pauses this rank waits for its source, and not for other ranks, paused or not
+        if data.slot is not None:  # pausing this rank waits for its source, but not for other ranks
             queue.leave_source(data.slot)
         try:
             least = group.all_reduce_min(vote)
@@ -167,7 +168,7 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
         if least in (_ENDED, _LEFT) or goes:
             if least == _ENDED and data.voted_on is not _END and data.counts_rest:
                 assert source is not None
-                with suppress(Exception):  # of items that nobody gets
+                with suppress(Exception):  # these items are dropped
                     data.count_rest(source)
             queue.finish(data.slot)
             return
@@ -179,7 +180,7 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
 
 
 class _Hold:
-    """The object that the pipe and the reader of an iteration share: when both are gone, nobody continues."""
+    """Shared by the pipe and the reader of an iteration. When both are gone, the iteration cannot continue."""
 
     __slots__ = ("_data",)
 
@@ -191,10 +192,10 @@ class _Hold:
 
 
 class _StepReader(Iterator[Any]):
-    """The consumer's end.
+    """The consumer's end of the queue.
 
-    Dropping it tells the other ranks nothing yet: whether this rank was thrown out of its loop or left it for the next
-    epoch shows by what becomes of the pipe.
+    Dropping it does not notify the other ranks yet. What happens to the pipe later shows whether this rank was
+    interrupted in its loop or left it for the next epoch.
     """
 
     __slots__ = ("_data", "_hold", "_on_rest", "_pop")
@@ -224,7 +225,7 @@ class _StepReader(Iterator[Any]):
 
 
 def _verdict(number: int, group: RankGroup) -> str:
-    """The meaning of another rank's vote for this one."""
+    """Describes the meaning of another rank's vote for this rank."""
     if number >= group.world_size:
         what = f"rank {number - group.world_size} raised an exception while it read its items"
     else:
@@ -236,7 +237,7 @@ def _verdict(number: int, group: RankGroup) -> str:
 
 
 def _begun(source: Iterable[Any]) -> Iterator[Any]:
-    """The source's iterator; one that fails at once if the source does, so that other ranks hear of it, too."""
+    """Returns the source's iterator. If the source fails, it fails at once, so that other ranks are notified, too."""
     try:
         return iter(source)
     except Exception as error:
@@ -255,12 +256,12 @@ class FullSync(_PrefetchBase[T_co]):
     If a rank raises, exits, or shuts its loader down within an epoch, the other ranks raise an error that names it,
     within the timeout. If a rank leaves its loop for the next epoch, the loops of all ranks end as soon as it begins
     that epoch. `DistributedReadingService` appends this pipe automatically. It reads one item ahead, and stays in the
-    main process if there are workers. Put pipes that read ahead in a thread (`prefetch`, `pin_memory`) before it. After
-    it, they would wait for other ranks even to be paused, as `limit()` and saving a state do.
+    main process if there are workers. Put pipes that read ahead in a thread (`prefetch`, `pin_memory`) before it.
+    Otherwise, pausing them, as `limit()` and saving a state do, would wait for other ranks.
 
     Args:
         datapipe: the pipe to read, which every rank has.
-        timeout: seconds for which a rank waits for the others at each item, 1,800 by default.
+        timeout: how many seconds a rank waits for the others at each item, 1,800 by default.
         process_group: the ranks that end together: a `ProcessGroup` of torch, a `DeviceMesh` of one dimension, or an
             object with `rank`, `world_size` and `all_reduce_min(value)`, which is called in a thread. None (the
             default): all ranks of `torch.distributed`. Ranks of torch use separate connections, which are opened at the
@@ -285,9 +286,9 @@ class FullSync(_PrefetchBase[T_co]):
     _group: RankGroup | None = state(saved=False, lasts=True)
     _hold: _Hold | None = state(saved=False, lasts=True)
     _untold: BaseException | None = state(saved=False, lasts=True)
-    #: Whether a warning has told of items that are left out.
+    #: Whether a warning about omitted items was issued.
     _has_warned: bool = state(False, saved=False, lasts=True)
-    #: The steps that the next iteration makes again, as `_StepData` takes them.
+    #: The steps that the next iteration repeats, in the form for `_StepData`.
     _again: int = state(0, saved=False, lasts=True)
 
     def __init__(
@@ -303,7 +304,7 @@ class FullSync(_PrefetchBase[T_co]):
         self.set_process_group(process_group)
 
     def set_process_group(self, process_group: RankGroup | TorchRanks | None) -> None:
-        """Takes another group of ranks from the next iteration on."""
+        """Uses another group of ranks from the next iteration on."""
         self._members = members_of(process_group, "FullSync")
         given: Any = None if self._members is not None else process_group
         if given is not None:
@@ -324,7 +325,7 @@ class FullSync(_PrefetchBase[T_co]):
         group = self._open_group()
         items, error = self._restored
         self._restored = ([], None)
-        # Items that were read ahead when the state was saved are voted on like all others.
+        # Items that were buffered when the state was saved are voted on like all others.
         source = chain(items, _begun(self.source_datapipe) if error is None else _failing(error))
         again, self._again = self._again, 0
         if group.world_size == 1 and not items:
@@ -337,7 +338,7 @@ class FullSync(_PrefetchBase[T_co]):
         return _StepReader(data, hold, self._warn_of_rest)
 
     def _warn_of_rest(self, left: int, is_all: bool) -> None:
-        """Warns once of items that this rank leaves out, if they are more than an even division leaves."""
+        """Warns once about items that this rank leaves out, if an even split would leave out fewer."""
         graph = Graph(self.source_datapipe)
         shares = max(hooks_of(pipe)._number_of_shares() for pipe in graph)
         if left <= shares:
@@ -355,22 +356,23 @@ class FullSync(_PrefetchBase[T_co]):
         return functools.partial(_fill_in_step, group=self._open_group())
 
     def make_again(self, count: int) -> None:
-        """Lets the next iteration begin with items that are made again, or after some of them.
+        """Makes the next iteration begin with items that are read again, or after some of them.
 
-        Each rank makes other items again, as each has its own latest mark of its pipes. So the ranks do not vote on
-        these items, on which they have voted before, and all continue at the same step.
+        The number of these items differs between ranks, because each rank resumes from its own latest snapshot of its
+        pipes. The ranks have already voted on these items, so they do not vote again, and all continue at the same
+        step.
 
         Args:
-            count: how many items there are. If negative, this many of those on which the ranks are going to vote were
-                yielded by this rank before.
+            count: the number of items to read again. If negative, how many of the items that the ranks will vote on
+                were already yielded by this rank.
         """
         self._again = count
 
     def state_dict(self) -> dict[str, Any]:
-        """The item that is held ready, the one that is voted on, and what the source of this rank raised.
+        """Returns the buffered item, the item that is being voted on, and the exception of this rank's source.
 
-        Failures of other ranks are no part of it. The item that was voted on when they ended or failed is: it was not
-        yielded.
+        Failures of other ranks are not included. The item that was being voted on when they ended or failed is
+        included, because it was not yielded.
         """
         items, error = self._restored
         data = self._data
@@ -382,11 +384,11 @@ class FullSync(_PrefetchBase[T_co]):
         return {"items": list(items), "error": error}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next iteration begin with the saved items, each of which is voted on again."""
+        """Makes the next iteration begin with the saved items, on which the ranks vote again."""
         super().load_state_dict(state_dict)
 
     def is_replicable(self) -> bool:
-        """Whether copies of the pipe may run in workers: no."""
+        """Returns False: copies of the pipe cannot run in workers."""
         return False
 
     def __getitem__(self, index: Any) -> Any:
@@ -396,7 +398,7 @@ class FullSync(_PrefetchBase[T_co]):
         raise no_length(self, "The number of items depends on the shortest rank")
 
     def _end_thread(self) -> None:
-        """Ends the iteration. The other ranks receive this at the same step."""
+        """Ends the iteration. The other ranks learn this at the same step."""
         self._part(self.timeout + self.patience)
 
     def _part(self, seconds: float) -> None:
@@ -415,42 +417,42 @@ class FullSync(_PrefetchBase[T_co]):
         self._untold = data.untold
 
     def _raise_untold(self) -> None:
-        """Raises what went wrong with the ranks after the back of a loop that was left.
+        """Raises a failure of the ranks that occurred after a loop was left.
 
-        Else the next iteration would wait for the same ranks, as long again.
+        Otherwise, the next iteration would wait for the same ranks, for the full timeout.
         """
         untold, self._untold = self._untold, None
         if untold is not None:
             raise untold
 
     def reset(self) -> None:
-        """Ends the thread of the last iteration and drops what it had read ahead.
+        """Ends the thread of the last iteration and drops the items that it had read ahead.
 
         Raises:
-            RanksLostError: other ranks are gone, which shows as they are told that this one left its loop.
-            PrefetchTimeoutError: they did not come along.
+            RanksLostError: other ranks are gone, which is detected when they are notified that this rank left its loop.
+            PrefetchTimeoutError: other ranks did not take part in time.
         """
         super().reset()
         self._raise_untold()
 
     def leave(self, for_good: bool) -> None:
-        """Ends the iteration and lets the other ranks know why, when they ask for more than this one has read.
+        """Ends the iteration and notifies the other ranks of the reason when they request more than this rank has read.
 
-        Does not wait for them. If the iteration is over already it does nothing.
+        Does not wait for them. Does nothing if the iteration is already over.
 
         Args:
-            for_good: whether this rank will not continue, so that the others fail; else their epochs end, too.
+            for_good: whether this rank will not continue, so that the others fail. If False, only their epochs end.
         """
         if self._data is not None and not self._data.is_inherited:
             self._data.leave(for_good)
 
     def shutdown(self) -> None:
-        """Ends the thread and closes the pipe's own group of ranks. More calls do nothing."""
+        """Ends the thread and closes the pipe's own group of ranks. Further calls do nothing."""
         self.leave(for_good=True)
         data, used = self._data, self._given_group or self._group
         try:
             self._part(_PARTING)
-        except TimeoutError:  # the others have not come to this step, and this rank will not wait for them
+        except TimeoutError:  # the other ranks have not reached this step, and this rank does not wait for them
             if used is not None and hasattr(used, "give_up"):
                 used.give_up()
             if data is not None:
@@ -461,7 +463,7 @@ class FullSync(_PrefetchBase[T_co]):
             group.close()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FullSync[T_co]:
-        """A copy that talks through the same group, if the user brought one."""
+        """Creates a copy that uses the same group, if the user provided it."""
         group = self._given_group
         if group is not None and not isinstance(group, UncopyableGroup):
             memo[id(group)] = group

@@ -1,7 +1,7 @@
 """Pipes that call the user's function in threads: ThreadPoolMapper.
 
-The thread that iterates the pipe reads the source; it keeps a bounded number of items with the threads of a pool (see
-`_pool`), and takes their results in order. The pipe owns the pool of its current iteration.
+The thread that iterates the pipe reads the source, submits a bounded number of items to the threads of a pool (see
+`pool`), and takes their results in order. The pipe owns the pool of its current iteration.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
 R = TypeVar("R")
 
-#: Stands for the end of the source.
+#: Marks the end of the source.
 _END = object()
 
 
 class _Results(Iterator[Any]):
     """The results of one iteration, in order. Dropping it closes the pool.
 
-    Keeps `ahead` tasks under way while the consumer is busy with a result.
+    Keeps `ahead` tasks running while the consumer uses a result.
     """
 
     __slots__ = ("_ahead", "_pool", "_source")
 
-    #: Whether it gives further items after an exception; see `_pipe/skipping.py`.
+    #: Whether it yields further items after an exception; see `_pipe/skipping.py`.
     outlives_errors = True
 
     def __init__(self, source: Iterator[Any], pool: Pool, ahead: int) -> None:
@@ -60,15 +60,15 @@ class _Results(Iterator[Any]):
             if not len(pool):
                 self._end()
         pool.wait()
-        # After the wait, so that an interrupted one has taken nothing; before the result goes, so that the threads
-        # have work while the consumer has it.
+        # After the wait, so that an interrupted wait has taken nothing. Before the result is returned, so that the
+        # threads have work while the consumer uses it.
         self._read_ahead(self._ahead + 1)
         take = pool.take
-        del self, pool  # or a kept error of a call would keep them, through this frame
+        del self, pool  # otherwise, a stored error of a call would keep them alive through this frame
         return take()
 
     def _read_ahead(self, wanted: int) -> None:
-        """Submits items until this many tasks are under way, or the source ends or fails."""
+        """Submits items until `wanted` tasks are running, or the source ends or fails."""
         pool = self._pool
         while self._ahead and len(pool) < wanted and pool.source_error is None and not pool.closed:
             try:
@@ -82,7 +82,7 @@ class _Results(Iterator[Any]):
             pool.submit(item)
 
     def _end(self) -> None:
-        """Raises what comes after the last result: the source's error, or StopIteration."""
+        """Raises what follows the last result: the source's error, or StopIteration."""
         error, self._pool.source_error = self._pool.source_error, None
         if error is None:
             self.close()
@@ -94,7 +94,7 @@ class _Results(Iterator[Any]):
             del error
 
     def close(self) -> None:
-        """Ends the iteration: each thread ends after the call that it is in."""
+        """Ends the iteration. Each thread ends after its current call."""
         self._pool.close()
 
     def __del__(self) -> None:
@@ -136,7 +136,7 @@ class ThreadPoolMapper(IterDataPipe[T_co]):
     _pool: Pool | None = state(saved=False)
     _restored: dict[str, Any] | None = state(items=True, saved=False)
 
-    #: Seconds that saving a state waits for the calls that are under way.
+    #: How many seconds saving a state waits for running calls.
     patience: ClassVar[float] = 60.0
 
     tuning: ClassVar[frozenset[str]] = frozenset({"max_workers", "scheduled_tasks", "threadpool_kwargs"})
@@ -191,7 +191,7 @@ class ThreadPoolMapper(IterDataPipe[T_co]):
         self._close_pool()
         fn = self.fn if self.input_col is None else replacing_columns(self.fn, self.input_col, self.output_col)
         workers = self.max_workers or min(32, (os.cpu_count() or 1) + 4)
-        # More threads than tasks at a time would have nothing to do.
+        # More threads than concurrent tasks would be idle.
         pool = Pool(fn, min(workers, self.scheduled_tasks + 1), **{**_OPTIONS, **self.threadpool_kwargs})
         results = _Results(iter(self.datapipe), pool, self.scheduled_tasks)
         if self._restored is not None:
@@ -205,12 +205,12 @@ class ThreadPoolMapper(IterDataPipe[T_co]):
         return length_of(self, self.datapipe)
 
     def reset(self) -> None:
-        """Ends the threads of the last iteration, after the calls that they are in."""
+        """Ends the threads of the last iteration, after their current calls."""
         self._close_pool()
         super().reset()
 
     def _threads_at_work(self) -> Work | None:
-        """The data that threads of this process work on, if some do."""
+        """The work of threads in this process, if there are any."""
         return None if self._pool is None or self._pool.is_inherited() else self._pool.work
 
     def _close_pool(self) -> None:
@@ -219,10 +219,10 @@ class ThreadPoolMapper(IterDataPipe[T_co]):
             pool.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Results that are ready, items without a result, and the error after them.
+        """Returns the available results, the items without a result, and the error after them.
 
         Raises:
-            TimeoutError: the function has been busy with one item for `patience` seconds.
+            TimeoutError: the function took more than `patience` seconds for one item.
         """
         if self._restored is not None:
             return self._restored
@@ -236,11 +236,11 @@ class ThreadPoolMapper(IterDataPipe[T_co]):
         self._restored = state_dict
 
     def _load_lasting_state(self, lasting: dict[str, Any]) -> None:
-        self._close_pool()  # whose functions would continue to draw random numbers
+        self._close_pool()  # otherwise, its functions would continue to consume random numbers
         super()._load_lasting_state(lasting)
 
 
-#: The options of `ThreadPoolExecutor` besides `max_workers`, and what they are if they are not given.
+#: The options of `ThreadPoolExecutor` other than `max_workers`, with their default values.
 _OPTIONS: dict[str, Any] = {"thread_name_prefix": "torchdata-threadpool", "initializer": None, "initargs": ()}
 
 

@@ -1,1 +1,1 @@
-"""Files after URLs."""
+"""Pipes that read files from URLs."""

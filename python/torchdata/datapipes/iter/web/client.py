@@ -1,8 +1,8 @@
-"""Asking for files over HTTP: time limits, retries, connections, and errors that say which pipe met them.
+"""HTTP requests: time limits, retries, connections, and errors that name the pipe.
 
-Role: what HttpReader, GDriveReader and OnlineReader share, and the streams that they yield. Runs in the process that
-iterates the pipe or reads the stream. An iteration owns its `Connections`, which are kept alive from one URL to the
-next and closed with it.
+Role: shared by HttpReader, GDriveReader and OnlineReader, and by their streams. Runs in the process that iterates the
+pipe or reads the stream. An iteration owns its `Connections`, which are kept open from one URL to the next and closed
+at its end.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from torchdata.datapipes._pipe.checks import check_int
 
 __all__ = ["DEFAULT_RETRIES", "DEFAULT_TIMEOUT", "Client", "Connections", "Retrying"]
 
-#: Seconds to connect, and seconds of silence from a server, if the user set no limit.
+#: Default time limits in seconds: for connecting, and for a silent server.
 DEFAULT_TIMEOUT = (30.0, 120.0)
-#: How often a request is sent again after a fault that may pass.
+#: Default number of retries after a temporary error.
 DEFAULT_RETRIES = 3
-#: Seconds before the second retry; they double with each further one. The first comes at once.
+#: Seconds before the second retry. They double with each further retry. The first retry has no delay.
 BACKOFF = 1.0
-#: The most seconds that a server may ask to wait by `Retry-After`.
+#: Maximum delay in seconds that a server may request by `Retry-After`.
 LONGEST_WAIT = 60.0
-#: Answers after which a request is sent again.
+#: Status codes after which a request is repeated.
 _TEMPORARY = (408, 429, 500, 502, 503, 504)
 
 
 def _get_proxies() -> dict[str, str] | None:
-    """The proxies of all requests whose pipe was given none, by scheme; None: those that the environment names.
+    """Returns the default proxies by scheme; None uses those from the environment.
 
-    For old code that puts a function of its own in its place.
+    Old code replaces this function.
     """
     return None
 
 
 def checked_timeout(pipe: str, timeout: Any) -> tuple[float | None, float | None]:
-    """The limits to connect and of silence, in seconds, from what the user gave; None: no limit.
+    """Returns the limits in seconds for connecting and for silence; None for no limit.
 
     Raises:
-        TypeError: it is neither a number nor a pair of them.
+        TypeError: `timeout` is neither a number nor a pair of numbers.
         ValueError: a limit is not positive.
     """
     if timeout is None:
@@ -62,15 +62,15 @@ def checked_timeout(pipe: str, timeout: Any) -> tuple[float | None, float | None
 
 
 class Retrying:
-    """How often a pipe sends a request again, and where that is counted. Pickles without the count.
+    """The number of retries of a pipe, and a callback that counts them. The callback is not pickled.
 
     Args:
         pipe: the name of the pipe, for messages.
-        max_retries: how often, as the user gave it.
+        max_retries: the maximum number of retries.
 
     Raises:
-        TypeError: that is no integer.
-        ValueError: that is negative.
+        TypeError: `max_retries` is not an integer.
+        ValueError: `max_retries` is negative.
     """
 
     def __init__(self, pipe: str, max_retries: int) -> None:
@@ -82,12 +82,12 @@ class Retrying:
         return {"max_retries": self.max_retries, "count": None}
 
     def policy(self) -> Any:
-        """A `urllib3.Retry` for one request, or for one break in the body of an answer."""
+        """Returns a `urllib3.Retry` for one request, or for one interruption in the body of an answer."""
         from urllib3 import Retry
 
         retrying = self
 
-        class Counted(Retry):  # `new` makes others of this class
+        class Counted(Retry):  # `new` creates further instances of this class
             def increment(self, *args: Any, **kwargs: Any) -> Any:
                 more = super().increment(*args, **kwargs)
                 if retrying.count is not None:
@@ -104,17 +104,17 @@ class Retrying:
             status_forcelist=_TEMPORARY,
             allowed_methods=("GET",),
             raise_on_status=False,  # the last answer becomes an HTTPError
-            backoff_factor=BACKOFF / 2,  # of which the second retry waits twice as long
+            backoff_factor=BACKOFF / 2,  # the second retry waits twice as long as this
         )
 
 
 class Connections:
-    """Connections that are used again by the next request to the same server. A context manager that closes them.
+    """Connections that are reused for the next request to the same server. A context manager that closes them.
 
-    Not for pickles: every process, and every iteration, has its own.
+    It cannot be pickled: every process and every iteration has its own connections.
 
     Args:
-        retrying: how often a request is sent again.
+        retrying: the number of retries.
     """
 
     def __init__(self, retrying: Retrying) -> None:
@@ -123,11 +123,11 @@ class Connections:
         self._process = 0
 
     def session(self) -> Any:
-        """A session of `requests` with cookies of its own over these connections."""
+        """Returns a session of `requests` with its own cookies over these connections."""
         import requests
 
         session = requests.Session()
-        # Other encodings would make ranges and sizes those of the compressed bytes, to which no offset fits.
+        # With another encoding, ranges and sizes would refer to the compressed bytes, so offsets would not match.
         session.headers["Accept-Encoding"] = "identity"
         self.mount(session)
         return session
@@ -136,17 +136,18 @@ class Connections:
         """Makes a session use these connections."""
         from requests.adapters import HTTPAdapter
 
-        if self._process != os.getpid():  # closed, or forked since: then the connections are the parent's
+        if self._process != os.getpid():  # closed, or forked since, in which case the connections belong to the parent
             self._adapter, self._process = HTTPAdapter(max_retries=self._retrying.policy()), os.getpid()
         session.mount("http://", self._adapter)
         session.mount("https://", self._adapter)
 
     def close(self) -> None:
-        """Closes the idle connections; a stream that is being read closes its own when it ends."""
+        """Closes idle connections. A stream that is being read closes its own connection when it ends."""
         if self._adapter is not None and self._process == os.getpid():
             for manager in (self._adapter.poolmanager, *self._adapter.proxy_manager.values()):
                 for key in manager.pools.keys():  # noqa: SIM118  # it cannot be iterated over
-                    manager.pools[key].close()  # or it would live, and keep connections, as long as a response
+                    # otherwise, the pool and its connections would stay alive as long as a response
+                    manager.pools[key].close()
             self._adapter.close()
         self._adapter, self._process = None, 0
 
@@ -158,17 +159,17 @@ class Connections:
 
 
 class Client:
-    """How a pipe asks for URLs. Picklable, as part of the recipes of its streams.
+    """Sends the requests of a pipe. It can be pickled, as part of the recipes of its streams.
 
     Args:
         pipe: the name of the pipe, for messages.
-        timeout: as the user gave it.
-        retrying: how often a request is sent again.
-        options: what is passed on to `requests.Session.get`.
+        timeout: the timeout that the user passed.
+        retrying: the number of retries.
+        options: arguments for `requests.Session.get`.
 
     Raises:
         ModuleNotFoundError: `requests` is not installed.
-        TypeError: an option is none of `requests`.
+        TypeError: `requests` does not support an option.
     """
 
     def __init__(self, pipe: str, timeout: Any, retrying: Retrying, options: Mapping[str, Any]) -> None:
@@ -186,15 +187,15 @@ class Client:
         self.options = dict(options)
 
     def title(self, url: Any, response: Any) -> Any:
-        """The title of a file: its URL."""
+        """Returns the title of a file, which is its URL."""
         return url
 
     def answer(self, connections: Connections, url: Any, headers: Mapping[str, str]) -> Any:
-        """The response with the content of `url`, its body unread."""
+        """Returns the response for `url`, with an unread body."""
         return self.get(connections.session(), url, url, headers)
 
     def get(self, session: Any, url: Any, named: Any, headers: Mapping[str, str]) -> Any:
-        """One successful response, its body unread. Messages speak of `named`, if that is not `url` itself."""
+        """Returns a successful response with an unread body. Messages use `named` instead of `url` if they differ."""
         import requests
         from urllib3.exceptions import MaxRetryError, ReadTimeoutError
 
@@ -220,7 +221,7 @@ class Client:
         return response
 
     def explain(self, error: Exception, what: str) -> None:
-        """Makes an error of `requests` or `urllib3` say which pipe met it, where, and what to do."""
+        """Adds the pipe, the location and a remedy to an error of `requests` or `urllib3`."""
         from requests import RequestException, Timeout
         from urllib3.exceptions import HTTPError, ProtocolError, ReadTimeoutError
 
@@ -234,12 +235,12 @@ class Client:
                 "attempts; raise it for a slow server)"
             )
         if isinstance(error, (RequestException, HTTPError)):
-            error.args = (message,)  # not by a note: some loggers, and warnings, show the message alone
+            error.args = (message,)  # not a note, because some loggers and warnings show only the message
         else:
             error.add_note(message)
 
     def check(self, url: Any) -> None:
-        """Raises ValueError, of one of the kinds that `requests` has, unless `url` is an HTTP URL."""
+        """Raises ValueError, as a matching type of `requests`, unless `url` is an HTTP URL."""
         from requests.exceptions import InvalidSchema, InvalidURL, MissingSchema
 
         if not isinstance(url, (str, bytes)):

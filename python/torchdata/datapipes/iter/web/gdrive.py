@@ -1,7 +1,7 @@
-"""Files of Google Drive: from a link to the download itself, past the pages that stand before it.
+"""Files of Google Drive: finds the download of a link, past the pages before it.
 
-Role: the client of GDriveReader and of OnlineReader's links to Drive. Runs in the process that iterates the pipe. Owns
-nothing: a page is read, at most its first 128 KiB, and closed before the next request.
+Role: the client of GDriveReader, and of OnlineReader for links to Drive. Runs in the process that iterates the pipe.
+Keeps nothing: at most the first 128 KiB of a page are read, and the page is closed before the next request.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from torchdata.datapipes.utils.names import file_name
 
 __all__ = ["HOSTS", "DriveClient", "download_url"]
 
-#: Where links to files of Google Drive lead.
+#: The hosts in links to files of Google Drive.
 HOSTS = frozenset({"drive.google.com", "docs.google.com"})
 
-#: Bytes of a page that are looked at: forty times what there are in one.
+#: Maximum number of bytes of a page to read: forty times the usual size.
 _LARGEST_PAGE = 1 << 17
 
 _FILE_PATH = re.compile(r"(?:/a/[^/]+)?/file/(?:u/\d+/)?d/([^/]+)")
 
 
 def download_url(url: str) -> str:
-    """The URL by which the file of a link is downloaded: of `…/file/d/ID/view`, `…/open?id=ID` and `…/uc?id=ID`.
+    """Returns the download URL of a link such as `…/file/d/ID/view`, `…/open?id=ID` and `…/uc?id=ID`.
 
-    Other URLs, download URLs among them, are returned as they are.
+    Other URLs, including download URLs, are returned unchanged.
     """
     parts = urlsplit(url)
     query = dict(parse_qsl(parts.query))
@@ -47,13 +47,13 @@ def download_url(url: str) -> str:
 
 
 class DriveClient(Client):
-    """How a pipe asks for files of Google Drive."""
+    """Sends the requests of a pipe for files of Google Drive."""
 
     def title(self, url: Any, response: Any) -> str:
-        """The file's name, as the server tells it: the last part alone, as users join it to their folders.
+        """Returns the file's name from the server, without folders because users join it to their own folders.
 
         Raises:
-            RuntimeError: it tells none that a file can have.
+            RuntimeError: the server provides no valid file name.
         """
         told = response.headers.get("content-disposition", "")
         if (found := re.search(r'filename="([^"]+)"', told)) is not None:
@@ -71,14 +71,14 @@ class DriveClient(Client):
             ) from None
 
     def answer(self, connections: Connections, url: Any, headers: Mapping[str, str]) -> Any:
-        """The response with the content of the file, its body unread.
+        """Returns the response for the file, with an unread body.
 
         Raises:
-            RuntimeError: the quota of the file is exceeded, or the link leads to something else than a file.
+            RuntimeError: the quota of the file is exceeded, or the link does not lead to a file.
         """
         from urllib3.exceptions import HTTPError
 
-        session = connections.session()  # one for both requests: the cookies belong together
+        session = connections.session()  # one for both requests, which share their cookies
         asked = download_url(url if isinstance(url, str) else url.decode())
         for _ in range(2):
             response = self.get(session, asked, url, headers)
@@ -100,7 +100,7 @@ class DriveClient(Client):
         )
 
     def _way_past(self, response: Any, asked: str, url: Any) -> str | None:
-        """The URL that a page which asks for confirmation leads to, or None: it is another page."""
+        """Returns the URL to which a confirmation page leads, or None for another page."""
         for name, value in response.cookies.items():
             if name.startswith("download_warning"):
                 return f"{asked}&{urlencode({'confirm': value})}"
@@ -122,7 +122,7 @@ class DriveClient(Client):
 
 
 def _trusted(target: str, asked: str) -> bool:
-    """Whether a form may send the user's settings, credentials among them, to its target."""
+    """Returns whether a form may send the user's settings, including credentials, to its target."""
     there, here = urlsplit(target), urlsplit(asked)
     host = there.hostname or ""
     return there.scheme == here.scheme and (

@@ -1,6 +1,6 @@
 """Reading the pages that Google Drive shows before a download.
 
-Role: used by `gdrive.py`, which imports it when it meets such a page: the parser's module takes long to import.
+Role: used by `gdrive.py`, which imports this module only for such a page, because importing the parser takes long.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Page(HTMLParser):
         self.action: str | None = None
         self.inputs: dict[str, str] = {}
         self._inside = False
-        with contextlib.suppress(AssertionError):  # declarations that are none: so it is some other page
+        with contextlib.suppress(AssertionError):  # invalid declarations, so it is another page
             self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Takes the action and the named inputs of the form."""
+        """Stores the action and the named inputs of the form."""
         given = dict(attrs)
         if tag == "form" and given.get("id") == "download-form":
             self._inside, self.action = True, given.get("action")
@@ -34,6 +34,6 @@ class Page(HTMLParser):
             self.inputs[name] = given.get("value") or ""
 
     def handle_endtag(self, tag: str) -> None:
-        """Notices the end of the form."""
+        """Detects the end of the form."""
         if tag == "form":
             self._inside = False

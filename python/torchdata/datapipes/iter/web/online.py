@@ -1,8 +1,8 @@
 """Pipes that read files from the network by their URLs: HttpReader, GDriveReader, OnlineReader.
 
-Role: each turns URLs into pairs of title and stream. They run in the process that iterates them. An iteration owns its
-connections and closes them when it ends or is abandoned; a stream that was yielded belongs to its reader, and closes
-itself when it is dropped. `requests` is imported where a pipe is built.
+Role: each converts URLs to pairs of title and stream. They run in the process that iterates them. An iteration owns its
+connections and closes them when it ends or is abandoned. A yielded stream belongs to its reader, and closes itself when
+it is dropped. `requests` is imported when a pipe is built.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["GDriveReader", "HttpReader", "OnlineReader"]
 
 
 class _UrlReader(IterDataPipe[tuple[str, StreamWrapper]]):
-    """Opens URLs in turn. Subclasses say by which client."""
+    """Opens URLs in turn. Subclasses choose the client."""
 
     one_to_one = True
 
@@ -53,7 +53,7 @@ class _UrlReader(IterDataPipe[tuple[str, StreamWrapper]]):
         return self._http
 
     def __iter__(self) -> Iterator[tuple[str, StreamWrapper]]:
-        # The source begins now, so that a state saved before the first item is not that of its last epoch.
+        # The source begins now, so that a state saved before the first item does not describe the source's last epoch.
         return self._opened(iter(self.source_datapipe))
 
     def _opened(self, urls: Iterator[Any]) -> Iterator[tuple[str, StreamWrapper]]:
@@ -123,7 +123,7 @@ class HttpReader(_UrlReader):
 
 
 class _DriveReader(_UrlReader):
-    """Opens URLs of which some, or all, are links to Google Drive."""
+    """Opens URLs, some or all of which are links to Google Drive."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class GDriveReader(_DriveReader):
     Raises:
         RuntimeError: while iterating, the file's quota is exceeded, a link leads to a page instead of a file, or the
             server returns no valid file name.
-        Exception: the other errors are those of `HttpReader`.
+        Exception: all other errors are the same as for `HttpReader`.
 
     Example:
         >>> from torchdata.datapipes.iter import GDriveReader, IterableWrapper
@@ -191,6 +191,6 @@ class OnlineReader(_DriveReader):
     def _client(self, url: Any) -> Client:
         try:
             host = urlsplit(url).hostname
-        except (ValueError, AttributeError):  # the client says what is wrong with it
+        except (ValueError, AttributeError):  # the client reports the error
             host = None
         return self._drive if host in HOSTS else self._http

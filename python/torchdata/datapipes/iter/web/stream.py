@@ -1,9 +1,9 @@
-"""Files after HTTP URLs as streams: reading them, and opening them again where they were left.
+"""Streams over HTTP URLs: reads files, and reopens them at their last position.
 
-Role: the streams of HttpReader, GDriveReader and OnlineReader. They live in the process that reads them. A stream owns
-the response that it reads from, and outlives the iteration that made it. Its recipe requests only the remaining part of
-the file (`Range`), or reads and drops the first part if the server does not support ranges. Whether the file is still
-the same is told by `ETag`, `Last-Modified` and size. RFC 9110, sections 8.8, 13 and 14.
+Role: the streams of HttpReader, GDriveReader and OnlineReader. They belong to the process that reads them. A stream
+owns its response, and may outlive the iteration that created it. Its recipe requests only the remaining part of the
+file (`Range`), or reads and drops the first part if the server does not support ranges. `ETag`, `Last-Modified` and
+size show whether the file is the same. See RFC 9110, sections 8.8, 13 and 14.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from torchdata.datapipes.utils._streams import StreamWrapper
 
 __all__ = ["HttpRecipe", "HttpStream", "open_url"]
 
-#: Bytes read ahead, so that lines need no call into the network each.
+#: Bytes to read ahead, so that reading a line needs no network call.
 _BUFFER = 1 << 16
-#: Bytes asked for at once if a stream is read to its end, or what was read before is dropped.
+#: Bytes to request at a time if a stream is read to its end, or if earlier bytes are dropped.
 _PIECE = 1 << 20
 
 
 def open_url(client: Client, url: Any, connections: Connections) -> tuple[Any, StreamWrapper]:
-    """The title of what is found at `url`, and a stream of it.
+    """Returns the title of the file at `url`, and a stream of it.
 
     Raises:
-        requests.RequestException: the server cannot be reached, does not answer in time, or answers by an error.
-        ValueError: `url` is no HTTP URL.
+        requests.RequestException: the server cannot be reached, does not answer in time, or returns an error.
+        ValueError: `url` is not an HTTP URL.
     """
     client.check(url)
     response = client.answer(connections, url, {})
@@ -43,18 +43,18 @@ def open_url(client: Client, url: Any, connections: Connections) -> tuple[Any, S
 
 
 class _Version(NamedTuple):
-    """The server's description of a file, by which a change is noticed."""
+    """The server's description of a file, which reveals changes."""
 
     etag: str | None
     modified: str | None
-    #: Bytes in all, if known.
+    #: The total size in bytes, if known.
     size: int | None
-    #: Whether the body came compressed, so that an offset into the stream is none into the file.
+    #: Whether the body was compressed, so that an offset in the stream is not an offset in the file.
     encoded: bool
 
     @classmethod
     def of(cls, response: Any) -> _Version:
-        """The version that the headers of `response` tell."""
+        """Returns the version according to the headers of `response`."""
         headers = response.headers
         encoded = headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity")
         told = headers.get("Content-Length")
@@ -65,11 +65,11 @@ class _Version(NamedTuple):
 
     @property
     def condition(self) -> str | None:
-        """The value to send as `If-Range`, which allows no weak tags."""
+        """Returns the value for `If-Range`, which does not allow weak tags."""
         return self.modified if self.etag is None else self.etag if self.etag.startswith('"') else None
 
     def differs(self, other: _Version) -> str | None:
-        """The header that shows that the other version has another content, if both servers sent it."""
+        """Returns the header that shows other contents in the other version, if both servers sent it."""
         if self.etag and other.etag:
             same = self.etag.removeprefix("W/") == other.etag.removeprefix("W/")
             return None if same else f"its ETag was {self.etag} and is {other.etag}"
@@ -81,28 +81,28 @@ class _Version(NamedTuple):
 
 
 class HttpRecipe:
-    """How the stream of a URL is opened again. Pickled with all settings of its pipe, credentials included.
+    """The recipe to reopen the stream of a URL. Pickled with all settings of its pipe, including credentials.
 
     Args:
-        client: how its pipe asks for URLs.
-        url: as the pipe got it; redirects are followed anew.
-        version: what the server told of the file.
+        client: the client of the pipe.
+        url: the URL that the pipe received; redirects are followed again.
+        version: the server's description of the file.
     """
 
     def __init__(self, client: Client, url: Any, version: _Version) -> None:
         self.client, self.url, self.version = client, url, version
 
     def open(self) -> HttpStream:
-        """A stream that asks for the file when it is read, from where it stands then."""
+        """Returns a stream that requests the file when it is read, from its position at that time."""
         return HttpStream(self)
 
     def ask(self, offset: int) -> tuple[Any, int]:
-        """A response with the file's content from `offset` on, and how many bytes too early it begins.
+        """Returns a response with the file's contents from `offset` on, and how many bytes too early it begins.
 
-        None in place of a response if the file ends there.
+        Returns None instead of a response if the file ends there.
 
         Raises:
-            requests.RequestException: the file cannot be had.
+            requests.RequestException: the file is not available.
             RuntimeError: the file has changed, or the server sends another part of it.
         """
         headers = {}
@@ -148,8 +148,8 @@ class HttpRecipe:
         except HTTPError as error:
             if not headers or error.response is None or error.response.status_code != 416:
                 raise
-            # No byte is left in the file: it was read to its end, or is shorter now. With `If-Range`, the server
-            # confirms that the file is the same; otherwise it is compared after reading all of it.
+            # No bytes are left in the file: it was read to its end, or has become shorter. With `If-Range`, the server
+            # confirms that the file is the same. Otherwise, the file is compared after reading all of it.
             if "If-Range" in headers and error.response.headers.get("Content-Range") == f"bytes */{offset}":
                 return None
         return self.client.answer(connections, self.url, {})
@@ -159,15 +159,15 @@ class HttpRecipe:
 
 
 class _Body(io.RawIOBase):
-    """The bytes of a file after a URL. Asks for it on the first read, unless it was given a response."""
+    """The bytes of a file at a URL. Requests the file on the first read, unless it received a response."""
 
     def __init__(self, recipe: HttpRecipe, response: Any = None) -> None:
         self.recipe, self.response = recipe, response
         self.position = 0
-        #: Bytes of the response that lie before the position.
+        #: How many bytes of the response precede the position.
         self._early = 0
         self._failure: Exception | None = None
-        #: What is left of the retries since bytes came last; None: all of them.
+        #: The remaining retries since bytes last arrived; None: all of them.
         self._retry: Any = None
 
     @property
@@ -193,8 +193,8 @@ class _Body(io.RawIOBase):
         return b"".join(pieces)
 
     def some(self, most: int, whole: bool = False) -> bytes:
-        """At least one and at most `most` bytes, as many if they are wanted `whole`; none at the end alone."""
-        if self._failure is not None:  # neither is this the end, nor is the place known any more
+        """Returns between one and `most` bytes, or all `most` if `whole` is set; empty only at the end."""
+        if self._failure is not None:  # this is not the end, but the position is unknown
             raise _twin(self._failure)
         from urllib3.exceptions import HTTPError
 
@@ -216,7 +216,7 @@ class _Body(io.RawIOBase):
         return data
 
     def _may_retry(self, error: Exception) -> bool:
-        """Whether the rest of the file is to be asked for after a break in the body; waits before that."""
+        """Returns whether to request the rest of the file after an interrupted body, after waiting for the delay."""
         from urllib3.exceptions import MaxRetryError
 
         retry = self.recipe.client.retrying.policy() if self._retry is None else self._retry
@@ -246,11 +246,11 @@ class _Body(io.RawIOBase):
         return self._arrived(most, whole)
 
     def _arrived(self, most: int, whole: bool) -> bytes:
-        """The bytes of the connection, decompressed, waiting if there is nothing yet or it is wanted `whole`."""
+        """Returns decompressed bytes from the connection. Waits if there are none yet, or if `whole` is set."""
         from urllib3.exceptions import ProtocolError
 
         raw, headers = self.response.raw, self.response.headers
-        read = raw.read if whole else getattr(raw, "read1", raw.read)  # urllib3 1 knows whole reads alone
+        read = raw.read if whole else getattr(raw, "read1", raw.read)  # urllib3 1 only supports whole reads
         decode = "Content-Encoding" in headers
         while True:
             before = raw.tell()
@@ -261,7 +261,7 @@ class _Body(io.RawIOBase):
                 break
         length = headers.get("Content-Length", "")
         if length.isdecimal() and len(length) < 20 and "Transfer-Encoding" not in headers and before < int(length):
-            raise ProtocolError(f"it ended after {before} of {length} bytes")  # which urllib3 1 does not notice
+            raise ProtocolError(f"it ended after {before} of {length} bytes")  # urllib3 1 does not notice this
         return b""
 
     def _drop_response(self) -> None:
@@ -270,13 +270,13 @@ class _Body(io.RawIOBase):
             response.close()
 
     def close(self) -> None:
-        """Closes the response; a connection that is not at the end of its body is not used again."""
+        """Closes the response. A connection that is not at the end of its body is not reused."""
         self._drop_response()
         super().close()
 
 
 def _twin(error: Exception) -> Exception:
-    """The same error without its traceback, which would keep alive the stream that was read."""
+    """Returns the same error without its traceback, which would keep the stream alive."""
     twin = type(error).__new__(type(error), *error.args)
     twin.args = error.args
     twin.__dict__.update(error.__dict__)
@@ -284,15 +284,15 @@ def _twin(error: Exception) -> Exception:
 
 
 class HttpStream(io.BufferedReader):
-    """A binary stream of a file after a URL, as the pipes over HTTP yield it.
+    """A binary stream of a file at a URL, as yielded by the pipes over HTTP.
 
-    It reads forward. `seekable()` is False, so that archive readers take it for a stream; `seek` still moves forward,
-    and before the first read it makes the server begin there. If the connection breaks, the rest of the file is asked
-    for, as often as the pipe's `max_retries` allows in a row without a byte. An error after that stays: every further
-    read raises it again.
+    It reads forward. `seekable()` is False, so that archive readers treat it as a stream. `seek` can still move
+    forward, and before the first read it makes the server begin at that position. If the connection breaks, the rest of
+    the file is requested. The pipe's `max_retries` limits the number of consecutive attempts without data. After that,
+    the error is permanent: every further read raises it again.
 
     Args:
-        recipe: how it is opened (again).
+        recipe: the recipe to open the stream, for the first time or again.
         response: the response to read, if there is one.
     """
 
@@ -301,24 +301,24 @@ class HttpStream(io.BufferedReader):
         super().__init__(self._body, _BUFFER)
 
     def recipe(self) -> HttpRecipe:
-        """How the stream is opened again."""
+        """Returns the recipe to reopen the stream."""
         return self._body.recipe
 
     @property
     def headers(self) -> Any:
-        """The headers of the response; empty if the server was not asked yet."""
+        """The headers of the response; empty before the first request."""
         return self._body.response.headers if self._body.response is not None else {}
 
     @property
     def status(self) -> int | None:
-        """The status of the response; None if the server was not asked yet."""
+        """The status of the response; None before the first request."""
         return self._body.response.status_code if self._body.response is not None else None
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Moves forward to `offset`.
 
         Raises:
-            io.UnsupportedOperation: the target lies before the position, or is counted from the end.
+            io.UnsupportedOperation: the target precedes the current position, or is relative to the end.
         """
         place = self.tell()
         target = place + offset if whence == io.SEEK_CUR else offset
@@ -328,7 +328,7 @@ class HttpStream(io.BufferedReader):
                 f"{offset} (whence={whence}); read it into io.BytesIO first"
             )
         if self._body.response is None and self._body.position == place:
-            self._body.position = place = target  # the server will begin there
+            self._body.position = place = target  # the server will begin at this position
         while place < target and (dropped := len(self.read(min(target - place, _PIECE)))):
             place += dropped
         return self.tell()
