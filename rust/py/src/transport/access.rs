@@ -91,8 +91,8 @@ impl Access {
         Ok(())
     }
 
-    /// Begins an epoch in which the process behind each link may be `window` items ahead. A thread that reads for an earlier one is told
-    /// to leave.
+    /// Begins an epoch. The process that sends over a link may be `window` items ahead. A thread that still reads for
+    /// an earlier epoch is asked to leave.
     pub fn start_epoch(&self, py: Python<'_>, epoch: u32, window: u64, start: Start) -> PyResult<()> {
         self.signs.epoch.store(u64::from(epoch), Relaxed);
         let mut held = self.hold_once_left(py)?;

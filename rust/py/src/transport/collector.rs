@@ -98,13 +98,18 @@ impl Collector {
         self.access.hold()?.watch.watch(processes, on_exit).map_err(errors::open)
     }
 
-    /// Watches processes that are replaced by others if they die.
+    /// Watches processes, and replaces those that exit.
     ///
-    /// When some have, `on_death(dead, items received of each peer, whether each has ended, whether all are paused)`
-    /// returns those that are to be replaced, all of which have ended by then; with them `on_replace(dead, (by peer:
-    /// items received and the newest snapshot; the dispatching process's), whether each has ended)` returns for each
-    /// its number, the link over which it sends to this side or None, and its process's number or descriptor. An
-    /// exception leaves all as it was, to be tried again. Link number i is of process i.
+    /// Once processes have exited, `on_death(dead, received, ended, paused)` is called. `received` holds the number of
+    /// items received from each peer, `ended` whether each peer has ended, and `paused` whether all are paused. It
+    /// returns the processes to replace, all of which have exited by then.
+    ///
+    /// Then `on_replace(dead, places, ended)` is called. `places` holds, by peer, the number of items received and the
+    /// newest snapshot, followed by the snapshot of the dispatching process. For each process, it returns the number,
+    /// the link to this side or None, and the id or descriptor of the replacement.
+    ///
+    /// If one of them raises an exception, nothing has changed, and the next call tries again. Process i sends over
+    /// link i.
     fn watch_and_replace(
         &self,
         processes: Vec<(usize, Sign<'_>)>,
@@ -188,7 +193,8 @@ impl Collector {
         Ok(())
     }
 
-    /// Starts an epoch in which the process behind each link may run `window` items ahead. To be called before the peers are told.
+    /// Starts an epoch. The process that sends over a link may be `window` items ahead. Call this before the peers
+    /// receive the command to start.
     ///
     /// A thread that still reads for an earlier epoch is told to leave; the call waits for that.
     ///

@@ -37,15 +37,16 @@ pub(super) fn is_interrupted(control: &Option<Probe>, held: Option<u32>) -> bool
 /// The state of a thread that sends.
 pub(super) struct Outlet {
     pub owner: OwningProcess,
-    /// One, of a worker, for all its shards; or by worker, of the dispatching process.
+    /// A worker has one producer for all its shards. The dispatching process has one for each worker.
     pub producers: Vec<Producer>,
     /// The arenas of the producers, for calling `tidy` while a producer waits.
     arenas: Vec<Arc<Arena>>,
     /// The turn of the shards, or of the workers that items are dealt to.
     pub dealing: Dealing,
-    /// Whether those in turn are shards, each with an iterator of its own. The dispatching process has one for all.
+    /// Whether the turn passes between shards, each of which has its own iterator. The dispatching process has one
+    /// iterator for all workers.
     pub has_shards: bool,
-    /// Whether a shard may still make items again.
+    /// Whether a shard may still have to recompute items.
     pub owes: bool,
     /// The shard with an iterator that has ended. Its end must be sent.
     pub closing: Option<usize>,
@@ -69,7 +70,7 @@ pub(super) struct Outlet {
     pub noter: Option<Py<PyAny>>,
     /// In a worker: snapshots of the dispatching process to relay.
     pub relay: Option<Arc<Relay>>,
-    /// By shard or reader: the checksum behind the items that are made again; None if that is not compared.
+    /// By shard or reader: the checksum after the recomputed items; None if it is not compared.
     pub expected: Vec<Option<u64>>,
     pub next_link: usize,
     /// By reader: counters for waits for space and grants. Empty without statistics.
@@ -124,7 +125,7 @@ pub(super) fn item_kind(encoder: &Encoder) -> u16 {
 }
 
 impl Outlet {
-    /// Several producers are those of the dispatching process; one has so many shards.
+    /// One producer is that of a worker with `shards` shards. Several are those of the dispatching process.
     pub fn new(mut producers: Vec<Producer>, shards: u16, own: BellRef, control: Option<Probe>) -> Self {
         let has_shards = producers.len() == 1;
         if has_shards {

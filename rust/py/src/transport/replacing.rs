@@ -14,7 +14,8 @@ use super::snapshots::{KeptPlaces, kept_places};
 use super::watched::{Replacing, Sign};
 use crate::errors;
 
-/// A process that takes a place: whose, over which link it sends to this side, if it does, and its number or descriptor.
+/// A replacement: the number of the process that it replaces, the link over which it sends to this side, if any, and
+/// its process id or descriptor.
 type Heir<'py> = (usize, Option<Bound<'py, PyLink>>, Sign<'py>);
 
 impl Reader {

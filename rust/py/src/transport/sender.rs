@@ -105,12 +105,12 @@ impl Sender {
         Ok(())
     }
 
-    /// Starts an epoch: units carry its number, and items count from zero. A unit that was begun in an
-    /// earlier one is given up.
+    /// Starts an epoch: units carry its number, and items count from zero. A unit that was begun in an earlier epoch
+    /// is dropped.
     ///
-    /// `starts` says, by shard or reader, from where an earlier run of it goes on: after how many items and with which
-    /// checksum, how many of those that follow the reader has already, and the checksum behind these, to be compared if
-    /// it is given. `turn` is the shard or reader of the first item.
+    /// `starts` holds, by shard or reader, the position from which an earlier run resumes: the number of items before
+    /// it and their checksum, the number of the next items that the reader already has, and the checksum after these
+    /// items. The last one is compared if it is given. `turn` is the shard or reader of the first item.
     #[pyo3(signature = (epoch, pass_number = 1, starts = None, turn = 0))]
     fn start_epoch(
         &self,
