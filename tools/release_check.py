@@ -69,7 +69,8 @@ def check_versions(version: str, is_release: bool) -> str:
 
 
 def build(target: Path, out: Path) -> Path:
-    """Builds a wheel, with a folder for Cargo's files."""
+    """Builds a wheel from nothing. The binary contains the path of Cargo's folder, so that is the same in each build."""
+    shutil.rmtree(target, ignore_errors=True)
     command = [sys.executable, "-m", "maturin", "build", "--release", "--locked", "--out", str(out)]
     subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "CARGO_TARGET_DIR": str(target)})
     [wheel] = out.glob("torchdata_rs-*.whl")
@@ -199,8 +200,8 @@ def main() -> int:
 
     version = options.version or tomllib.loads(text_of("Cargo.toml"))["workspace"]["package"]["version"]
     check("versions", check_versions, version, options.version is not None)
-    target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
-    wheel, again = build(target, work / "dist"), build(target / "again", work / "again")
+    target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release-check"
+    wheel, again = build(target, work / "dist"), build(target, work / "again")
     subprocess.run([sys.executable, "-m", "maturin", "sdist", "--out", str(work / "dist")], cwd=ROOT, check=True)
     [sdist] = (work / "dist").glob("*.tar.gz")
     check("reproducible", check_reproducible, wheel, again)
