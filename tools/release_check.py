@@ -69,7 +69,7 @@ def check_versions(version: str, is_release: bool) -> str:
 
 
 def build(target: Path, out: Path) -> Path:
-    """Builds a wheel from nothing. The binary contains the path of Cargo's folder, so that is the same in each build."""
+    """Builds a wheel from nothing, in the same folder each time: the binary contains its path."""
     shutil.rmtree(target, ignore_errors=True)
     command = [sys.executable, "-m", "maturin", "build", "--release", "--locked", "--out", str(out)]
     subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "CARGO_TARGET_DIR": str(target)})
