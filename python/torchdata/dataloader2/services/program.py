@@ -66,6 +66,7 @@ __all__ = [
 ]
 
 #: Where users find the functions of this module, and replace them.
+_LOCKS = "torchdata.datapipes.iter.disk_cache.locks"
 _FACE = "torchdata.dataloader2.reading_service"
 
 
@@ -261,7 +262,8 @@ class GraphProgram(EpochProgram):
                 self._tell_torch()
             else:
                 tell_when_imported(self._telling)
-        self._held.close()
+        if self._reading_ahead:
+            self._held.close()
 
     def leave(self) -> None:
         """Keeps the shard's random numbers, stops its threads, and releases its locks."""
@@ -271,7 +273,7 @@ class GraphProgram(EpochProgram):
         for pipe in self._reading_ahead:
             with suppress(TimeoutError):  # a thread that takes this long for an item is not stopped
                 self._held.enter_context(pipe.standing_still())
-        if (locks := loaded("torchdata.datapipes.iter.disk_cache.locks")) is not None:
+        if _LOCKS in sys.modules and (locks := loaded(_LOCKS)) is not None:
             locks.release_all_of(None)  # another shard may need the files, and these threads write none meanwhile
         self._own.leave()
 
