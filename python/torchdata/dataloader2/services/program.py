@@ -65,8 +65,8 @@ __all__ = [
     "replaced_functions",
 ]
 
-#: Where users find the functions of this module, and replace them.
 _LOCKS = "torchdata.datapipes.iter.disk_cache.locks"
+#: Where users find the functions of this module, and replace them.
 _FACE = "torchdata.dataloader2.reading_service"
 
 
