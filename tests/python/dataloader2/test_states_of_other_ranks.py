@@ -82,7 +82,10 @@ def test_the_state_of_one_rank_is_refused_by_another_number_of_ranks(workers: in
 @pytest.mark.parametrize("workers", [0, 2])
 def test_states_of_ranks_are_refused_by_a_longer_or_shorter_dataset(workers: int, items: int) -> None:
     states = {rank: state for rank, (state, _) in enumerate(saved(workers, 3))}
-    with pytest.raises(ValueError, match=rf"has iterable=builtins.list of length 40 in the state and builtins.list of length {items} in this"):
+    with pytest.raises(
+        ValueError,
+        match=rf"has iterable=builtins.list of length 40 in the state and builtins.list of length {items} in this",
+    ):
         resumed(2, workers, items, states)
 
 
