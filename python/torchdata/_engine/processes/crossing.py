@@ -179,7 +179,7 @@ class Handle(Generic[SharedT]):
 
     def __init__(self, shared: SharedT, spare: Callable[[], SharedT] | None = None) -> None:
         self.shared: SharedT = shared
-        self.spare = spare
+        self.spare: Callable[[], SharedT] | None = spare
 
     def __reduce__(self) -> Any:
         return _attach, (type(self.shared), reduction.DupFd(self.shared.fileno()), self.spare)
