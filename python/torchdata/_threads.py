@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
-__all__ = ["AFTER_FORK", "OUT_OF_TASKS", "Flag", "Work", "are_there_any", "end_all", "end_at_exit", "start"]
+__all__ = ["AFTER_FORK", "AT_HANGS", "OUT_OF_TASKS", "Flag", "Work", "are_there_any", "end_all", "end_at_exit", "start"]
 
 #: Why the system cannot start a process or thread, and the remedy.
 OUT_OF_TASKS = (
@@ -28,6 +28,8 @@ AFTER_FORK = (
     "with start method 'fork' the usual cause is a library whose threads do not survive a fork (JAX, PyAV, obstore, "
     "polars, lance, numba's OpenMP layer): use multiprocessing_context='forkserver'"
 )
+#: What to do about a child that hangs.
+AT_HANGS = "`timeout=` makes that an error, and `on_timeout='restart'` replaces the process"
 
 #: How many seconds interpreter exit waits for all threads together.
 PATIENCE = 2.0

@@ -357,3 +357,16 @@ def test_a_service_with_the_methods_of_0_9_alone_works_as_it_did() -> None:
     other.load_state_dict(state)
     assert list(other) == [1, 2, 3, 4]
     other.shutdown()
+
+
+@pytest.mark.parametrize("read", [0, 3])
+def test_the_state_of_a_service_with_the_methods_of_0_9_is_saved_without_a_word(read: int, capfd: Any) -> None:
+    first: DataLoader2[Any] = DataLoader2(IterableWrapper(range(8)), reading_service=_Plain())  # type: ignore[call-overload]
+    second: DataLoader2[Any] = DataLoader2(IterableWrapper(range(8)), reading_service=_Plain())  # type: ignore[call-overload]
+    with warnings.catch_warnings(), first, second:
+        warnings.simplefilter("error")
+        reading = iter(first)
+        assert [next(reading) for _ in range(read)] == list(range(read))
+        second.load_state_dict(first.state_dict())
+        assert list(second) == list(range(read, 8))
+    assert capfd.readouterr() == ("", "")

@@ -71,6 +71,22 @@ def test_a_worker_that_is_killed_is_reported_after_what_it_had_sent(method, tmp_
             list(dl)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_a_crash_under_fork_names_threads_that_do_not_survive_a_fork_and_the_time_outs_of_hangs(method):
+    datapipe = IterableWrapper(range(40)).sharding_filter().map(Kills(13, signal.SIGSEGV))
+    with (
+        loader(datapipe, multiprocessing_context=method) as dl,
+        pytest.raises(WorkerExitedError, match="was killed by SIGSEGV; a native library in its pipes") as caught,
+    ):
+        list(dl)
+    told = str(caught.value)
+    assert ("a library whose threads do not survive a fork" in told) == (method == "fork")
+    assert ("use multiprocessing_context='forkserver'" in told) == (method == "fork")
+    assert ("`timeout=` makes that an error, and `on_timeout='restart'` replaces the process" in told) == (
+        method == "fork"
+    )
+
+
 def seconds_until_a_death_is_told():
     datapipe = IterableWrapper(range(40)).sharding_filter().map(Sleeps(4))
     with loader(datapipe, worker_prefetch_cnt=1, main_prefetch_cnt=1) as dl:
@@ -137,6 +153,9 @@ def script(tmp_path):
                     return x
                 def stuck(x):
                     time.sleep(1000)
+                def announced_and_stuck(x):
+                    os.write(1, f"{os.getpid()}\\n".encode())
+                    time.sleep(1000)
                 def make(f, method="fork", dispatch=False, workers=2):
                     dp = IterableWrapper(range(100_000))
                     if dispatch:
@@ -167,6 +186,20 @@ def test_when_main_is_killed_its_children_end(script, method):
     process = run_script(path, method)
     pids = [int(pid) for pid in process.stdout.readline().split()]
     assert len(pids) == 3
+    process.kill()
+    process.communicate(timeout=250)
+    wait_for(lambda: all(map(is_gone, pids)))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_that_hang_end_when_main_is_killed(script, method):
+    path = script(
+        """
+        for _ in make(announced_and_stuck, sys.argv[1]): pass
+        """
+    )
+    process = run_script(path, method)
+    pids = [int(process.stdout.readline()) for _ in range(2)]
     process.kill()
     process.communicate(timeout=250)
     wait_for(lambda: all(map(is_gone, pids)))

@@ -11,7 +11,7 @@ import signal
 import sys
 from typing import Protocol
 
-from torchdata._threads import AFTER_FORK
+from torchdata._threads import AFTER_FORK, AT_HANGS
 
 __all__ = ["CANNOT_WATCH", "DAMAGED", "NO_GUARD", "UNGUARDED", "exit_message", "how_it_died", "why_not_started"]
 
@@ -85,7 +85,7 @@ def how_it_died(child: Exited) -> tuple[str, str]:
         how = f"was killed by {signal_name}"
         advice = _BY_SIGNAL.get(signal_name, "look for who sent the signal")
         if child.is_copy_of_main and signal_name in ("SIGSEGV", "SIGTERM"):
-            advice += f"; {AFTER_FORK}"
+            advice += f"; {AFTER_FORK}. If such a library hangs, {AT_HANGS}"
     elif code == CANNOT_WATCH:
         how = f"exited with code {code}"
         advice = (

@@ -84,7 +84,8 @@ class Group(OwnsChildren):
         warn_of_lacks()
         count = num_workers + (dispatch is not None)
         self.bells = BellBoard(1 + count)
-        self.stats = StatsBoard(1 + count, max(2, num_workers), PIPES, full_stats)
+        new_stats = partial(StatsBoard, 1 + count, max(2, num_workers), PIPES, full_stats)
+        self.stats = new_stats()
         common = CommonSetup.under(method, self.bells, place_outside())
         programs = [_shared(program, method)] * num_workers
         if dispatch is not None:
@@ -106,7 +107,7 @@ class Group(OwnsChildren):
                 program=programs[index],
                 program_class=(kind.__module__, kind.__qualname__),
                 common=common,
-                stats=Handle(self.stats),
+                stats=Handle(self.stats, new_stats),  # damaged counters are no reason for an error
                 lines=lines,
                 output_peers=[MAIN] if worker else list(range(1, 1 + num_workers)),
                 dispatcher_index=count,

@@ -20,7 +20,7 @@ from typing import Any
 
 from torchdata._native import Delivery, watch_after_fork, watch_before_fork, watch_is_over, watch_with
 from torchdata._reporting import PACKAGE
-from torchdata._threads import AFTER_FORK
+from torchdata._threads import AFTER_FORK, AT_HANGS
 
 __all__ = [
     "STALL",
@@ -145,7 +145,7 @@ def _words(
     return (
         f"no item has come for {duration(waited)}: {waits}, which is {fault.state}{runs}. "
         f"{fault.called} (pid {fault.pid}) is {where}. If it hangs, {AFTER_FORK + '; ' if children.is_forked else ''}"
-        f"`timeout=` makes that an error, and `on_timeout='restart'` replaces the process.\n{answer}"
+        f"{AT_HANGS}.\n{answer}"
     )
 
 

@@ -257,7 +257,7 @@ def skip(error: BaseException, datapipe: Any, yielded: int, iterator: Any) -> bo
         number = yielded + sum(record.skipped.values()) - 1
         of_loader = _epochs.get(owner) if worker is None else epoch
         found = {"epoch": of_loader, "worker": worker, "pipe": blamed_name(datapipe, error), "item": number}
-        found["key"] = _key_of(error)
+        found["key"] = _key_of(error) or _row_read_for(datapipe)
         write_line(owner.log, found | line_of(error))
     if not is_over(owner, owner.limit):
         return True
@@ -325,6 +325,16 @@ def _key_of(error: BaseException) -> str | None:
     code, known = frames.tb_frame.f_code, frames.tb_frame.f_locals
     names = [name for name in code.co_varnames[: code.co_argcount] if name not in ("self", "cls")]
     return key_of(known.get(names[0])) if names else None
+
+
+def _row_read_for(datapipe: Any) -> str | None:
+    """The file and row that a reader of tables has read last, if only maps and filters are between it and the pipe."""
+    while type(datapipe).__name__ in ("Mapper", "Filter"):
+        [datapipe] = sources_of(datapipe)
+        if hasattr(type(datapipe), "_last_row"):
+            named: str | None = datapipe._last_row()
+            return named
+    return None
 
 
 def skipper_of(graph: Graph) -> Any:

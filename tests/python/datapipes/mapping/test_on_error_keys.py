@@ -152,6 +152,33 @@ def test_the_log_names_the_worker_and_a_set_of_its_keys_lists_each_broken_sample
     assert last["worker"] is last["epoch"] is None
 
 
+def fourth(row: dict[str, Any]) -> float:
+    return 1 / row["of"][3]
+
+
+def same(row: dict[str, Any]) -> dict[str, Any]:
+    return row
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("between", ["nothing", "a map and a filter"])
+def test_a_row_without_scalar_columns_is_named_by_its_file_and_row(tmp_path, workers, between):
+    for name in "ab":
+        table = pyarrow.table({"of": [[1, 2, 3, n % 3] for n in range(8)]})
+        parquet.write_table(table, tmp_path / f"{name}.parquet", row_group_size=5)
+    rows = ArrowParts(str(tmp_path)).to_iter_datapipe().sharding_filter().read_arrow()
+    if between != "nothing":
+        rows = rows.map(same).filter(bool)
+    with DataLoader2(rows.map(fourth).on_error("skip", log=tmp_path / "log"), num_workers=workers) as loader:
+        assert len(list(loader)) == 10
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert sorted((line["key"], line["worker"]) for line in lines) == sorted(
+        (f"row group {group} of {tmp_path / name}, row {row}", group if workers else None)
+        for name in ("a.parquet", "b.parquet")
+        for group, row in [(0, 0), (0, 3), (1, 1)]
+    )
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("where", ["filtered", "dispatched"])
 def test_the_log_names_the_epoch_of_the_loader(tmp_path, workers, where):

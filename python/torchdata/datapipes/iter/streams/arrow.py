@@ -13,7 +13,7 @@ from operator import index
 from typing import Any, ClassVar, Literal
 from zlib import crc32
 
-from torchdata._redacting import redact_error
+from torchdata._redacting import redact_error, redacted
 from torchdata._reporting import name_item
 from torchdata.datapipes._pipe.arrow_opening import arrow_source
 from torchdata.datapipes._pipe.arrow_sources import ArrowSource
@@ -151,6 +151,10 @@ class ArrowReader(IterDataPipe[Any]):
     def _drop_broken(self) -> None:
         """Drops a part that has raised an exception."""
         self._part = None
+
+    def _last_row(self) -> str | None:
+        """The part and the row in it that was yielded last; None for frames."""
+        return redacted(f"{self._name}, row {self._row - 1}") if self.rows else None
 
     def _check_name(self, part: int | list[int]) -> None:
         numbers, count = part if isinstance(part, list) else [part], len(self._table.names)

@@ -1,0 +1,95 @@
+"""States of one rank in loaders of other ranks: each rank has its own, and another rank's state is an error by name."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from typing import Any
+
+import pytest
+
+from process_checks import nothing_is_left  # noqa: F401
+from rank_threads import ThreadGroup, in_ranks
+from torchdata.dataloader2 import (
+    DataLoader2,
+    DistributedReadingService,
+    MultiProcessingReadingService,
+    SequentialReadingService,
+)
+from torchdata.datapipes.iter import IterableWrapper
+
+
+def drawn(x: int) -> tuple[int, float]:
+    """An augmentation, whose random numbers differ between ranks."""
+    return x, random.random()
+
+
+def loader(group: ThreadGroup, workers: int, items: int) -> DataLoader2[Any]:
+    service: Any = DistributedReadingService(60, process_group=group)
+    if workers:
+        service = SequentialReadingService(service, MultiProcessingReadingService(workers, "fork"))
+    pipe: Any = IterableWrapper(list(range(items))).shuffle().sharding_filter()
+    if workers:  # ranks are threads here, and share the random numbers of the main process
+        pipe = pipe.map(drawn)
+    return DataLoader2(pipe, reading_service=service)
+
+
+def saved(workers: int, count: int | None) -> list[Any]:
+    """By rank, the state after `count` items, or before the epoch, and the rest of the epoch."""
+
+    def body(group: ThreadGroup) -> Any:
+        with loader(group, workers, 40) as made:
+            made.seed(3)
+            if count is None:
+                return [made.state_dict(), list(made)]
+            reading = iter(made)
+            for _ in range(count):
+                next(reading)
+            return pickle.loads(pickle.dumps(made.state_dict())), list(reading)
+
+    return in_ranks(2, body)
+
+
+def resumed(ranks: int, workers: int, items: int, states: dict[int, Any]) -> list[Any]:
+    """By rank, the items after its state, or after that of rank 0."""
+
+    def body(group: ThreadGroup) -> Any:
+        with loader(group, workers, items) as made:
+            made.load_state_dict(states.get(group.rank, states[0]))
+            return list(made)
+
+    return in_ranks(ranks, body)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_state_of_rank_0_is_refused_by_another_rank_with_the_remedy(workers: int, count: int) -> None:
+    (state, rest), (other, others_rest) = saved(workers, count)
+    with pytest.raises(ValueError, match=r"saved by rank 0 of 2, and this is rank 1 of 2: load each rank's own state"):
+        resumed(2, workers, 40, {0: state})
+    assert resumed(2, workers, 40, {0: state, 1: other}) == [rest, others_rest]
+
+
+@pytest.mark.parametrize(("ranks", "here"), [(1, "no rank of a distributed job"), (3, r"rank \d of 3")])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_state_of_one_rank_is_refused_by_another_number_of_ranks(workers: int, ranks: int, here: str) -> None:
+    state = saved(workers, 3)[0][0]
+    with pytest.raises(ValueError, match=rf"saved by rank 0 of 2, and this is {here}"):
+        resumed(ranks, workers, 40, {0: state})
+
+
+@pytest.mark.parametrize("items", [20, 60])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_states_of_ranks_are_refused_by_a_longer_or_shorter_dataset(workers: int, items: int) -> None:
+    states = {rank: state for rank, (state, _) in enumerate(saved(workers, 3))}
+    with pytest.raises(
+        ValueError,
+        match=rf"has iterable=builtins.list of length 40 in the state and builtins.list of length {items} in this",
+    ):
+        resumed(2, workers, items, states)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_state_of_rank_0_from_before_an_epoch_begins_the_epoch_of_each_rank(workers: int) -> None:
+    (state, whole), (_, others_whole) = saved(workers, None)
+    assert resumed(2, workers, 40, {0: state}) == [whole, others_whole]
