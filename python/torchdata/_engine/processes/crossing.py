@@ -178,10 +178,9 @@ _warned = False
 class Handle(Generic[SharedT]):
     """A link, or a board of bells or counters, that is sent to a child.
 
-
     Args:
         shared: the link or board.
-        spare: makes a private one for a child that finds the shared memory damaged; None where that is an error.
+        spare: creates a private one for a child that finds the shared memory damaged; None if that is an error.
     """
 
     def __init__(self, shared: SharedT, spare: Callable[[], SharedT] | None = None) -> None:
