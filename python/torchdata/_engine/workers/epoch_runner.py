@@ -37,7 +37,7 @@ _NO_COMMAND = (
 
 
 class Interrupted(BaseException):
-    """Raised if the main process orders another epoch, or the end, while the graph waits for the dispatching process."""
+    """Raised if the main process orders another epoch or the end while the graph waits for the dispatching process."""
 
 
 class EpochRunner:
@@ -97,7 +97,7 @@ class EpochRunner:
         return step != "end"
 
     def _obey(self, command: tuple[Any, ...]) -> str:
-        """Carries out a command, and returns the step that it required. "leave" means that the command stays pending."""
+        """Carries out a command. Returns the step that it required, where "leave" means that it stays pending."""
         kind, serial, number, *content = command
         step, before, behind = self.obedience.obey(kind, number)
         if before:
@@ -269,7 +269,7 @@ class EpochRunner:
         return False
 
     def _apply(self, function: Callable[[Any], Any]) -> None:
-        """Applies a function to the graph. If it raises an exception, the running epoch and each later one end with it."""
+        """Applies a function to the graph. If it raises an exception, this epoch and each later one end with it."""
         try:
             if self.failure is None:
                 for place, program in enumerate(self.programs):
