@@ -344,7 +344,7 @@ class _Lane:
         self._carrier.ring()
 
     def carry(self) -> Iterator[Pulled]:
-        """Carries messages. Yields each received pull, after its words were published and before its frame is stored."""
+        """Carries messages. Yields each pull after its words were published and before its frame is stored."""
         actor, carrier, number = self._actor, self._carrier, self._number
         pulls: list[Future[Pulled]] = []
         early: dict[int, Pulled] = {}
