@@ -64,7 +64,7 @@ __all__ = [
 _T = TypeVar("_T")
 
 class Finalized:
-    """A base class whose `_finalize(interrupted)` is called on deletion unless `_ended` is set. Signals cannot prevent it."""
+    """A base class whose `_finalize(interrupted)` is called on deletion, regardless of signals, unless `_ended` is set."""
     def __del__(self) -> None: ...
 
 @final
@@ -217,7 +217,7 @@ class BellBoard:
 
 @final
 class Carrier:
-    """Copies units and words between two local links, one for each direction, and their counterparts on another machine."""
+    """Copies units and words between two local links, one per direction, and their copies on another machine."""
     def __new__(cls, inbound: Link, outbound: Link, board: BellBoard, own: int, peer: int) -> Self: ...
     def take(self, most: int) -> tuple[list[int] | None, list[bytes | LeasedBuffer]]:
         """Returns the words, or None if they have not changed, and the units as a head and large buffers."""
@@ -280,7 +280,7 @@ class Obedience:
     @property
     def runs(self) -> bool: ...
     def obey(self, kind: str, number: int) -> tuple[Literal["leave", "run", "apply", "skip", "end"], bool, bool]:
-        """Returns the step that a command requires, and whether the command is acknowledged before and after the step."""
+        """Returns the step for a command, and whether to acknowledge the command before it and after it."""
     def leave(self) -> None: ...
     def expect(self, number: int) -> None: ...
 
@@ -304,7 +304,7 @@ class Replacing:
 
 @final
 class Calls:
-    """The functions that were applied to all graphs. Decides which of them a replacement applies, and after which items."""
+    """The functions that were applied to all graphs. Decides which ones a replacement applies, and where."""
 
     BETWEEN: int
     UNTOLD: int
