@@ -64,7 +64,7 @@ __all__ = [
 _T = TypeVar("_T")
 
 class Finalized:
-    """A base class whose `_finalize(interrupted)` is called on deletion, regardless of signals, unless `_ended` is set."""
+    """A base class whose `_finalize(interrupted)` runs on deletion, regardless of signals, unless `_ended` is set."""
     def __del__(self) -> None: ...
 
 @final
