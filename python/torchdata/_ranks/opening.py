@@ -240,7 +240,7 @@ def _address_towards(host: str | None) -> str | None:
 
 
 def _address_of_interface(name: str) -> str:
-    """The IPv4 address of a network interface.
+    """Returns the IPv4 address of a network interface.
 
     Raises: RuntimeError: the interface does not exist, or has no address.
     """

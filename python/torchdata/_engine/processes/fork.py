@@ -226,7 +226,7 @@ class _Target:
 
 @contextmanager
 def _ended_after(seconds: float) -> Iterator[None]:
-    """Context in which the kernel kills this process after `seconds`, whatever it waits for."""
+    """Context in which the kernel kills this process after `seconds`."""
     handler = signal.signal(signal.SIGALRM, signal.SIG_DFL)
     mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
     signal.setitimer(signal.ITIMER_REAL, seconds)

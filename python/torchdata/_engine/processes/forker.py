@@ -84,7 +84,7 @@ class Forker:
         self.inherits = inherits
         #: Whether it has ended, and forks no more processes.
         self.is_over = False
-        #: Whether it ended by itself before it was running, in which case another one would do the same.
+        #: Whether it ended by itself before it was running. Another forking process would then also fail.
         self.has_failed = False
         self._up_since = time.monotonic() if inherits else None
         self._numbers = itertools.count()

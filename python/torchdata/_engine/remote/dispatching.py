@@ -2,8 +2,8 @@
 machine.
 
 Role: runs in the main process. The program is pickled like the workers' program, including all definitions of the
-user's main module, which this process does not import. The user's program therefore needs no `__main__` guard, and the
-pipes are those of the main process.
+user's main module, which this process does not import. The user's program therefore does not need a `__main__` guard,
+and the dispatching process runs the pipes that the main process has.
 """
 
 from __future__ import annotations

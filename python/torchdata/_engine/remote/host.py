@@ -49,7 +49,7 @@ DEAF = 600.0
 LOOK, GLANCE = 5.0, 0.002
 #: Seconds between two reports of the worker's counters.
 SEEN = 0.5
-#: The size in bytes from which a part of a frame is sent outside the pickle.
+#: Parts of a frame with at least this many bytes are sent outside the pickle.
 APART = 32 << 10
 #: The number of bytes waiting to be passed to the worker at which the main process must stop sending units.
 FULL = 8 << 20
@@ -129,7 +129,7 @@ class Seen:
 
     Args:
         counts: the counters of the worker.
-        times: nanoseconds for which its threads ran, for which they waited for a processor, and since its start.
+        times: nanoseconds since its start: running, waiting for a processor, and in total.
         is_stopped: whether it is stopped, by a signal or a debugger.
     """
 
@@ -254,7 +254,7 @@ class _Lane:
         """Returns what the worker has sent, as soon as there is something.
 
         Args:
-            most: bytes of a frame from which on no further unit is added.
+            most: the size of a frame in bytes at which no further unit is added.
             look: returns the state of the worker if a report is due. The argument is whether it is the last report.
             exitcode: returns the exit code of the worker.
         """
@@ -367,7 +367,7 @@ class Host:
 
         Args:
             lane: see `tell`.
-            most: bytes of a frame from which on no further unit is added.
+            most: the size of a frame in bytes at which no further unit is added.
         """
         self._heard = time.monotonic()
         return self._lanes[lane].pull(most, self._look if lane == 0 else _look_away, lambda: self._child.exitcode)

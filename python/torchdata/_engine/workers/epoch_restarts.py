@@ -28,21 +28,21 @@ __all__ = ["EpochRestarts", "Run"]
 ACKNOWLEDGED = 1.0
 #: A number of items that no epoch reaches.
 ALL = 1 << 62
-#: How many seconds a process has to run the rest of the previous epoch.
+#: How many seconds a process has to finish the previous epoch.
 REPEATED = 600.0
 
 
 @dataclass(frozen=True)
 class Run:
-    """An epoch, or the rest of one, with the data that a replacement needs to join it.
+    """An epoch, or what remains of it, with the data that a replacement needs to join it.
 
     Args:
         number: the number of the epoch.
         commands: returns the seeds and the reset function of a shard. The dispatching process has the number after the
             last shard.
-        resume: computes, from what was received, where each shard and the dispatching process resume.
-        before: the previous epoch and the points from which children resume in it, if a part of the graphs outlives
-            epochs. In this case, each worker began this epoch with a snapshot.
+        resume: computes where each shard and the dispatching process resume, given the received items.
+        before: the previous epoch and the children's positions in it, if a part of the graphs outlives epochs. In this
+            case, each worker began this epoch with a snapshot.
     """
 
     number: int
@@ -74,11 +74,11 @@ class EpochRestarts(Restarts):
         #: The current epoch; None before the first one.
         self.run: Run | None = None
         self._calls = Calls(members)
-        #: Children that run the rest of an epoch whose items were all received.
+        #: Children that finish an epoch without sending items, because all of them were received.
         self._repeating: set[int] = set()
 
     def begin_run(self, run: Run) -> None:
-        """Records that an epoch, or the rest of one, begins. Later replacements join it."""
+        """Records that an epoch begins or resumes. Later replacements join it."""
         with self._members.sending:
             self._calls.begin(run.before is not None)
         self.run = run
@@ -134,7 +134,7 @@ class EpochRestarts(Restarts):
             stage="reading items" if index < members.num_workers else "dispatching items",
         )
 
-    # -- what they are told ------------------------------------------------------------------------
+    # -- commands ----------------------------------------------------------------------------------
 
     def _command(self, indices: Sequence[int], received: Received, ended: Sequence[bool]) -> None:
         run = self.run
@@ -167,14 +167,14 @@ class EpochRestarts(Restarts):
                 self._send(index, "call", noted.serial, noted.function)
 
     def _repeat(self, indices: Sequence[int], run: Run, starts: Sequence[Resumption | None]) -> None:
-        """Commands the children to run the rest of the previous epoch, for the parts of the graph that outlive it."""
+        """Commands the children to finish the previous epoch, for the parts of the graph that outlive it."""
         for index in reversed(indices):
             own = self._members.starts_of(index, starts)
             self._send_repeat(index, run, own, self._calls.within(index, earlier=True))
         self.await_repeated()
 
     def _send_repeat(self, index: int, run: Run, starts: list[Resumption | None], calls: tuple[Call, ...]) -> None:
-        """Commands a child to run the rest of an epoch whose items were all received, without sending items."""
+        """Commands a child to finish an epoch without sending items, because all of them were received."""
         members = self._members
         starts = [_with_calls(starts[0], calls), *starts[1:]]
         if index < members.num_workers:
@@ -183,7 +183,7 @@ class EpochRestarts(Restarts):
         self._repeating.add(index)
 
     def await_repeated(self) -> None:
-        """Waits for children that run the rest of the previous epoch, if its effects matter in the next one."""
+        """Waits for children that finish the previous epoch, if its effects matter in the next one."""
         members, deadline = self._members, time.monotonic() + REPEATED
         while self._repeating:
             index = self._repeating.pop()

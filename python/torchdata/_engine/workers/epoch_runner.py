@@ -67,7 +67,7 @@ class EpochRunner:
         #: The running epoch; where this run of it began (for the first shard); and whether it has opened a stream of
         #: the share.
         self.epoch, self.start, self.opened = 0, Resumption(), False
-        #: The encoded exception because of which there is no graph to run; it is sent in each epoch.
+        #: The encoded exception that has prevented preparing the graph; it is sent in each epoch.
         self.failure: tuple[Any, ...] | None = None
         #: The functions that must be applied after later items than the next one, in their order.
         self.due: list[Call] = []

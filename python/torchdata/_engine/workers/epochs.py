@@ -36,7 +36,7 @@ GLANCE = 0.002
 
 @dataclass(frozen=True)
 class Place:
-    """The position at which an earlier run of an epoch stopped.
+    """The position where an earlier run of an epoch stopped.
 
     Args:
         given: how many items of each shard it had returned, and their checksums.
@@ -160,9 +160,9 @@ class Children:
         Args:
             commands: returns the seeds and the reset function of a shard. The dispatching process has the number after
                 the last shard.
-            resume: computes, from what was received, where each shard and the dispatching process resume.
+            resume: computes where each shard and the dispatching process resume, given the received items.
             announced: whether each worker begins with a snapshot, which this method waits for.
-            place: the position at which an earlier run of the epoch stopped; None for the beginning.
+            place: the position where an earlier run of the epoch stopped; None for the beginning.
         """
         restarts, collector = self._restarts, self.collector
         if restarts is None:
@@ -223,7 +223,7 @@ class Children:
         return sorted({shard % self.num_workers for shard in missing}) or [0]
 
     def _end_of_run(self) -> tuple[Run, list[snapshots.Resumption | None]] | None:
-        """Returns the epoch that has ended, and the point from which each child would resume in it."""
+        """Returns the epoch that has ended, and where each child would resume in it."""
         run = None if self._restarts is None else self._restarts.run
         found = self.collector.places()
         if run is None or found is None:

@@ -79,8 +79,8 @@ class Hung:
 
 @dataclass
 class _Seen:
-    """The counters of the processes that the main process waits for, and the second of the wait in which they last
-    changed.
+    """The counters of the processes that the main process waits for, and when they last changed, in seconds of the
+    wait.
     """
 
     counts: Any
@@ -90,7 +90,7 @@ class _Seen:
 
 @dataclass
 class _Mark:
-    """The moment from which the work of a process is measured.
+    """The start of the measurement of a process's work.
 
     Args:
         pid: the process number.
@@ -158,7 +158,7 @@ class Hangs:
         self._in_order = in_order
         #: The timeout, and the limit for a child that works.
         self.seconds, self.most = seconds, max(seconds, patience or 0.0)
-        #: For each child, the moment from which its work is measured.
+        #: For each child, the start of the measurement of its work.
         self._marks: dict[int, _Mark] = {}
         #: The counters last seen, for each worker that is waited for.
         self._seen: dict[int, _Seen] = {}

@@ -30,7 +30,7 @@ class Runner(Protocol):
     #: Whether the pump returns between two items if a command is waiting. If False, the runner checks for commands
     #: itself.
     is_interrupted: ClassVar[bool]
-    #: The encoded exception because of which the program cannot run; the runner sends it instead of items.
+    #: The encoded exception that prevents the program from running; the runner sends it instead of items.
     failure: tuple[Any, ...] | None
 
     def __init__(self, child: Any) -> None:
@@ -86,7 +86,7 @@ class Program(ABC):
 
 @dataclass(frozen=True)
 class ChildInfo:
-    """Tells a program in which process of the loader it runs.
+    """Describes the process where a program runs.
 
     Args:
         worker_id: the number of the worker, from 0; 0 in the dispatching process as well.

@@ -131,7 +131,7 @@ class Restarts:
 
         return look
 
-    # -- what those that have a group know -----------------------------------------------------------
+    # -- overridden by subclasses ------------------------------------------------------------------
 
     def _check(self, dead: Sequence[int]) -> None:
         """Raises an error if it is unknown how replacements would resume."""
