@@ -283,7 +283,7 @@ def _empty_tensor(dtype: str, shape: Any, stride: Any, requires_grad: bool) -> A
 
 
 def _is_sparse(tensor: Any) -> bool:
-    """Returns whether the tensor is sparse, on the CPU, and not the result of an operator that autograd has recorded."""
+    """Returns whether the tensor is sparse, on the CPU, and not the result of an operation that autograd records."""
     return str(tensor.layout).startswith("torch.sparse") and _is_leaf_here(tensor)
 
 

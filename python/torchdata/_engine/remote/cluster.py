@@ -1,7 +1,7 @@
-"""Uses Ray to place, start and watch hosts, and to carry their messages.
+"""Uses Ray to start and watch hosts on other machines, and to carry their messages.
 
-Role: runs in the main process. A group uses `Cluster` in place of multiprocessing's context. Only this module uses
-Ray, which is imported when a cluster is created.
+Role: runs in the main process. `Cluster` replaces multiprocessing's context in a group. Only this module uses Ray,
+which is imported when a cluster is created.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class Cluster:
 
     @contextmanager
     def stay(self) -> Iterator[None]:
-        """Context in which no thread can make the program leave the cluster.
+        """Keeps the program in the cluster during the context, even if another thread tries to leave.
 
         All code that calls Ray, or drops one of Ray's references, must run in this context. Ray ends the process if
         one thread does so while another one leaves the cluster.

@@ -40,7 +40,7 @@ from torchdata._observe.stats.counting import PIPES
 
 __all__ = ["About", "Host", "Pulled", "RemoteSetup", "Seen", "Told", "apart", "bytes_of", "versions"]
 
-#: Seconds after which a pull returns without content, so that each side knows that the other one still exists.
+#: Seconds after which a pull returns without content, so that both sides know that the connection works.
 PULSE = 1.0
 #: Seconds after which a host ends that receives nothing from the main process, in case Ray has not ended it.
 DEAF = 600.0
@@ -53,7 +53,7 @@ SEEN = 0.5
 APART = 32 << 10
 #: The number of bytes waiting to be passed to the worker at which the main process must stop sending units.
 FULL = 8 << 20
-#: The worker's bell and page, and those that represent the dispatching process on the machine of the main process.
+#: The numbers of the bells and pages here: of the worker, and of the main process's dispatching process.
 WORKER, DISPATCHER = 1, 2
 
 
@@ -70,7 +70,7 @@ class RemoteSetup:
         budget: bytes of shared memory for what the worker sends.
         full_stats: whether the time of each pipe is measured.
         counts: the counters of the earlier processes that it replaces.
-        dispatcher_page: the page of the dispatching process in the main process; None if there is no such process.
+        dispatcher_page: the page of the dispatching process in the main process; None if nothing is dispatched.
         window: number of items that the dispatching process may be ahead.
     """
 
@@ -146,7 +146,7 @@ class Told:
         number: the number of this call in its lane, from 0.
         words: the latest words; None if they have not changed.
         frame: commands, or dispatched items.
-        holds: whether the host must stop sending units, because the main process has no space for more.
+        holds: whether the host must stop sending units, because the main process lacks space for more.
     """
 
     number: int
@@ -162,7 +162,7 @@ class Pulled:
     Args:
         number: the number of this pull in its lane, from 0.
         words: the latest words; None if they have not changed.
-        frame: a head and large buffers; empty if there are no units.
+        frame: a head and large buffers; empty without units.
         has_ended: whether the worker has exited, and everything that it sent and that was not held back was returned.
         exitcode: the exit code of the worker.
         seen: the state of the worker, if another report is due.
@@ -211,7 +211,7 @@ class _Lane:
         self._frames: SimpleQueue[list[Any] | None] = SimpleQueue()
         #: The bytes of these frames that were received, and that were passed on. Each counter has one writing thread.
         self._came, self._passed = 0, 0
-        #: Whether the main process has no space for units.
+        #: Whether the main process lacks space for units.
         self.holds = False
         self._has_ended = False
         threading.Thread(target=self._pass_on, name="torchdata-commands", daemon=True).start()

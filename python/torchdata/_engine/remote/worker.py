@@ -1,10 +1,10 @@
 """The main process's side of a worker on another machine, which `ChildProcess` is for a worker on this machine.
 
 Role: runs in the main process. The worker has the same links as any child, and the main process uses its ends of them
-as usual. A carrier uses the other ends: a thread of this module takes commands and words from them and sends them to
-the worker's host, and stores there what it pulls from the host. Collector, commands, leases and states therefore treat
-the worker like any other child. If there is a dispatching process, which runs on this machine, another thread carries
-what it sends.
+as usual. A carrier uses the opposite ends. A thread of this module takes commands and words from them for the worker's
+host, and stores in them what it pulls from the host. Collector, commands, leases and states therefore treat the worker
+like any other child. If there is a dispatching process, which runs on this machine, another thread carries what it
+sends.
 
 Everything from a host passes through the thread and the links of its own worker, so that units of an earlier worker
 cannot reach its replacement.
@@ -123,8 +123,8 @@ class RemoteWorker(ChildProcess):
         #: The error of the thread that carries dispatched items.
         self._fault: Exception | None = None
         ends = os.pipe()
-        #: The exit of the worker is written to the first pipe end. Code that waits for the exit has copies of the
-        #: other.
+        #: The ends of a pipe. The exit of the worker is written to the first one. Code that waits for it has copies of
+        #: the second.
         self._ending, self._sign = (OwnedDescriptor(end) for end in reversed(ends))
 
     def _launch(self) -> int:

@@ -164,7 +164,7 @@ class ChildSetup:
     dispatcher_page: int
     #: The number of items that the dispatching process may be ahead.
     window: int
-    #: The least seconds between two snapshots, and the same as a multiple of the last snapshot's duration.
+    #: The minimum time between two snapshots: in seconds, and as a multiple of the last snapshot's duration.
     cadence: tuple[float, float]
 
     @property
@@ -180,7 +180,8 @@ def run_child(setup: ChildSetup) -> None:
     if not setup.common.enter(setup.name, links, setup.stats.shared):
         return
     name_process("td_dispatch" if setup.dispatches else f"td_worker_{setup.worker_id}")
-    # The main process does not wait for this import before the child has opened its control link.
+    # At shutdown, the main process does not wait for this import, because the child has not opened its control link
+    # yet.
     module, name = setup.program_class
     runner: type[Runner] = getattr(importlib.import_module(module), name).runner
     child = Child(setup, runner.is_interrupted)

@@ -26,7 +26,7 @@ from torchdata._reporting import add_note, attributes_of, name_of
 
 __all__ = ["EpochRunner"]
 
-#: How many seconds after its order a command must arrive.
+#: How many seconds a command may take to arrive after its order.
 ORDERED = 10.0
 #: The start of a worker's link if there is no earlier run.
 _FROM_THE_BEGINNING: list[tuple[Account, int, int | None]] = [((0, 0), 0, None)]

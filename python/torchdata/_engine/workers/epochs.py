@@ -62,7 +62,7 @@ class Children:
         context: the multiprocessing context that starts the children.
         num_workers: number of workers.
         program: the program of each worker.
-        dispatch: the program of the dispatching process; None if there is no such process.
+        dispatch: the program of the dispatching process; None if nothing is dispatched.
         num_shards: number of shards that the workers run.
         window: number of items that each worker may be ahead of the main process.
         dispatch_window: number of items that the dispatching process may be ahead of each worker.

@@ -54,7 +54,7 @@ class Group(OwnsChildren):
         num_workers: number of workers.
         num_shards: number of shards that the workers run, at least one each; None for one each.
         program: the program of each worker.
-        dispatch: the program of the dispatching process; None if there is no such process.
+        dispatch: the program of the dispatching process; None if nothing is dispatched.
         dispatch_window: number of items that the dispatching process may be ahead of each worker.
         memory_budget: bytes of shared memory for the items that the children send; None for a quarter of the machine's
             memory.

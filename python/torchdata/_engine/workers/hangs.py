@@ -25,11 +25,11 @@ from torchdata._engine.workers.members import Members
 
 __all__ = ["NONE", "STARTING", "Hangs", "Hung", "Survived", "check_on_timeout"]
 
-#: The least limit, in seconds, until a process yields its first item, because it imports the program and loads a state.
+#: The minimum limit, in seconds, for the first item of a process, which imports the program and loads a state.
 STARTING = 60.0
 #: A process counts as working if its threads run, or wait for a processor, for at least this fraction of the time.
 WORKING = 0.1
-#: Seconds beyond the limit during which no counters may arrive from a process on another machine.
+#: How many seconds beyond the limit the counters of a process on another machine may be missing.
 UNHEARD = 5.0
 
 
@@ -94,8 +94,8 @@ class _Mark:
 
     Args:
         pid: the process number.
-        at: the moment.
-        looked: the moment of the last check.
+        at: when the measurement began.
+        looked: when the last check took place.
         worked: the seconds for which the process had worked at `at`.
         works: whether the process counts as working, from its earlier activity.
     """
@@ -239,8 +239,8 @@ class Hangs:
         return self._members.processes[child].has_page(page)
 
     def _fault(self, chain: list[int], pages: dict[int, Any]) -> int:
-        """Returns the child at fault: one that is stopped, or else the last of the chain, which waits for none of the
-        others.
+        """Returns the child at fault: a stopped one, else the last of the chain, or the first if they wait in a
+        circle.
         """
         stopped = next((child for child in chain if self._is_stopped(child)), None)
         if stopped is not None:

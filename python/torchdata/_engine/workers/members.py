@@ -63,7 +63,7 @@ class Members:
         self._commands, self.program_class = commands, program_class
 
     def new_lines(self, indices: Sequence[int]) -> list[Lines]:
-        """Creates links for children: for commands, for what they send, and for what is dispatched to them.
+        """Creates the links of children: for commands, for sent items, and for dispatched items.
 
         The dispatching process sends to all workers, so all of them receive new links together.
         """
@@ -174,5 +174,5 @@ class Members:
 
 
 def begins(start: Resumption | None) -> bool:
-    """Returns whether a child must start at the epoch's beginning because there is no snapshot."""
+    """Returns whether a child must start at the epoch's beginning, for lack of a snapshot."""
     return start is None or start.content is None
