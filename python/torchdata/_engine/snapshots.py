@@ -91,8 +91,8 @@ def cadence(processes: int) -> tuple[float, float]:
 
 
 def place_of(number: int, items: int) -> int:
-    """Returns a place in an epoch, after `items` items of a pass (from 1), as a number that fits together with its
-    check.
+    """Returns a position in an epoch, after `items` items of a pass (from 1), as a number that leaves room for a
+    checksum in a 64-bit word.
     """
     place = (number - 1 << _ITEMS) + items
     return place if items >> _ITEMS == 0 and place < BETWEEN else UNTOLD

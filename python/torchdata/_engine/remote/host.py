@@ -3,7 +3,7 @@
 Role: runs on the machine that Ray chooses. The worker is a spawned process, as on the main process's machine. Its
 links are the same, but lead to the host. User code therefore has its own main thread and interpreter lock, and can
 crash only the worker. The host carries the contents of these links to and from the main process without decoding them.
-It runs no user code, and kills its worker when it ends.
+It runs no user code, and its worker exits with it.
 
 Two threads of the actor serve each lane: one receives messages of the main process (`tell`), and one returns what the
 worker has sent (`pull`). The main process always has some pulls waiting. All calls are numbered, because the calls of

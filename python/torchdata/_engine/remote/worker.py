@@ -1,4 +1,4 @@
-"""The main process's side of a worker on another machine, which `ChildProcess` is for a worker on this machine.
+"""The main process's side of a worker on another machine, with the interface of `ChildProcess`.
 
 Role: runs in the main process. The worker has the same links as any child, and the main process uses its ends of them
 as usual. A carrier uses the opposite ends. A thread of this module takes commands and words from them for the worker's
@@ -53,9 +53,7 @@ _numbers = itertools.count(1)
 
 
 class Actor(Protocol):
-    """A host on a machine of the cluster, for calls by the main process. Each call returns at once, and its future may
-    raise Ray's error.
-    """
+    """A host, as the main process calls it. Each call returns at once, and its future may raise Ray's error."""
 
     def check(self) -> None:
         """Raises an error if hosts can no longer be called."""
@@ -77,7 +75,7 @@ class Actor(Protocol):
 
 
 class Hosts(Protocol):
-    """Creates hosts. It is used in place of multiprocessing's context."""
+    """Creates hosts. It replaces multiprocessing's context."""
 
     #: The size of a frame in bytes at which no further unit is added.
     chunk_bytes: int
@@ -303,7 +301,7 @@ class RemoteWorker(ChildProcess):
     def _await(self, begun: Future[About]) -> About | None:
         """Waits until the worker has started. Returns None if it was killed before that."""
         wake = self._wake
-        # Ray may keep the callback forever, so the callback refers to the flag only
+        # Ray may keep the callback forever, so it refers only to the flag.
         begun.add_done_callback(lambda _: wake.set())
         began, patience = time.monotonic(), LATE
         while not self._is_killed:
@@ -366,8 +364,7 @@ class _Lane:
                 pull = actor.pull(number, self._most)
                 pulls.append(pull)
                 pull.add_done_callback(ring)
-            # Takes any call that is ready, because an earlier call may run after a later one, and then wait for the
-            # later call's frame to be processed.
+            # Takes any finished call, because the calls may run out of order at the host.
             for pull in [pull for pull in pulls if pull.done()]:
                 pulls.remove(pull)
                 brought = pull.result()

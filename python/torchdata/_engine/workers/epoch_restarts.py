@@ -197,8 +197,8 @@ class EpochRestarts(Restarts):
                         )
 
     def _look_at_all(self, index: int) -> Callable[[], None]:
-        """Returns a check to run while a child repeats an epoch. The epoch never ends if the dispatching process has
-        exited.
+        """Returns a function that checks the processes while a child repeats an epoch, which never ends if the
+        dispatching process has exited.
         """
         look, processes = self.look_at(index), self._members.processes
 

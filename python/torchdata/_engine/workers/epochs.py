@@ -326,7 +326,7 @@ class Children:
                 ) from None
 
     def _look_at(self, index: int) -> Callable[[], object]:
-        """Returns the check of processes to run while a child is waited for."""
+        """Returns a function that checks the processes while a child is waited for."""
         if self._restarts is None:
             return self._check_alive
         process, rests = self._processes[index], self._restarts.rests

@@ -65,7 +65,7 @@ class Hung:
     """A process that was killed because it hung.
 
     Args:
-        how: what it did, as the rest of a sentence that begins with its name.
+        how: what it did, worded to follow its name in a message.
         stack: its stacks when it was killed.
         limit: the name of the argument that allows more time.
     """
@@ -200,7 +200,7 @@ class Hangs:
 
     def end_if_over(self, child: int, waited: float) -> bool:
         """Kills a child if the main process has waited too long for something other than an item. Called repeatedly
-        during the wait; returns whether the wait was too long.
+        during the wait. Returns whether the wait was too long.
         """
         if waited < self.seconds:
             self._works(child, None)

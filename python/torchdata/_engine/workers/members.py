@@ -1,4 +1,4 @@
-"""The children of one loader and their links. This is the data that changes when a child is replaced.
+"""The children of one loader and their links, which change when a child is replaced.
 
 Role: runs in the main process. `Group` creates it, and the owner of the group sends commands through it. `Restarts`
 replaces the processes and links of children that have exited. Sending requires a lock, because a reading thread may

@@ -50,7 +50,7 @@ class Program(ABC):
     runner: ClassVar[type[Runner]]
     #: The name of each worker in messages, by its number.
     worker_name: ClassVar[str] = "worker process {}"
-    #: What a worker does, as the error that reports its exit words it.
+    #: What a worker does, in the words of the error that reports its exit.
     stage: ClassVar[str] = "reading items"
     #: What a worker produces one at a time, since when these are counted, and what the user should fix if one of them
     #: ends its process each time.

@@ -121,8 +121,8 @@ class Restarts:
             time.sleep(GLANCE)  # a reading thread notices the exit by itself
 
     def look_at(self, index: int) -> Callable[[], None]:
-        """Returns a check to run while a command is sent to a child. It raises `Gone` if no process will receive the
-        command.
+        """Returns a function that checks a child while a command is sent to it, and raises `Gone` if no process will
+        receive it.
         """
 
         def look() -> None:
