@@ -89,14 +89,14 @@ except RuntimeError:
 """
 
 
-#: The folder in which the program was started.
+#: The folder where the program was started.
 _ORIGINAL_FOLDER: str = getattr(process, "ORIGINAL_DIR", None) or ""
 #: Prevents importing a main module without a file, because multiprocessing skips the import if the path is already set.
 _LEAVE_MAIN_OUT = "import sys; sys.modules['__main__'].__file__ = path"
 
 
 def main_without_file() -> str | None:
-    """Returns the path from which children would import the program if that file does not exist, else None.
+    """Returns the path that children would import the program from if that file does not exist, else None.
 
     A program that is read from standard input has no file, but Python names its file "<stdin>".
     """

@@ -82,7 +82,7 @@ class Pidfd:
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        #: Becomes readable when it exits; -1 if there is no descriptor.
+        #: Becomes readable when it exits; -1 without a descriptor.
         self.descriptor = -1
         with contextlib.suppress(AttributeError, OSError):
             self.descriptor = os.pidfd_open(pid)

@@ -46,7 +46,7 @@ class Cluster:
         num_workers: the number of workers.
         memory_budget: bytes of shared memory for the items that workers send; None for a quarter of the machine's
             memory.
-        chunk_bytes: the size of a frame in bytes at which no further unit is added.
+        chunk_bytes: no further unit is added to a frame of this many bytes.
 
     Raises:
         ModuleNotFoundError: Ray is not installed.

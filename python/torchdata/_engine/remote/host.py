@@ -254,7 +254,7 @@ class _Lane:
         """Returns what the worker has sent, as soon as there is something.
 
         Args:
-            most: the size of a frame in bytes at which no further unit is added.
+            most: no further unit is added to a frame of this many bytes.
             look: returns the state of the worker if a report is due. The argument is whether it is the last report.
             exitcode: returns the exit code of the worker.
         """
@@ -367,7 +367,7 @@ class Host:
 
         Args:
             lane: see `tell`.
-            most: the size of a frame in bytes at which no further unit is added.
+            most: no further unit is added to a frame of this many bytes.
         """
         self._heard = time.monotonic()
         return self._lanes[lane].pull(most, self._look if lane == 0 else _look_away, lambda: self._child.exitcode)

@@ -77,7 +77,7 @@ class Actor(Protocol):
 class Hosts(Protocol):
     """Creates hosts. It replaces multiprocessing's context."""
 
-    #: The size of a frame in bytes at which no further unit is added.
+    #: No further unit is added to a frame of this many bytes.
     chunk_bytes: int
 
     def host(self, setup: ChildSetup) -> Actor:
@@ -322,7 +322,7 @@ class _Lane:
         number: the number of the lane.
         actor: the host.
         carrier: moves units from one link to the other.
-        most: the size of a frame in bytes at which no further unit is added.
+        most: no further unit is added to a frame of this many bytes.
         goes_on: returns whether carrying must continue.
     """
 
