@@ -64,19 +64,19 @@ __all__ = [
 _T = TypeVar("_T")
 
 class Finalized:
-    """A base of classes whose `_finalize(interrupted)` is called at their end, whatever signals do, unless `_ended`."""
+    """A base class whose `_finalize(interrupted)` runs on deletion, regardless of signals, unless `_ended` is set."""
     def __del__(self) -> None: ...
 
 @final
 class OwnedDescriptor:
-    """A descriptor that is closed with its last reference, by no line of Python."""
+    """A file descriptor that is closed with its last reference, without running Python code."""
     def __new__(cls, fd: int) -> Self: ...
     def fileno(self) -> int: ...
     def close(self) -> None: ...
 
 @final
 class IterationToken:
-    """A pipe's knowledge of its current iteration."""
+    """The state of a pipe's current iteration."""
     def __new__(cls) -> Self: ...
     def begin(self) -> tuple[int, bool]: ...
     def invalidate(self) -> None: ...
@@ -117,7 +117,7 @@ def sample_order(words: bytes, drawn: int, count: int) -> bytes: ...
 
 @final
 class Delivery:
-    """The delivery of a loader to its user, counted."""
+    """Delivers a loader's items to the user, and counts them."""
 
     source: Any
     valid: int | None
@@ -134,21 +134,21 @@ class Delivery:
     def watch_no_more(self) -> None: ...
 
 class DeliveryIterator:
-    """The base of loaders' iterators."""
+    """The base class of loaders' iterators."""
     def __new__(cls, delivery: Delivery, number: int, *arguments: Any) -> Self: ...
     def __iter__(self) -> Self: ...
     def __next__(self) -> Any: ...
 
 @final
 class Turn:
-    """The thread that has the turn to read an iterator, and those that wait for it."""
+    """Allows one thread at a time to read an iterator, while the other threads wait."""
     def call(self, function: Callable[[], _T]) -> _T: ...
     def close(self, why: str = ...) -> None: ...
     def join(self, seconds: float) -> None: ...
     def await_left(self, seconds: float | None = None) -> bool: ...
 
 class SharedIterator:
-    """The base of iterators that threads share: one thread at a time is in `next()`, which a subclass has."""
+    """The base class of iterators that threads share. Only one thread at a time runs `next()` of the subclass."""
     def __new__(cls, *arguments: Any, **options: Any) -> Self: ...
     @property
     def turn(self) -> Turn: ...
@@ -156,7 +156,7 @@ class SharedIterator:
     def __next__(self) -> Any: ...
 
 class HandingIterator:
-    """The base of iterators whose items are handed over such that Ctrl-C loses none."""
+    """The base class of iterators that lose no item if Ctrl-C is pressed while they return it."""
     def __new__(cls, *arguments: Any, **options: Any) -> Self: ...
     @property
     def turn(self) -> Turn: ...
@@ -165,7 +165,7 @@ class HandingIterator:
 
 @final
 class TimedCall:
-    """Calls a function of one argument, and counts and times it at the place of a token."""
+    """Calls a function of one argument, and counts and times the calls for the pipe of a token."""
     def __new__(cls, token: IterationToken, function: Callable[[Any], Any], counts: bool) -> Self: ...
     def __call__(self, argument: Any, /) -> Any: ...
 
@@ -184,19 +184,19 @@ class FilterIterator(Iterator[Any]):
 
 @final
 class SequenceIterator(Iterator[Any]):
-    """Iterates over a sequence as `iter` does, and can pass over items."""
+    """Iterates over a sequence as `iter` does, and can skip items."""
     def __new__(cls, sequence: Any, position: int) -> Self: ...
     def __next__(self) -> Any: ...
 
 @final
 class ShareIterator(Iterator[Any]):
-    """Yields runs of a source's items, and passes over what lies between them."""
+    """Yields runs of a source's items, and skips the items between them."""
     def __new__(cls, source: Iterator[Any], before: int, left: int, between: int, run: int) -> Self: ...
     def __next__(self) -> Any: ...
 
 @final
 class Link:
-    """The shared memory of one link: its ends are taken by a `Sender` and a `Collector`."""
+    """The shared memory of one link. A `Sender` and a `Collector` use its two ends."""
     def __new__(cls, memory_budget: int, ring_capacity: int = 262144) -> Self: ...
     @staticmethod
     def attach(fd: int) -> Link: ...
@@ -208,7 +208,7 @@ class Link:
 
 @final
 class BellBoard:
-    """The doorbells of all processes of one loader."""
+    """The bells of all processes of one loader."""
     def __new__(cls, count: int) -> Self: ...
     @staticmethod
     def attach(fd: int) -> BellBoard: ...
@@ -217,10 +217,10 @@ class BellBoard:
 
 @final
 class Carrier:
-    """Carries units and words between a link that it reads and one that it writes, and their copies elsewhere."""
+    """Copies units and words between two local links, one per direction, and their copies on another machine."""
     def __new__(cls, inbound: Link, outbound: Link, board: BellBoard, own: int, peer: int) -> Self: ...
     def take(self, most: int) -> tuple[list[int] | None, list[bytes | LeasedBuffer]]:
-        """The words, if they have changed; and units, as a head and large buffers."""
+        """Returns the words, or None if they have not changed, and the units as a head and large buffers."""
     def put(self, frame: Sequence[Any]) -> bool: ...
     def put_words(self, words: Sequence[int]) -> None: ...
     def wait(self, seconds: float, units: bool, lacks: bool) -> None: ...
@@ -228,7 +228,7 @@ class Carrier:
 
 @final
 class StatsBoard:
-    """Counters of all processes of a loader, in memory that they share."""
+    """The counters of all processes of a loader, in shared memory."""
     def __new__(cls, pages: int, flows: int, pipes: int, full: bool) -> Self: ...
     @staticmethod
     def attach(fd: int) -> StatsBoard: ...
@@ -240,7 +240,7 @@ class StatsBoard:
     @property
     def full(self) -> bool: ...
     def count_items(self, iterator: SharedIterator | HandingIterator, page: int, pipe: int) -> None:
-        """Counts and times the items of an epoch, which begins with the next one, at a pipe of the page of main."""
+        """Counts and times the items of an epoch, from the next item on, for a pipe on the main process's page."""
     def made(self) -> tuple[int, int]: ...
     def adopt(self, page: int, role: int, number: int) -> None: ...
     def bind(
@@ -261,32 +261,32 @@ class StatsBoard:
 
 @final
 class LeasedBuffer:
-    """Memory that a received array lies in."""
+    """The memory of a received array."""
     def __len__(self) -> int: ...
 
 @final
 class ArenaBuffer:
-    """Memory of an array made by `torchdata.empty`."""
+    """The memory of an array that `torchdata.empty` has created."""
     def __len__(self) -> int: ...
 
 def drop_inherited(links: Sequence[Link], bells: BellBoard, stats: StatsBoard | None = None) -> None: ...
 def order_of(kind: str, number: int) -> int | None:
-    """The word that main orders before it sends a command; None if the command gives no epoch up."""
+    """Returns the order that precedes a command of the main process; None if the command does not end an epoch."""
 
 @final
 class Obedience:
-    """The state of a child as far as commands go: what a command does to the epoch that runs."""
+    """Decides how a command affects the running epoch of a child."""
     def __new__(cls, dispatches: bool) -> Self: ...
     @property
     def runs(self) -> bool: ...
     def obey(self, kind: str, number: int) -> tuple[Literal["leave", "run", "apply", "skip", "end"], bool, bool]:
-        """The step that a command asks for; whether the command is acknowledged before it, and behind it."""
+        """Returns the step for a command, and whether to acknowledge the command before it and after it."""
     def leave(self) -> None: ...
     def expect(self, number: int) -> None: ...
 
 @final
 class Replacing:
-    """The places of the children of a loader: whose are taken when children die, and when that is given up."""
+    """Decides which children of a loader are replaced when children exit, and when replacing them is given up."""
 
     TRIES: int
     def __new__(cls, workers: int, dispatches: bool) -> Self: ...
@@ -296,7 +296,7 @@ class Replacing:
     def judge(
         self, child: int, process: int, epoch: int, received: Sequence[int], halted: bool
     ) -> tuple[int, bool, bool]:
-        """How many processes have died at this item, whether this one is new, whether no other one is to try."""
+        """Returns how many processes have exited at this item, whether this exit is new, and whether it is final."""
     def item_of(self, child: int, received: Sequence[int]) -> int: ...
     def repeats(self, child: int, ended: Sequence[bool]) -> bool: ...
     @staticmethod
@@ -304,7 +304,7 @@ class Replacing:
 
 @final
 class Calls:
-    """The functions that main has had applied to all graphs: which ones those meet who take places, and where."""
+    """The functions that were applied to all graphs. Decides which ones a replacement applies, and where."""
 
     BETWEEN: int
     UNTOLD: int
@@ -319,18 +319,18 @@ class Calls:
     def is_placed(self, child: int) -> bool: ...
     def ahead(self, child: int, runs: bool, repeats: bool) -> list[int]: ...
     def within(self, child: int, earlier: bool) -> list[tuple[int, int]]:
-        """Behind how many items of the epoch that runs, or of the one before, and which."""
+        """Returns the position and number of each function in the running epoch, or in the previous one."""
 
 @final
 class MemoryCopy:
-    """The bytes of writable buffers, saved and loaded by one call each."""
+    """A copy of the contents of writable buffers."""
     def __new__(cls, buffers: Sequence[memoryview]) -> Self: ...
     def save(self) -> None: ...
     def load(self) -> None: ...
 
 @final
 class Sender:
-    """Sends items over one link, or deals them to several."""
+    """Sends items over one link, or distributes them to several links."""
     def __new__(
         cls,
         links: Sequence[Link],
@@ -377,7 +377,7 @@ class Sender:
 
 @final
 class Collector:
-    """The consumer's ends of links, read as one."""
+    """Reads from the consumer's ends of several links."""
 
     REASON: ClassVar[bytes]
     def __new__(
@@ -442,13 +442,13 @@ class Collector:
 
 @final
 class ItemStream(Iterator[Any]):
-    """An iterator over the items that a `Collector` receives in one epoch; of a worker's share, in one pass."""
+    """An iterator over the items that a `Collector` receives in one epoch, or in one pass of a worker's share."""
     def __next__(self) -> Any: ...
     def next_into(self, hand: list[Any]) -> None: ...
 
 @final
 class SeedGenerator:
-    """The native half of `torchdata.dataloader2.random.SeedGenerator`."""
+    """The native implementation of `torchdata.dataloader2.random.SeedGenerator`."""
     def __new__(cls, seed: int) -> Self: ...
     def seed(self, seed: int) -> None: ...
     def generate_shared_seed(self) -> int: ...
@@ -463,7 +463,7 @@ class SeedGenerator:
 def exit_with_parent(pid: int) -> None: ...
 def take_no_notice(number: int) -> None: ...
 def name_process(name: str) -> None:
-    """Names this process, if its main thread calls; at most 15 bytes are kept."""
+    """Names this process if the main thread calls it. Names are truncated to 15 bytes."""
 
 def fork_waits_for(take: Callable[[], Any] | None) -> None: ...
 def watch_after_fork() -> None: ...
@@ -527,13 +527,13 @@ class ReadAheadQueue:
 
 @final
 class ReadAheadHold:
-    """A hold on a queue: no worker begins an item before the last one is released."""
+    """A hold on a queue. No thread begins an item until the last hold is released."""
     def wait(self, seconds: float) -> bool: ...
     def release(self) -> None: ...
 
 @final
 class SourceReader:
-    """What a source is read by. All but the numbers belongs to the thread that has reserved the source."""
+    """Reads a source. All members except the numbers belong to the thread that has reserved the source."""
     def __new__(
         cls,
         advance: Callable[[], Any],
@@ -552,9 +552,9 @@ class SourceReader:
 
 @final
 class Meeting:
-    """All ranks of a job, as one of them sees it."""
+    """The connections of one rank to the other ranks of a job."""
 
-    #: Seconds for which a rank is listened for when the time is up, before it is taken for dead.
+    #: Seconds to wait for a sign of life from a rank after the timeout, before the rank counts as dead.
     WATCH: float
     @staticmethod
     def host(descriptor: int, size: int, hello: bytes, welcome: bytes) -> Meeting: ...
@@ -570,7 +570,7 @@ class Meeting:
 
 @final
 class GzipReader:
-    """The decompressed content: one member of a gzip file after another."""
+    """Reads the decompressed content of the members of a gzip file, one after the other."""
     def __new__(cls, read: Callable[[int], bytes], unread: bytes | None = None) -> Self: ...
     def read(self) -> bytes: ...
 

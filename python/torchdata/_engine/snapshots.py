@@ -46,21 +46,23 @@ __all__ = [
 #: After a snapshot that took c seconds, a process takes the next one after max(SECONDS, FACTOR * c). A snapshot costs
 #: other processes about the same time, for copying and cold caches, so the total is less than 1 % of the time.
 SECONDS, FACTOR = 0.02, 250.0
-#: The pauses of at most this many processes add up: if items take less time than a snapshot, a reader in strict order
-#: waits for each process that takes one. With more processes, the items of the others cover the wait.
+#: The pauses of at most this many processes add up. If items take less time than a snapshot, a reader in strict order
+#: waits for each process that takes a snapshot. With more processes, the items of the other processes cover the wait.
 ADDING_UP = 4
 
 #: A number of items, and their rolling checksum.
 Account = tuple[int, int]
-#: A worker's snapshot: what it had sent; the pass of its dispatched items and what it had read of it; and the bytes.
+#: A worker's snapshot: what it had sent; the pass of its dispatched items; what it had read of that pass; and the
+#: bytes.
 Kept = tuple[Account, int, Account, bytes]
-#: The place of a child that runs no epoch, which is after all items, and the place of one that cannot be determined.
+#: The position of a child between epochs, which counts as after all items; and the position of a child for which it
+#: cannot be determined.
 BETWEEN, UNTOLD = Calls.BETWEEN, Calls.UNTOLD
-#: The number of bits for items in a place.
+#: The number of bits for items in a position.
 _ITEMS = 32
 #: A function of the main process: the number of items after which it was applied, its number, and the function.
 Call = tuple[int, int, Callable[[Any], Any]]
-#: The dispatching process's snapshot: the pass, what it had dealt to each worker, and the bytes.
+#: The dispatching process's snapshot: the pass, what it had dispatched to each worker, and the bytes.
 KeptDealt = tuple[int, list[Account], bytes]
 
 #: Magic, version, length and CRC-32 of the data that follows.
@@ -75,9 +77,9 @@ class Announced:
     """
 
     NONE = 0
-    #: A snapshot of its own.
+    #: The child's own snapshot.
     OWN = 1
-    #: A snapshot of its own and the dispatching process's snapshot, for which it waits.
+    #: The child's own snapshot and, before it, the dispatching process's snapshot, which the child waits for.
     DEALT = 2
 
 
@@ -89,8 +91,8 @@ def cadence(processes: int) -> tuple[float, float]:
 
 
 def place_of(number: int, items: int) -> int:
-    """Returns a place in an epoch, after `items` items of a pass (from 1), as a number that fits together with its
-    check.
+    """Returns a position in an epoch, after `items` items of a pass (from 1), as a number that leaves room for a
+    checksum in a 64-bit word.
     """
     place = (number - 1 << _ITEMS) + items
     return place if items >> _ITEMS == 0 and place < BETWEEN else UNTOLD
@@ -104,7 +106,7 @@ class Resumption:
         content: the sealed snapshot; None for the epoch's beginning.
         starts: for each of its links, what was sent before the snapshot, how many later items must not be sent again,
             and the checksum after them; None if that is not compared.
-        turn: for the dispatching process, the link of the next item; for a worker, the shard whose turn it is.
+        turn: for the dispatching process, the link of the next item; for a worker, the shard that sends the next item.
         passed: how many passes of the dispatched items a worker had read completely.
         share: the part of the following pass that it had read.
         calls: the functions that were applied to the graph in this epoch, in order.

@@ -15,7 +15,7 @@ from torchdata._ranks.waiting import LONG, GivenUp, UncopyableGroup, describe_ra
 
 __all__ = ["MpiGroup"]
 
-#: Tags of messages in which a waiting rank names its operation, and in which a failed rank sends the reason.
+#: Message tags: a waiting rank sends the number of its operation, and a failed rank sends the reason.
 _ARRIVAL, _LAST_WORDS = 1, 2
 
 #: Maximum length of the reason in bytes, so that it can be sent to ranks that never receive it.

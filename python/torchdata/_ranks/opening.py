@@ -228,7 +228,7 @@ def _is_loopback(host: str | None) -> bool:
 
 
 def _address_towards(host: str | None) -> str | None:
-    """Returns the address of this machine from which packets are sent to another one."""
+    """Returns the address that this machine uses to send packets to another one."""
     if host is None:
         return None
     with suppress(OSError):
@@ -240,9 +240,10 @@ def _address_towards(host: str | None) -> str | None:
 
 
 def _address_of_interface(name: str) -> str:
-    """The IPv4 address of a network interface.
+    """Returns the IPv4 address of a network interface.
 
-    Raises: RuntimeError: the interface does not exist, or has no address.
+    Raises:
+        RuntimeError: the interface does not exist, or has no address.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asks:
         try:
@@ -257,7 +258,7 @@ def _address_of_interface(name: str) -> str:
 
 
 def _own_addresses(store_host: str | None) -> list[str]:
-    """Returns addresses at which other machines may reach this one, most likely first."""
+    """Returns addresses where other machines may reach this one, most likely first."""
     found: list[str] = []
     with suppress(OSError):
         # The address that is used toward the machine of the store, which all ranks have reached.
@@ -271,7 +272,7 @@ def _own_addresses(store_host: str | None) -> list[str]:
 
 
 def _addresses_to_try(offer: dict[str, Any], store_host: str | None) -> list[str]:
-    """Returns addresses at which rank 0 may be reached from here, most likely first."""
+    """Returns addresses where rank 0 may be reached from here, most likely first."""
     addresses: list[str] = list(offer["addresses"])
     if offer["loopback"]:
         if offer["machine"] == _machine():

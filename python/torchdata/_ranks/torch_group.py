@@ -26,7 +26,7 @@ from torchdata._ranks.waiting import GivenUp, UncopyableGroup, describe_ranks
 
 __all__ = ["TorchGroup", "require_available", "require_initialized"]
 
-#: Numbers the groups of this process by their ranks, each of which opens the groups in the same order.
+#: Counts the groups of this process by their ranks. All ranks open their groups in the same order.
 _numbers: defaultdict[tuple[int, ...], itertools.count[int]] = defaultdict(itertools.count)
 
 #: Larger than any other 64-bit value, so that the minimum belongs to another rank.

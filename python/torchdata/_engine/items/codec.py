@@ -65,7 +65,7 @@ def dumps_by(base: Any, obj: Any, least: int = 0) -> tuple[bytes, list[memoryvie
     Args:
         base: the class.
         obj: the object to pickle.
-        least: buffers of fewer bytes stay in the pickle, except those of tensors.
+        least: buffers of fewer bytes stay in the pickle, except the buffers of tensors.
     """
     try:
         return _dumps(base, obj, least)

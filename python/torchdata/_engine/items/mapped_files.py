@@ -1,9 +1,10 @@
 """Read-only memory-mapped arrays of a program, which workers map themselves instead of receiving the contents.
 
-Role: main, when it pickles a program for workers that inherit nothing; and each worker, when it loads the program.
+Role: runs in the main process when it pickles a program for workers that inherit nothing, and in each worker when it
+loads the program.
 
-An array that can be written to is pickled with its contents: the main process may write to it after the start, and a
-worker is not to see this, nor to change the file.
+A writable array is pickled with its contents. The main process may write to it after the start, and a worker must
+neither see these changes nor change the file.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ __all__ = ["reduce_memmap"]
 
 
 def reduce_memmap(array: Any) -> Any:
-    """Returns how an array of class `numpy.memmap` is pickled: as a part of its file if that is certain to be equal."""
+    """Returns the reduced form of a `numpy.memmap` array: a part of its file, if the file certainly has the same
+    contents.
+    """
     if array.mode == "r" and not array.flags.writeable and array.flags.c_contiguous and array.size and array.filename:
         offset = _offset_in(array.filename, array.ctypes.data, array.nbytes)
         if offset is not None:
@@ -24,7 +27,9 @@ def reduce_memmap(array: Any) -> Any:
 
 
 def _offset_in(path: Any, address: int, length: int) -> int | None:
-    """Returns the offset of memory in a file; None if another file is mapped there, or none that has this name now."""
+    """Returns the offset of memory in a file; None if another file, or an earlier file of the same name, is mapped
+    there.
+    """
     try:
         number = os.stat(path).st_ino
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:

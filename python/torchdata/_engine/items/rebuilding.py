@@ -47,7 +47,7 @@ def text_of(error: BaseException) -> str | None:
 
 
 def forms_of(error: BaseException, depth: int = 0) -> list[Form]:
-    """Returns the best form from which this process can rebuild the exception, followed by less complete forms.
+    """Returns the best form that this process can rebuild the exception from, followed by less complete forms.
 
     Args:
         error: the exception.
@@ -160,7 +160,7 @@ def _pickled_class(cls: type[BaseException]) -> bytes | None:
 
 
 def _pickled_attributes(error: BaseException) -> tuple[dict[str, bytes], list[str]]:
-    """Returns the attributes, and the names of those that are left out."""
+    """Returns the attributes, and the names of omitted attributes."""
     pickled, left_out, room = {}, [], _LARGEST
     for name, value in _attributes(error).items():
         content = _pickled(value, room)

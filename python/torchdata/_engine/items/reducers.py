@@ -119,7 +119,7 @@ class Tables:
 
 
 def program_table(pickling: Any) -> Reducers:
-    """Returns the table for a pickler of a program, in which read-only memory-mapped arrays stay mapped."""
+    """Returns the table for a pickler of a program, which keeps read-only memory-mapped arrays mapped."""
     table = Reducers(getattr(pickling, "dispatch_table", copyreg.dispatch_table), _users_reducers())
     numpy = sys.modules.get("numpy")
     if numpy is not None and numpy.memmap not in table.base:

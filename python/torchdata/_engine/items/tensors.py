@@ -1,8 +1,8 @@
-"""Tensors of an item that is pickled: which of them overlap in memory, and their memory next to the pickle.
+"""The tensors of a pickled item: finds which of them overlap in memory, and sends their memory outside the pickle.
 
-Role: used by the codec (codec.py and rust/py/src/codec) wherever torch is loaded. A pickle refers to tensors by number;
-`Departing` collects them while it is written and lays them out, `Arrived` makes them again while it is read. Imports
-torch only if there are tensors.
+Role: used by the codec (codec.py and rust/py/src/codec) whenever torch is loaded. A pickle refers to tensors by
+number. `Departing` collects the tensors while the pickle is written, and lays them out in blocks. `Arrived` recreates
+them while the pickle is read. Torch is imported only if there are tensors.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ __all__ = [
     "Departing", "Location", "Span", "arriving", "dlpack_ways", "empty_tensor", "room_of", "tensor_over", "tensor_parts"
 ]  # fmt: skip
 
-#: A part of this process' memory: the address of its first byte, and that after its last one.
+#: A range of this process's memory: the address of its first byte, and the address after its last byte.
 Span = tuple[int, int]
 
 
 class Location(NamedTuple):
-    """Where a tensor or a storage lies."""
+    """The location of a tensor or a storage."""
 
-    #: The number of the block of memory, and the byte in it.
+    #: The number of the memory block, and the offset in it in bytes.
     block: int
     offset: int
-    #: For a tensor (dtype name, shape, strides, requires_grad), for a storage the number of its bytes.
+    #: For a tensor (dtype name, shape, strides, requires_grad), for a storage its size in bytes.
     what: tuple[str, tuple[int, ...], tuple[int, ...], bool] | int
 
 
 class Departing:
-    """The tensors and storages of an item while it is pickled, which refers to them by number.
+    """The tensors and storages of an item that is being pickled. The pickle refers to them by number.
 
-    They are laid out when all have been seen. Tensors with common elements are laid out in one block, so that they
-    share them on arrival, too; each other tensor gets a block of its own. The rest of their storage is left where it
-    is.
+    They are laid out after all of them were collected. Tensors that share elements are placed in one block, so that
+    they share them in the receiving process, too. Each other tensor gets a separate block. The unused parts of a
+    storage are not sent.
     """
 
     def __init__(self) -> None:
-        #: Each tensor or storage that was met: its span, its description, and the object, which keeps the memory.
+        #: The collected tensors and storages: the span, the description, and the object, which keeps the memory alive.
         self.locations: list[tuple[Span, Any, Any]] = []
 
     def add_tensor(self, tensor: Any) -> int:
@@ -62,13 +62,13 @@ class Departing:
         return len(self.locations) - 1
 
     def reducer(self, cls: Any) -> Callable[[Any], Any] | None:
-        """How objects of a type are pickled; None if it is none of tensors or storages, or has a way of its own."""
+        """Returns the reducer for a type; None if the type is not a tensor or storage, or defines its own pickling."""
         torch = sys.modules["torch"]
         if cls is torch.UntypedStorage:
             return self._reduce_storage
         if cls is torch.storage.TypedStorage:
             return self._reduce_typed_storage
-        # A class that handles its operators by itself need not have elements in memory.
+        # The elements of a class that implements its own operators may not be in memory.
         if (
             issubclass(cls, torch.Tensor)
             and cls.__reduce_ex__ is torch.Tensor.__reduce_ex__
@@ -110,7 +110,7 @@ class Departing:
         return torch._tensor._rebuild_from_type_v2, (rebuild, cls, parts, state)
 
     def lay_out(self) -> tuple[list[Location], list[memoryview], list[Span]]:
-        """The locations, the blocks, and the parts of memory that they were in, which do not overlap."""
+        """Returns the locations, the blocks, and the spans that the blocks were taken from, which do not overlap."""
         locations: list[Any] = [None] * len(self.locations)
         blocks: list[memoryview] = []
         spans = []
@@ -140,10 +140,10 @@ class Departing:
         return groups
 
     def _with_elements_in_common(self, numbers: list[int]) -> list[list[int]]:
-        """Takes apart what only interleaves, such as columns of a matrix.
+        """Separates tensors that only interleave, such as columns of a matrix.
 
-        Measured: two columns of a matrix of 1,000 x 1,000 in a dataclass are 8 KB, in 65 µs; left together they would
-        be all of its 4 MB, in 530 µs.
+        Measured: two columns of a matrix of 1,000 x 1,000 in a dataclass take 8 KB and 65 µs. Without the separation,
+        the whole matrix of 4 MB would be sent, in 530 µs.
         """
         if len(numbers) == 1 or len(numbers) > _MOST_COMPARED or not any(map(self._has_gaps, numbers)):
             return [numbers]
@@ -164,7 +164,7 @@ class Departing:
         most: Any = _MOST_WORK
         try:
             return bool(numpy.shares_memory(self._as_array(one), self._as_array(other), max_work=most))
-        except RuntimeError:  # more work than that
+        except RuntimeError:  # NumPy would need more than `max_work`
             return True
 
     def _as_array(self, number: int) -> Any:
@@ -176,14 +176,15 @@ class Departing:
         return _array_at(span[0], obj, shape, f"|V{size}", tuple(stride * size for stride in strides))
 
     def _close_gaps(self, number: int) -> None:
-        """Copies a tensor between whose elements something else lies."""
+        """Copies a tensor if there is other memory between its elements."""
         (start, end), what, tensor = self.locations[number]
         if isinstance(what, tuple) and end - start > tensor.nbytes:
             tensor = _without_gaps(tensor)
             self.locations[number] = _span_of(tensor), (what[0], what[1], tensor.stride(), what[3]), tensor
 
 
-#: How many overlapping tensors are compared with each other, and how long two of them (as NumPy counts it).
+#: How many overlapping tensors are compared with each other, and the limit of work for comparing two of them, in
+#: NumPy's unit.
 _MOST_COMPARED, _MOST_WORK = 16, 10_000
 
 
@@ -192,14 +193,14 @@ def _bytes_at(span: Span, owner: Any) -> Any:
 
 
 def _array_at(start: int, owner: Any, shape: tuple[int, ...], typestr: str, strides: Any) -> Any:
-    """An array over memory at an address; what owns the memory lives as long."""
+    """Returns an array over the memory at an address. The array keeps the owner of the memory alive."""
     import numpy
 
     return numpy.asarray(_Interface(start, owner, shape, typestr, strides))
 
 
 class _Interface:
-    """The interface by which NumPy makes an array over foreign memory."""
+    """Implements NumPy's interface for arrays over foreign memory."""
 
     def __init__(self, start: int, owner: Any, shape: tuple[int, ...], typestr: str, strides: Any) -> None:
         self._owner = owner
@@ -209,7 +210,7 @@ class _Interface:
 
 
 class Arrived:
-    """The blocks of an item while it is unpickled; each becomes one storage, however many tensors lie in it."""
+    """The blocks of an item that is being unpickled. Each block becomes one storage, which all its tensors share."""
 
     def __init__(self, locations: list[Location], blocks: list[Any]) -> None:
         self._locations, self._blocks = locations, blocks
@@ -225,7 +226,7 @@ class Arrived:
         block, offset, (dtype, shape, strides, requires_grad) = self._locations[number]  # type: ignore[misc]
         storage, tensor = self._whole(block), torch.empty(0, dtype=getattr(torch, dtype), device="cpu")
         elements, odd = divmod(offset, tensor.element_size())
-        if odd:  # the memory was shared at locations that are no multiples of an element's size
+        if odd:  # the offset of the shared memory is not a multiple of the element size
             storage, elements = _part_of(storage, offset, storage.nbytes() - offset), 0
         tensor = tensor.set_(storage, elements, shape, strides)
         return tensor.requires_grad_() if requires_grad else tensor
@@ -237,7 +238,7 @@ class Arrived:
 
 
 class _Arrivals(threading.local):
-    #: The item that this thread is unpickling, the inner one if an object in an item unpickles another.
+    #: The item that this thread is unpickling. If an object in an item unpickles another item, this is the inner item.
     innermost: Arrived | None = None
 
 
@@ -246,7 +247,7 @@ _arrivals = _Arrivals()
 
 @contextmanager
 def arriving(locations: list[Location], blocks: list[Any]) -> Iterator[None]:
-    """Within this context a pickle is read that refers to tensors at these locations."""
+    """Context for reading a pickle that refers to tensors at these locations."""
     import_whole("torch")
     before, _arrivals.innermost = _arrivals.innermost, Arrived(locations, blocks)
     try:
@@ -282,7 +283,7 @@ def _empty_tensor(dtype: str, shape: Any, stride: Any, requires_grad: bool) -> A
 
 
 def _is_sparse(tensor: Any) -> bool:
-    """Whether the tensor is sparse, on the CPU, and the result of no operator that autograd has recorded."""
+    """Returns whether the tensor is sparse, on the CPU, and not the result of an operation that autograd records."""
     return str(tensor.layout).startswith("torch.sparse") and _is_leaf_here(tensor)
 
 
@@ -291,7 +292,7 @@ def _is_leaf_here(tensor: Any) -> bool:
 
 
 def _parts_of_sparse(tensor: Any) -> tuple[Any, ...]:
-    """The arguments of `_sparse_tensor`."""
+    """Returns the arguments for `_sparse_tensor`."""
     torch = sys.modules["torch"]
     coalesced = None
     tensors: tuple[Any, ...]
@@ -307,10 +308,10 @@ def _parts_of_sparse(tensor: Any) -> tuple[Any, ...]:
 
 
 def _sparse_tensor(layout: str, tensors: Any, shape: Any, coalesced: bool | None, requires_grad: bool) -> Any:
-    """A sparse tensor of its parts.
+    """Creates a sparse tensor from its parts.
 
-    Torch's own way notes each tensor in a list, for `torch.load` to check. Nobody empties that list elsewhere, so every
-    sparse tensor that was received would live for ever.
+    Torch's own function adds each tensor to a list, which `torch.load` checks. Other callers never clear that list, so
+    every received sparse tensor would be kept forever.
     """
     torch: Any = import_whole("torch")
     options = {"check_invariants": False, "device": "cpu", "requires_grad": requires_grad}
@@ -326,7 +327,7 @@ def _storage_over(buffer: Any) -> Any:
 
 
 def _part_of(storage: Any, offset: int, size: Any) -> Any:
-    """The storage, or one of its own over a part of the memory."""
+    """Returns the storage, or a separate storage over a part of its memory."""
     import torch
 
     if (offset, size) == (0, storage.nbytes()):
@@ -340,7 +341,7 @@ def _is_memory(storage: Any) -> bool:
 
 
 def _is_plain(tensor: Any) -> bool:
-    """Whether the tensor is nothing but elements in memory.
+    """Returns whether the tensor consists only of elements in memory.
 
     Raises:
         ValueError: the memory is not there.
@@ -365,7 +366,7 @@ def _is_plain(tensor: Any) -> bool:
 
 
 def _span_of(tensor: Any) -> Span:
-    """Where the elements of a plain tensor that has some lie, and what is between them."""
+    """Returns the memory range of a plain tensor that has elements, including gaps between the elements."""
     start, size = tensor.data_ptr(), tensor.element_size()
     if tensor.is_contiguous():
         return start, start + tensor.nbytes
@@ -374,7 +375,9 @@ def _span_of(tensor: Any) -> Span:
 
 
 def _without_gaps(tensor: Any) -> Any:
-    """The tensor, copied if there is something else between its elements. Those that it repeats stay one in memory."""
+    """Returns the tensor, copied if there are gaps between its elements. Elements that an expanded tensor repeats are
+    stored once.
+    """
     start, end = _span_of(tensor)
     if end - start <= tensor.nbytes:
         return tensor
@@ -386,10 +389,10 @@ def _without_gaps(tensor: Any) -> Any:
 
 
 def dlpack_ways() -> tuple[Any, Any, Any, Any]:
-    """How tensors go out of torch and into it: (table, to, from, layout).
+    """Returns the functions that exchange tensors with torch: (table, to, from, layout).
 
-    `table` is the capsule of DLPack's functions for C, None with a torch that is older than these; `to` makes a capsule
-    of a tensor, `from` a tensor of a capsule. `layout` is that of tensors that go so.
+    `table` is the capsule of DLPack's C functions, or None if torch is too old to have them. `to` converts a tensor to
+    a capsule, and `from` converts a capsule to a tensor. `layout` is the layout of the tensors that support this.
     """
     torch = import_whole("torch")
     ways = torch.utils.dlpack
@@ -397,11 +400,12 @@ def dlpack_ways() -> tuple[Any, Any, Any, Any]:
 
 
 def tensor_parts(tensor: Any) -> tuple[Span | None, Any]:
-    """How a tensor is to be sent: (span, what).
+    """Returns how to send a tensor: (span, what).
 
-    `span` is its memory range, by which overlapping tensors are found; None if pickling determines it. `what` is (dtype
-    name, shape, requires_grad, address, bytes, room) if its elements can be copied as they lie, else an object to
-    pickle instead; `room` is the array of `torchdata.empty` that it alone lies in, if there is one.
+    `span` is the tensor's memory range, from which overlapping tensors are found; None if pickling determines the
+    range. `what` is (dtype name, shape, requires_grad, address, bytes, room) if the elements can be copied in their
+    memory order, else an object to pickle instead. `room` is the array of `torchdata.empty` that only this tensor
+    uses, if there is one.
 
     Raises:
         ValueError: the tensor's memory is not there.
@@ -425,12 +429,12 @@ def tensor_parts(tensor: Any) -> tuple[Span | None, Any]:
     )
 
 
-#: By address, the arrays of `torchdata.empty` that tensors lie in which it made.
+#: The arrays whose memory the tensors of `torchdata.empty` use, by address.
 _rooms: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 def empty_tensor(shape: Any, dtype: Any, sender: Sender | None) -> Any:
-    """See `torchdata.empty`; `dtype` is one of torch, and `sender` that of this process, if it is a child."""
+    """See `torchdata.empty`. `dtype` is a dtype of torch, `sender` the sender of this process if it is a child."""
     import torch
 
     tensor = torch.empty(0, dtype=dtype, device="cpu")
@@ -448,7 +452,9 @@ def empty_tensor(shape: Any, dtype: Any, sender: Sender | None) -> Any:
 
 
 def room_of(tensor: Any, start: int) -> Any:
-    """The array that the tensor lies in, if nothing else can reach either: no view, no storage, no array over it."""
+    """Returns the array that the tensor uses, unless something else can access either: a view, a storage or another
+    array.
+    """
     array = _rooms.get(start)
     if array is None:
         return None
@@ -457,7 +463,7 @@ def room_of(tensor: Any, start: int) -> Any:
 
 
 def _holders(tensor: Any) -> tuple[int, ...]:
-    """How many hold the tensor and its storage."""
+    """Returns the reference counts of the tensor and its storage."""
     storage = tensor.untyped_storage()
     return (
         tensor._use_count(),
@@ -470,10 +476,11 @@ def _holders(tensor: Any) -> tuple[int, ...]:
 
 @functools.cache
 def _sole_holders() -> tuple[tuple[int, int], tuple[int, ...]]:
-    """The same numbers of a tensor that nothing else can reach: they differ between releases of torch.
+    """Returns the same counts for a tensor that nothing else can access, because they differ between releases of
+    torch.
 
-    Of its array's references one is the storage's, one a variable, and one that of the call that counts them. From
-    Python 3.14 on that call borrows it. A weak one is that of `_rooms`.
+    The array has three references: from the storage, from a variable, and from the call that counts them, which
+    borrows the reference from Python 3.14 on. The weak reference belongs to `_rooms`.
     """
     import torch
 
@@ -483,7 +490,7 @@ def _sole_holders() -> tuple[tuple[int, int], tuple[int, ...]]:
 
 
 def tensor_over(dtype: str, shape: tuple[int, ...], requires_grad: bool, buffer: Any) -> Any:
-    """A tensor over the memory of `buffer`, without a copy."""
+    """Returns a tensor over the memory of `buffer`, without a copy."""
     torch = import_whole("torch")
     if len(buffer) == 0:
         tensor = torch.empty(shape, dtype=getattr(torch, dtype), device="cpu")

@@ -1,7 +1,7 @@
-"""What a worker needs to be like a worker of torch: `get_worker_info()`, where to collate, and its random numbers.
+"""Makes a worker look like a worker of torch: `get_worker_info()`, the memory for collating, and random numbers.
 
-Role: called in a worker when it has its graph and at the start of each epoch. Torch need not be loaded: then it is told
-when it is imported. Only `seed_worker` imports it.
+Role: called in a worker when it has received its graph, and at the start of each epoch. If torch is not loaded yet,
+the worker is described to torch at its import. Only `seed_worker` imports torch.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ __all__ = ["seed_worker", "show_worker", "tell_torch", "tell_when_imported", "to
 
 _MODULE = "torch.utils.data"
 
-#: Describes the shard that runs to torch.
+#: A function that describes the running shard to torch.
 Telling = Callable[[Any], None]
 
-#: Called with torch's module when it is imported.
+#: The function to call with torch's module when that is imported.
 _telling: Telling | None = None
 
 
@@ -33,7 +33,7 @@ def tell_torch(worker_id: int, num_workers: int, datapipe: Any, *, is_local: boo
         worker_id: the number of this worker, from 0.
         num_workers: the number of workers.
         datapipe: the graph that it reads, which torch calls its dataset.
-        is_local: whether the items stay in this process, so that torch's own `default_collate` serves best.
+        is_local: whether the items stay in this process. In this case torch's own `default_collate` is faster.
 
     Returns:
         The function for `tell_when_imported`.
@@ -54,7 +54,9 @@ def tell_torch(worker_id: int, num_workers: int, datapipe: Any, *, is_local: boo
 
 
 def tell_when_imported(telling: Telling) -> None:
-    """Replaces the shard that is described to torch when it is imported, for each shard that runs: it costs little."""
+    """Sets the shard to describe to torch when torch is imported. It is cheap enough to call whenever another shard
+    runs.
+    """
     global _telling
     _telling = telling
 
@@ -78,9 +80,9 @@ def torch_as_it_was() -> Iterator[None]:
 
 
 def show_worker(worker_id: int, num_workers: int, dataset: Any) -> None:
-    """The part of `tell_torch` for `get_worker_info()`, once `torch.utils.data` is loaded.
+    """Does the part of `tell_torch` for `get_worker_info()`, once `torch.utils.data` is loaded.
 
-    `torch` itself may be incomplete: it imports `torch.utils.data` before it has the attribute `utils`.
+    `torch` itself may be incomplete, because it imports `torch.utils.data` before it has the attribute `utils`.
     """
     worker: Any = sys.modules[f"{_MODULE}._utils.worker"]
     seed = sys.modules["torch"].initial_seed()
@@ -106,11 +108,11 @@ def seed_worker(base_seed: int, worker_id: int) -> None:
 
 
 def collate_where_items_leave(collate: Any) -> None:
-    """Makes torch's `default_collate` stack tensors and arrays in the memory that a worker's items leave by.
+    """Makes torch's `default_collate` stack tensors and arrays directly in the memory from which a worker sends items.
 
-    In a worker torch's own function makes a new segment of shared memory for each batch, which is of no use here and
-    would be copied out of. And it makes a tensor of each array, which takes longer than to copy small ones. Both are
-    replaced in torch's public table of collate functions, unless users have done so.
+    In a worker, torch's own function creates a new segment of shared memory for each batch, from which the engine
+    would have to copy the batch. It also converts each array to a tensor, which takes longer than copying a small
+    array. Both are replaced in torch's public table of collate functions, unless users have replaced them.
 
     Args:
         collate: torch's module `torch.utils.data._utils.collate`.
@@ -126,13 +128,13 @@ def collate_where_items_leave(collate: Any) -> None:
 
     def collate_tensors(batch: Any, *, collate_fn_map: Any = None) -> Any:
         if is_stackable(torch, batch):
-            with contextlib.suppress(RuntimeError):  # which torch's own raises, too
+            with contextlib.suppress(RuntimeError):  # torch's own function raises it, too
                 return stacked_tensors(torch, batch)
         return own_tensors(batch, collate_fn_map=collate_fn_map)
 
     def collate_arrays(batch: Any, *, collate_fn_map: Any = None) -> Any:
         stacked = None
-        if (collate_fn_map or {}).get(torch.Tensor) is collate_tensors:  # and is not a user's, which gets tensors
+        if (collate_fn_map or {}).get(torch.Tensor) is collate_tensors:  # not a user's function, which expects tensors
             stacked = arrays_as_tensor(torch, batch)
         return own_arrays(batch, collate_fn_map=collate_fn_map) if stacked is None else stacked
 

@@ -50,7 +50,8 @@ __all__ = [
 #: The prefix of the names of child processes.
 PREFIX = "torchdata "
 
-#: New objects after which garbage collection runs while a child starts: three times as many as torch's import creates.
+#: The number of new objects after which garbage collection runs while a child starts. Torch's import creates a third
+#: of that.
 EARLY_THRESHOLD = 1_000_000
 #: The thread that monitors the main process until the engine's own thread does. It has the event that ends it.
 _WATCHER = "torchdata-early-watch"
@@ -88,14 +89,14 @@ except RuntimeError:
 """
 
 
-#: The folder in which the program was started.
+#: The folder where the program was started.
 _ORIGINAL_FOLDER: str = getattr(process, "ORIGINAL_DIR", None) or ""
 #: Prevents importing a main module without a file, because multiprocessing skips the import if the path is already set.
 _LEAVE_MAIN_OUT = "import sys; sys.modules['__main__'].__file__ = path"
 
 
 def main_without_file() -> str | None:
-    """Returns the path from which children would import the program if that file does not exist, else None.
+    """Returns the path that children would import the program from if that file does not exist, else None.
 
     A program that is read from standard input has no file, but Python names its file "<stdin>".
     """
@@ -167,11 +168,11 @@ _MISSING_IN_MAIN = re.compile(r"attribute '([^']+)' on <module '__(?:mp_)?main__
 _ALIGNMENT = 64
 #: The length of the list of offsets, at the end of a `SharedPickle`.
 _LENGTH = struct.Struct("<Q")
-#: A `SharedPickle` in memory can neither be written to nor change its size, once it is made.
+#: A `SharedPickle` in memory can neither be written to nor resized after its creation.
 _SEALS = (
     fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL if sys.platform == "linux" else 0
 )
-#: Whether it was said that the system is not whole.
+#: Whether the warning about missing system features was given.
 _warned = False
 
 
@@ -314,7 +315,7 @@ class Parcel:
     it.
 
     Args:
-        contents: the objects, each of which is pickled separately.
+        contents: the objects, which are pickled separately.
     """
 
     def __init__(self, *contents: Any) -> None:
@@ -360,7 +361,7 @@ class _Received:
 
 
 def unpack(descriptors: Sequence[int]) -> Iterator[Any]:
-    """Yields the contents of a parcel, each of which is unpickled on demand."""
+    """Yields the contents of a parcel, and unpickles each on demand."""
     *_received[:], shared = descriptors
     pickled = SharedPickle.adopt(shared)
     contents = pickled.load(lambda parcel, _: pickle.loads(parcel))

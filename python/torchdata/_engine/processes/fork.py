@@ -46,7 +46,7 @@ __all__ = ["LOCKS", "ForkedChild", "fork_all", "fork_process"]
 #: Maximum number of seconds to wait for each lock that is held. If a thread holds a lock for longer, the child detects
 #: it.
 KEPT = 1.0
-#: For each attempt, the seconds in which a child must have acquired the locks. A stopped or busy machine may take
+#: For each attempt, the time limit in seconds for a child to acquire the locks. A stopped or busy machine may take
 #: longer.
 LIMITS = (0.2,) * 8 + (1.0,) * 4 + (5.0,) * 2
 #: Seconds to wait for a child that neither begins nor ends because it is stopped. Other code detects it later.
@@ -122,7 +122,7 @@ _own = _OfThisThread()
 
 @contextmanager
 def with_free_locks() -> Iterator[None]:
-    """Context in which the forks of this thread wait until the locks are free."""
+    """Makes the forks of this thread wait, during the context, until the locks are free."""
     _take_imports()  # this may take seconds, so it is not done in a hook, where Ctrl-C would be lost
     torch = _torch_generator()
     _own.forks = True
@@ -226,7 +226,7 @@ class _Target:
 
 @contextmanager
 def _ended_after(seconds: float) -> Iterator[None]:
-    """Context in which the kernel kills this process after `seconds`, whatever it waits for."""
+    """Makes the kernel kill this process if the context takes longer than `seconds`."""
     handler = signal.signal(signal.SIGALRM, signal.SIG_DFL)
     mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
     signal.setitimer(signal.ITIMER_REAL, seconds)

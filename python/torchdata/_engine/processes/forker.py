@@ -60,7 +60,7 @@ _STUCK = (
     "the process that forks others for this one has not answered for {:.0f} s, and was ended: it was stopped (SIGSTOP, "
     "a debugger, the freezer of a container), or the machine is far too busy"
 )
-#: Seconds in which it must answer once it is running. Forking a process of hundreds of GB takes some time.
+#: How many seconds it has to answer once it is running. Forking a process of hundreds of GB takes some time.
 _PATIENCE = {"fork": 30.0, "status": 5.0}
 #: Maximum number of seconds for the forking process to end by itself.
 _ENDING = 1.0
@@ -84,7 +84,7 @@ class Forker:
         self.inherits = inherits
         #: Whether it has ended, and forks no more processes.
         self.is_over = False
-        #: Whether it ended by itself before it was running, in which case another one would do the same.
+        #: Whether it ended by itself before it was running. Another forking process would then also fail.
         self.has_failed = False
         self._up_since = time.monotonic() if inherits else None
         self._numbers = itertools.count()
@@ -156,7 +156,7 @@ class Forker:
 
         Raises:
             OSError: the forking process has ended, does not answer, or failed.
-            RuntimeError: the program has no guard, and would start processes while it is imported.
+            RuntimeError: the program lacks a guard, and would start processes while it is imported.
             StartGivenUp: a signal is pending, and the process was not running yet. It is ended.
         """
         if os.getpid() != self._owner:

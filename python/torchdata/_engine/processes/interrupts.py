@@ -76,7 +76,7 @@ def is_of_handler(error: BaseException) -> bool:
 
 
 class InterruptsDeferred:
-    """Context in which signals are deferred until its end, or until `deliver` is called.
+    """Defers signals until the end of the context, or until `deliver` is called.
 
     It has no effect in threads other than the main thread, where no handler runs.
 
@@ -125,7 +125,7 @@ class InterruptsDeferred:
 
     @property
     def waits(self) -> bool:
-        """Returns whether a deferred signal is pending with which the user may want to end a wait.
+        """Returns whether a deferred signal is pending that the user may have sent to end a wait.
 
         SIGCHLD does not count, because children may end at any time.
         """
@@ -177,7 +177,7 @@ class InterruptsDeferred:
 
 
 def interrupt_waits() -> bool:
-    """Returns whether a deferred signal is pending in this thread with which the user may want to end a wait."""
+    """Returns whether a deferred signal is pending in this thread that the user may have sent to end a wait."""
     deferred = InterruptsDeferred.innermost
     return deferred is not None and threading.current_thread() is threading.main_thread() and deferred.waits
 

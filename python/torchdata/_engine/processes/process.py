@@ -51,8 +51,8 @@ class Closes(Protocol):
     def close(self) -> None: ...
 
 
-#: Resources that only the main process needs for the children of all its loaders, by id. Not weak references, whose
-#: callbacks are Python code in which an exception of a signal handler would be lost.
+#: Resources that only the main process needs for the children of all its loaders, by id. They are not weak references,
+#: because an exception of a signal handler would be lost in the Python callback of a weak reference.
 _mains: dict[int, Closes] = {}
 
 
@@ -82,7 +82,7 @@ class Pidfd:
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        #: Becomes readable when it exits; -1 if there is no descriptor.
+        #: Becomes readable when it exits; -1 without a descriptor.
         self.descriptor = -1
         with contextlib.suppress(AttributeError, OSError):
             self.descriptor = os.pidfd_open(pid)

@@ -37,7 +37,7 @@ class Shutdown:
     """Stops the children of a loader. It has no effect in a forked child that inherited the object.
 
     Args:
-        children: the children, some of which may not be started. This object owns them from now on.
+        children: the children, including those that are not started yet.
         controls: the link for the commands of each child.
         bells: the bells, which must exist as long as the children.
     """

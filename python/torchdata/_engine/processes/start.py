@@ -90,7 +90,8 @@ def start_all(
         _refuse_to_start()
     with InterruptsDeferred() as deferred:
         if spawns or any(isinstance(child, SpawnedChild) for child in children):
-            # If it were started with the first child, it would unblock the signals with which it starts.
+            # Starting the tracker together with the first child would unblock the signals that are blocked for the
+            # child.
             _ensure_tracker()
         forked = [child for child in children if isinstance(child, ForkedChild)]
         if forked:

@@ -1,7 +1,7 @@
-"""The use of Ray: it places, starts and watches hosts, and carries their messages.
+"""Uses Ray to start and watch hosts on other machines, and to carry their messages.
 
-Role: runs in main. `Cluster` replaces multiprocessing's context in a group. It is the one module that reaches
-for Ray, which is imported when a cluster is made.
+Role: runs in the main process. `Cluster` replaces multiprocessing's context in a group. Only this module uses Ray,
+which is imported when a cluster is created.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torchdata._optional import optional_import
 
 __all__ = ["Cluster"]
 
-#: Seconds within which workers that are late are told of together.
+#: Seconds within which one warning covers all late workers.
 TOGETHER = 3.0
 _LEFT = "the program has left the cluster (ray.shutdown) while workers ran there"
 #: The groups of threads of an actor.
@@ -39,18 +39,19 @@ class Cluster:
     """The workers of one group on a Ray cluster.
 
     Args:
-        needed_by: who needs Ray, as its user knows it.
-        options: of each actor.
+        needed_by: the name of the class that needs Ray, for messages.
+        options: the Ray options of each actor.
         scheduling: a strategy's name, a strategy or a placement group; None for Ray's own.
         runtime_env: the environment of the actors.
-        num_workers: how many workers there are.
-        memory_budget: bytes of shared memory for what they send; None for a quarter of the machine's.
-        chunk_bytes: bytes of a frame from which on no further unit is added.
+        num_workers: the number of workers.
+        memory_budget: bytes of shared memory for the items that workers send; None for a quarter of the machine's
+            memory.
+        chunk_bytes: no further unit is added to a frame of this many bytes.
 
     Raises:
         ModuleNotFoundError: Ray is not installed.
-        ImportError: it is too old.
-        ConnectionError: no cluster runs.
+        ImportError: the installed version of Ray is too old.
+        ConnectionError: no cluster is running.
     """
 
     def __init__(
@@ -69,7 +70,8 @@ class Cluster:
         self.door: threading.RLock = _door(ray, needed_by)
         if not ray.is_initialized():
             _join(ray)
-        #: Ray's number of the program's stay in the cluster: who leaves and comes back has another one, and no actors.
+        #: Ray's id for the program's connection to the cluster. A program that leaves and returns has another id, and
+        #: no actors.
         self._context = ray.get_runtime_context()
         self._stay = self._context.get_job_id()
         self.chunk_bytes = chunk_bytes
@@ -82,19 +84,19 @@ class Cluster:
             options["scheduling_strategy"] = _strategy(ray, scheduling)
         self._scheduling, self._demands = scheduling, _demands(options)
         self._made: list[weakref.ref[RemoteWorker]] = []
-        #: References to answers that have come, which the next call drops.
+        #: References to received answers, which the next call drops.
         self.spent: list[Any] = []
         self._telling, self._told_at = threading.Lock(), 0.0
         self._kind = ray.remote(**options, concurrency_groups=_GROUPS)(Host)
-        #: The programs in Ray's store, by identity: pickled once, as they were when the first worker started.
+        #: The programs in Ray's store, by identity. Each is pickled once, in its state when the first worker started.
         self._programs: dict[int, tuple[Program, Any]] = {}
 
     def get_start_method(self) -> str:
-        """The name next to those of multiprocessing."""
+        """Returns a name that differs from the start methods of multiprocessing."""
         return "ray"
 
     def make_child(self, name: str, args: tuple[ChildSetup]) -> ChildProcess:
-        """A child that is not started yet; see `new_child`. The dispatching process is one of this machine."""
+        """Returns a child that is not started yet; see `new_child`. The dispatching process runs on this machine."""
         (setup,) = args
         if setup.dispatches:
             return DispatchingChild(name, setup)
@@ -103,13 +105,13 @@ class Cluster:
         return worker
 
     def spans_machines(self) -> bool:
-        """Whether it has machines next to this one."""
+        """Returns whether it has machines other than this one."""
         with self.stay():
             here = self._ray.util.get_node_ip_address()
             return any(node["Alive"] and node["NodeManagerAddress"] != here for node in self._ray.nodes())
 
     def tell_late(self, seconds: float) -> None:
-        """Warns that workers are not up after this many seconds, once for all of them.
+        """Warns that workers have not started after this many seconds, once for all of them.
 
         Raises:
             ConnectionError: the program has left the cluster.
@@ -142,7 +144,9 @@ class Cluster:
 
     @property
     def is_left(self) -> bool:
-        """Whether the program has left the cluster, perhaps for another stay, in which none of its objects is known."""
+        """Returns whether the program has left the cluster. It may have joined a cluster again, where its objects are
+        unknown.
+        """
         with self.door:
             try:
                 return bool(self._context.get_job_id() != self._stay)
@@ -151,10 +155,10 @@ class Cluster:
 
     @contextmanager
     def stay(self) -> Iterator[None]:
-        """Keeps the program in the cluster meanwhile, whichever thread wants to leave it.
+        """Keeps the program in the cluster during the context, even if another thread tries to leave.
 
-        Whatever calls Ray, or drops a reference of Ray's, does so in here: Ray ends a process of which one thread does
-        that while another one leaves.
+        All code that calls Ray, or drops one of Ray's references, must run in this context. Ray ends the process if
+        one thread does so while another one leaves the cluster.
 
         Raises:
             ConnectionError: the program has left the cluster.
@@ -165,7 +169,7 @@ class Cluster:
             yield
 
     def check(self) -> None:
-        """Raises where nobody can be called any more.
+        """Raises an error if hosts can no longer be called.
 
         Raises:
             ConnectionError: the program has left the cluster.
@@ -174,7 +178,7 @@ class Cluster:
             pass
 
     def host(self, setup: ChildSetup) -> _Actor:
-        """Asks for a host, and does not wait for it.
+        """Requests a host without waiting for it.
 
         Raises:
             ConnectionError: the program has left the cluster.
@@ -191,23 +195,23 @@ class Cluster:
         return known[1]
 
     def is_of_host(self, error: BaseException) -> bool:
-        """Whether an error of an actor's call means that the host is gone."""
+        """Returns whether the error of a call means that the host no longer exists."""
         return isinstance(error, self._ray.exceptions.RayActorError)
 
     def why(self, error: BaseException) -> str:
-        """What an error of an actor's call says of its end."""
-        if self.is_left:  # whatever went wrong meanwhile
+        """Returns the reason for a host's end, given the error of a call."""
+        if self.is_left:  # this explains any other error
             return _LEFT
         cause = getattr(error, "cause", None)
         if cause is not None:  # raised by the host
             return f"its host says: {type(cause).__name__}: {cause}"
-        # Lines that begin with a space list what the actor is called.
+        # Lines that begin with a space list the names and ids of the actor.
         said = " ".join(line for line in str(error).splitlines() if line[:1].strip()).rstrip(". ")
         return said if isinstance(error, VersionsDiffer) else f"Ray says: {said or repr(error)}"
 
 
 class _Actor:
-    """A host, by Ray's handle of it."""
+    """A host, represented by Ray's handle."""
 
     def __init__(self, cluster: Cluster, ray: Any, handle: Any) -> None:
         self._cluster, self._ray, self._handle = cluster, ray, handle
@@ -220,7 +224,7 @@ class _Actor:
         return getattr(self._handle, name)._remote(args, {}, concurrency_group=group)
 
     def _ask(self, name: str, *args: Any, group: str | None = None) -> Any:
-        """Calls the host: a future of what it answers.
+        """Calls the host, and returns a future of the answer.
 
         Raises:
             ConnectionError: the program has left the cluster.
@@ -228,7 +232,7 @@ class _Actor:
         with self._cluster.stay():
             reference = self._call(name, *args, group=group)
             answer = reference.future()
-            vars(answer).pop("object_ref", None)  # which would be dropped with the future, wherever that is
+            vars(answer).pop("object_ref", None)  # otherwise it is dropped with the future, in any thread
             self._cluster.spent.clear()
             _keep_until_done(answer, reference, self._cluster.spent)
         return answer
@@ -259,16 +263,16 @@ class _Actor:
 
 
 def _keep_until_done(answer: Future[Any], reference: Any, spent: list[Any]) -> None:
-    """Keeps a reference until its answer has come, and then among those that are spent.
+    """Keeps a reference until its answer was received, and then moves it to `spent`.
 
-    Ray ends a process that drops one while its answer is under way.
+    Ray ends a process that drops a reference before its answer was received.
     """
     held = [reference]
     answer.add_done_callback(lambda _: spent.append(held.pop()))
 
 
 def _demands(options: dict[str, Any]) -> dict[str, float]:
-    """What an actor of these options asks for, by the names that Ray's resources have."""
+    """Returns the resources that an actor with these options requests, by Ray's names."""
     named = {"CPU": options.get("num_cpus"), "GPU": options.get("num_gpus"), "memory": options.get("memory")}
     asked = {**named, **(options.get("resources") or {})}
     return {name: float(amount) for name, amount in asked.items() if amount}
@@ -288,7 +292,7 @@ def _door(ray: Any, needed_by: str) -> Any:
 
 
 def _join(ray: Any) -> None:
-    """Joins the cluster that runs."""
+    """Joins the running cluster."""
     try:
         ray.init(address="auto", log_to_driver=sys.flags.dev_mode)
     except ConnectionError as error:
@@ -299,7 +303,9 @@ def _join(ray: Any) -> None:
 
 
 def _strategy(ray: Any, scheduling: Any) -> Any:
-    """The strategy that a user means, who may have named one or have a placement group."""
+    """Returns Ray's scheduling strategy for the user's argument, which may be a strategy, its name or a placement
+    group.
+    """
     if hasattr(scheduling, "bundle_specs"):
         return ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(scheduling)
     return scheduling

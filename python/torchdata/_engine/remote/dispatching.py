@@ -1,7 +1,9 @@
-"""The dispatching process next to workers on other machines: a spawned process of main's machine.
+"""The dispatching process of a loader with workers on other machines. It is a spawned process on the main process's
+machine.
 
-Role: runs in main. Its program is pickled like that of the workers, including all definitions of the user's program,
-which it does not import. The program therefore needs no guard, and its pipes are those of the main process.
+Role: runs in the main process. The program is pickled like the workers' program, including all definitions of the
+user's main module, which this process does not import. The user's program therefore does not need a `__main__` guard,
+and the dispatching process runs the pipes that the main process has.
 """
 
 from __future__ import annotations
@@ -25,13 +27,13 @@ class DispatchingChild(SpawnedChild):
     """The dispatching process.
 
     Args:
-        name: what it is called in messages.
-        setup: what it is set up with, which has its program.
+        name: its name in messages.
+        setup: its setup, which contains its program.
     """
 
     def __init__(self, name: str, setup: ChildSetup) -> None:
         assert isinstance(setup.program, Program)
-        # Kept: a child that replaces it has a memory of its own.
+        # Stored here, because a child that replaces this one has its own memory.
         self._program = SharedPickle(pickled(setup.program))
         arguments = (replace(setup, program=self._program),)
         super().__init__(get_context("spawn"), name, f"{PREFIX}{name}", run_child, arguments)
@@ -42,7 +44,8 @@ class DispatchingChild(SpawnedChild):
 
 
 def pickled(program: Program) -> bytes:
-    """A program for a process that does not import main's, so by value what that defines.
+    """Pickles a program for a process that does not import the main module, so that definitions in it are pickled by
+    value.
 
     Raises:
         TypeError: it cannot be pickled.
@@ -57,7 +60,7 @@ def pickled(program: Program) -> bytes:
 
 @contextlib.contextmanager
 def without_main() -> Iterator[None]:
-    """Keeps a spawned process from importing this one's program."""
+    """Context in which spawned processes do not import the user's main module."""
     main = sys.modules["__main__"]
     hidden: dict[str, Any] = {name: vars(main).pop(name) for name in ("__file__", "__spec__") if name in vars(main)}
     main.__spec__ = None

@@ -1,15 +1,14 @@
-"""The host of a worker on another machine: an actor of Ray's, next to the worker's own process.
+"""The host of a worker on another machine: a Ray actor that runs next to the worker's own process.
 
-Role: runs where Ray places it. The worker is a spawned process, as on main's machine: with the same links, but to this
-process, so that user code has a main thread and a lock of its own, and can take nothing down but itself. The host
-carries what goes over these links to the main process and back, undecoded. It has nothing of the user, and ends its
-worker with itself.
+Role: runs on the machine that Ray chooses. The worker is a spawned process, as on the main process's machine. Its
+links are the same, but lead to the host. User code therefore has its own main thread and interpreter lock, and can
+crash only the worker. The host carries the contents of these links to and from the main process without decoding them.
+It runs no user code, and its worker exits with it.
 
 Two threads of the actor serve each lane: one receives messages of the main process (`tell`), and one returns what the
-worker has sent (`pull`). The main process keeps some pulls waiting. All are numbered, as who calls an actor's threads
-is not
-promised their order. There is a lane for commands and items, and another one for what the dispatching process sends
-from main's machine.
+worker has sent (`pull`). The main process always has some pulls waiting. All calls are numbered, because the calls of
+an actor's threads may arrive out of order. There is a lane for commands and items, and another one for what the
+dispatching process sends from the main process's machine.
 """
 
 from __future__ import annotations
@@ -41,37 +40,38 @@ from torchdata._observe.stats.counting import PIPES
 
 __all__ = ["About", "Host", "Pulled", "RemoteSetup", "Seen", "Told", "apart", "bytes_of", "versions"]
 
-#: Seconds after which a pull returns without content, so that each side knows that the other one is alive.
+#: Seconds after which a pull returns without content, so that both sides know that the connection works.
 PULSE = 1.0
-#: Seconds after which a host that hears nothing from the main process ends itself: Ray should have done so.
+#: Seconds after which a host ends that receives nothing from the main process, in case Ray has not ended it.
 DEAF = 600.0
-#: Seconds between two looks at that, and between two at whether there is room for a command, or whether a child is up.
+#: Seconds between two checks for this, and between two checks for free space for a command or for the start of a
+#: child.
 LOOK, GLANCE = 5.0, 0.002
-#: Seconds between two looks at what the worker has counted.
+#: Seconds between two reports of the worker's counters.
 SEEN = 0.5
-#: Bytes from which a part of a frame travels next to the pickle.
+#: Parts of a frame with at least this many bytes are sent outside the pickle.
 APART = 32 << 10
-#: Bytes that wait for room at the worker, from which on the main process is to hold others back.
+#: The number of bytes waiting to be passed to the worker at which the main process must stop sending units.
 FULL = 8 << 20
-#: The worker's bell and page, and those that represent the dispatching process on the machine of the main process.
+#: The numbers of the bells and pages here: of the worker, and of the main process's dispatching process.
 WORKER, DISPATCHER = 1, 2
 
 
 @dataclass(frozen=True)
 class RemoteSetup:
-    """What a host has to know of its worker.
+    """The setup of a host.
 
     Args:
-        name: what the worker is called in messages.
-        worker_id: its number.
-        num_workers: how many workers there are.
+        name: the name of the worker in messages.
+        worker_id: the number of the worker.
+        num_workers: the number of workers.
         program_class: module and name of the program's class.
-        cadence: how often it takes snapshots.
-        budget: bytes of shared memory for what it sends.
-        full_stats: whether the time of each pipe is taken.
-        counts: what others in its place have counted before it.
-        dispatcher_page: the page of the dispatching process in the main process; None where none sends to it.
-        window: items that the dispatching process may be ahead.
+        cadence: how often the worker takes snapshots.
+        budget: bytes of shared memory for what the worker sends.
+        full_stats: whether the time of each pipe is measured.
+        counts: the counters of the earlier processes that it replaces.
+        dispatcher_page: the page of the dispatching process in the main process; None if nothing is dispatched.
+        window: number of items that the dispatching process may be ahead.
     """
 
     name: str
@@ -87,7 +87,7 @@ class RemoteSetup:
 
     @classmethod
     def of(cls, setup: ChildSetup, budget: int) -> RemoteSetup:
-        """That of a worker which would be set up so on main's machine."""
+        """Creates the setup that corresponds to a child's setup on the main process's machine."""
         return cls(
             name=setup.name,
             worker_id=setup.worker_id,
@@ -104,14 +104,14 @@ class RemoteSetup:
 
 @dataclass(frozen=True)
 class About:
-    """A worker that is up, or has failed to come up.
+    """The description of a worker that has started, or failed to start.
 
     Args:
-        pid: its process number there.
-        host: that of its host.
+        pid: the process number of the worker.
+        host: the process number of its host.
         node: the name and address of the machine.
-        address: its address alone.
-        exitcode: how it has ended; None while it runs.
+        address: the address of the machine.
+        exitcode: the exit code of the worker; None while it runs.
         versions: of Python and of libraries, by name.
     """
 
@@ -125,11 +125,11 @@ class About:
 
 @dataclass(frozen=True)
 class Seen:
-    """A worker, as seen from its host.
+    """The state of a worker, as its host sees it.
 
     Args:
-        counts: what it has counted.
-        times: nanoseconds that its threads ran, that they were ready to and did not, and that it has lived.
+        counts: the counters of the worker.
+        times: nanoseconds since its start: running, waiting for a processor, and in total.
         is_stopped: whether it is stopped, by a signal or a debugger.
     """
 
@@ -140,13 +140,13 @@ class Seen:
 
 @dataclass(frozen=True)
 class Told:
-    """What main tells a host.
+    """A message from the main process to a host.
 
     Args:
-        number: the how manieth call of its lane it is, from 0.
-        words: the latest words; None: they are as before.
-        frame: commands, or what is dispatched.
-        holds: whether units are to be held back, as the main process has no room for more.
+        number: the number of this call in its lane, from 0.
+        words: the latest words; None if they have not changed.
+        frame: commands, or dispatched items.
+        holds: whether the host must stop sending units, because the main process lacks space for more.
     """
 
     number: int
@@ -157,16 +157,16 @@ class Told:
 
 @dataclass(frozen=True)
 class Pulled:
-    """What a pull has brought.
+    """The result of a pull.
 
     Args:
-        number: the how manieth it is.
-        words: the latest words; None: they are as before.
+        number: the number of this pull in its lane, from 0.
+        words: the latest words; None if they have not changed.
         frame: a head and large buffers; empty without units.
-        has_ended: whether the worker has, and all has come that it had sent and that is not held back.
-        exitcode: how.
-        seen: the worker, if it is time for another look.
-        is_full: whether the main process is to hold units back, as what it has told waits for room.
+        has_ended: whether the worker has exited, and everything that it sent and that was not held back was returned.
+        exitcode: the exit code of the worker.
+        seen: the state of the worker, if another report is due.
+        is_full: whether the main process must stop sending units, because earlier ones do not fit into the link yet.
     """
 
     number: int
@@ -179,12 +179,12 @@ class Pulled:
 
 
 def apart(frame: list[Any]) -> list[Any]:
-    """A frame as Ray is to take it: large parts next to the pickle, so that they are copied once."""
+    """Prepares a frame for Ray: large parts are outside the pickle, so that they are copied only once."""
     return [pickle.PickleBuffer(part) if len(part) >= APART else bytes(part) for part in frame]
 
 
 def versions() -> dict[str, str]:
-    """The versions of what must be the same on both sides of a link, as far as it is loaded or small."""
+    """Returns the versions that must be equal on both sides of a link, of modules that are loaded or small."""
     found = {"Python": platform.python_version(), "torchdata-rs": torchdata.__version__}
     for name in ("numpy", "torch"):
         module = sys.modules.get(name)
@@ -194,13 +194,13 @@ def versions() -> dict[str, str]:
 
 
 class _Lane:
-    """A pair of links between main and the worker, of which this is the side next to the worker.
+    """A pair of links between the main process and the worker. This is the worker's side.
 
     Args:
-        inbound: what the worker sends.
-        outbound: what is sent to it.
-        bells: the bells here.
-        own: this side's bell.
+        inbound: the link from the worker.
+        outbound: the link to the worker.
+        bells: the bells on this machine.
+        own: the index of this side's bell.
     """
 
     def __init__(self, inbound: Link, outbound: Link, bells: BellBoard, own: int) -> None:
@@ -209,9 +209,9 @@ class _Lane:
         self._early: dict[int, Told] = {}
         self._telling, self._pulling = threading.Lock(), threading.Lock()
         self._frames: SimpleQueue[list[Any] | None] = SimpleQueue()
-        #: Bytes of these; put by one thread and taken by another.
+        #: The bytes of these frames that were received, and that were passed on. Each counter has one writing thread.
         self._came, self._passed = 0, 0
-        #: Whether main has no room for units.
+        #: Whether the main process lacks space for units.
         self.holds = False
         self._has_ended = False
         threading.Thread(target=self._pass_on, name="torchdata-commands", daemon=True).start()
@@ -235,7 +235,9 @@ class _Lane:
             self.carrier.ring()
 
     def _pass_on(self) -> None:
-        """Gives the worker what has come. Nothing else waits until it has room for that."""
+        """Passes received frames to the worker, and waits until they fit into the link. This happens in a separate
+        thread, so that nothing else waits.
+        """
         while (frame := self._frames.get()) is not None:
             while not self.carrier.put(frame) and not self._has_ended:
                 time.sleep(GLANCE)
@@ -249,20 +251,21 @@ class _Lane:
         return self._came - self._passed >= FULL
 
     def pull(self, most: int, look: Callable[[bool], Seen | None], exitcode: Callable[[], int | None]) -> Pulled:
-        """Gives what the worker has sent, as soon as there is anything.
+        """Returns what the worker has sent, as soon as there is something.
 
         Args:
-            most: bytes of a frame from which on no further unit is added.
-            look: has a look at the worker, which may be the last one.
-            exitcode: how it has ended.
+            most: no further unit is added to a frame of this many bytes.
+            look: returns the state of the worker if a report is due. The argument is whether it is the last report.
+            exitcode: returns the exit code of the worker.
         """
         with self._pulling:
             if not self._has_ended:
                 self.carrier.wait(PULSE, not self.holds, False)
-            has_ended = self._has_ended  # before the look: what it had sent by then is all
+            # read first: everything that the worker sent before its exit is then in the link
+            has_ended = self._has_ended
             words, frame = self.carrier.take(0 if self.holds else most)
             self._pulled += 1
-            has_ended &= not frame  # units that are held back are lost with it: main may wait for its end
+            has_ended &= not frame  # units that are held back are lost, because the main process may wait for the exit
             return Pulled(
                 number=self._pulled - 1,
                 words=words,
@@ -274,7 +277,7 @@ class _Lane:
             )
 
     def end(self) -> None:
-        """Notes the worker's end."""
+        """Records that the worker has exited."""
         self._has_ended = True
         self._frames.put(None)
         self.carrier.ring()
@@ -284,16 +287,16 @@ class Host:
     """Runs one worker.
 
     Args:
-        setup: what it has to know.
-        program: what the worker runs, pickled.
+        setup: the setup of the host.
+        program: the pickled program of the worker.
     """
 
     def __init__(self, setup: RemoteSetup, program: bytes) -> None:
         bells = BellBoard(1 + DISPATCHER)
         budget = min(setup.budget, default_budget())
         control, data = Link(0, CONTROL_RING), Link(budget)
-        #: By lane: a link for units from the worker, and one for units to it. Nothing is sent back of what is
-        #: dispatched, but words.
+        #: For each lane, a link for units from the worker, and a link for units to it. In the lane of dispatched
+        #: items, only words are sent back.
         self._links = [(data, control)]
         dispatched = None
         if setup.dispatcher_page is not None:
@@ -336,7 +339,7 @@ class Host:
         threading.Thread(target=self._watch, name="torchdata-host", daemon=True).start()
 
     def begin(self) -> About:
-        """Waits until the worker takes commands, or has ended; what it is."""
+        """Waits until the worker receives commands, or has exited. Returns its description."""
         child, (_, control) = self._child, self._links[0]
         while not control.has_consumer() and not child.ended:
             time.sleep(GLANCE)
@@ -345,32 +348,32 @@ class Host:
                 self._lanes.append(_Lane(inbound, outbound, self._bells, own))
             if self._has_ended:
                 self._end_lanes()
-        importlib.import_module("numpy")  # to be compared
+        importlib.import_module("numpy")  # so that its version is compared
         exitcode = child.exitcode if child.ended else None
         return About(child.pid or 0, os.getpid(), *_node(), exitcode, versions())
 
     def tell(self, lane: int, told: Told) -> None:
-        """Passes main's words on to the worker, and units as it has room for them.
+        """Passes words of the main process to the worker, and units as soon as they fit into the link.
 
         Args:
-            lane: 0 for commands and what the worker sends, 1 for what is dispatched to it.
+            lane: 0 for commands and items, 1 for dispatched items.
             told: the message of the main process.
         """
         self._heard = time.monotonic()
         self._lanes[lane].tell(told)
 
     def pull(self, lane: int, most: int) -> Pulled:
-        """Gives what the worker has sent, as soon as there is anything.
+        """Returns what the worker has sent, as soon as there is something.
 
         Args:
             lane: see `tell`.
-            most: bytes of a frame from which on no further unit is added.
+            most: no further unit is added to a frame of this many bytes.
         """
         self._heard = time.monotonic()
         return self._lanes[lane].pull(most, self._look if lane == 0 else _look_away, lambda: self._child.exitcode)
 
     def _look(self, is_last: bool) -> Seen | None:
-        """The worker as it is now, if the last look is old enough."""
+        """Returns the current state of the worker, if the last report is old enough."""
         now = time.monotonic()
         if now - self._seen_at < SEEN and not is_last:
             return None
@@ -382,7 +385,7 @@ class Host:
         return Seen(self._stats.carry_out(WORKER), times, self._child.is_stopped)
 
     def stand(self, wakes: bool) -> tuple[str, str]:
-        """Where the worker stands: the kernel's word on it, and its Python stacks.
+        """Returns the worker's state according to the kernel, and its Python stacks.
 
         Args:
             wakes: whether it is stopped, and may continue so that it can answer.
@@ -391,11 +394,11 @@ class Host:
         return self._child.where_it_stands(page, wakes)
 
     def end(self) -> None:
-        """Ends the worker at once: one that is stopped would not notice this process's end."""
+        """Kills the worker at once, because a stopped worker would not notice the end of this process."""
         self._child.kill()
 
     def _watch(self) -> None:
-        """Notes the worker's end, and ends this process when the main process is not heard any more."""
+        """Records the worker's exit, and ends this process if the main process sends nothing for too long."""
         child = self._child
         while not child.ended:
             if time.monotonic() - self._heard > DEAF:
@@ -413,16 +416,16 @@ class Host:
 
 
 def _look_away(is_last: bool) -> None:
-    """No look at the worker."""
+    """Returns no state of the worker."""
 
 
 def bytes_of(frame: list[Any]) -> int:
-    """The bytes of a frame."""
+    """Returns the size of a frame in bytes."""
     return sum(memoryview(part).nbytes for part in frame)
 
 
 def _node() -> tuple[str, str]:
-    """The machine, by name and address, and its address alone."""
+    """Returns the machine's name with its address, and the address alone."""
     ray: Any = sys.modules.get("ray")
     name = socket.gethostname()
     if ray is None:

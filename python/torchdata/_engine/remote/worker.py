@@ -1,12 +1,13 @@
-"""Main's side of a worker on another machine: what `ChildProcess` is to one on this machine.
+"""The main process's side of a worker on another machine, with the interface of `ChildProcess`.
 
-Role: runs in main. The worker has the links that any child has, of which the main process has the usual ends. The other
-ends are a carrier's: a thread of this module takes commands and words out of them and tells the worker's host, and puts
-into them what it pulls from there. So main's collector, commands, leases and states see a child like any other. Another
-thread carries what the dispatching process sends, if there is one, which runs on this machine.
+Role: runs in the main process. The worker has the same links as any child, and the main process uses its ends of them
+as usual. A carrier uses the opposite ends. A thread of this module takes commands and words from them for the worker's
+host, and stores in them what it pulls from the host. Collector, commands, leases and states therefore treat the worker
+like any other child. If there is a dispatching process, which runs on this machine, another thread carries what it
+sends.
 
-Everything from a host passes its own worker's thread and links, so units of an earlier worker cannot reach its
-replacement.
+Everything from a host passes through the thread and the links of its own worker, so that units of an earlier worker
+cannot reach its replacement.
 """
 
 from __future__ import annotations
@@ -31,30 +32,31 @@ from torchdata._threads import Flag
 
 __all__ = ["Actor", "Hosts", "RemoteWorker", "VersionsDiffer"]
 
-#: Pulls that wait at a host, so that it makes a frame while another one is on its way.
+#: The number of pulls that wait at a host, so that the host prepares a frame while another one is being sent.
 AHEAD = 2
-#: Bytes of one message with commands.
+#: Maximum bytes of a message with commands.
 TOLD = 1 << 20
-#: Set in the order of the end, which is beyond all epochs; the bits below tell those.
+#: The bit that is set in the order to stop, which is greater than the order of any epoch. The bits below it are the
+#: epoch.
 _END = 1 << 32
-#: Seconds after which a wait looks around by itself, and for which an end waits for the thread.
+#: Seconds after which a wait checks its conditions, and seconds for which `close` waits for the thread.
 LOOK, JOINED = 1.0, 5.0
-#: Seconds within which a host reports its worker's stack, and ends the worker.
+#: How many seconds a host has to report its worker's stack, and to kill the worker.
 ANSWERED, ENDED = 10.0, 1.0
 
-#: Seconds after which the main process warns that a worker is not up, and again each time that it was twice as long.
+#: Seconds after which the main process warns that a worker has not started. It warns again whenever the time has
+#: doubled.
 LATE = 10.0
 
-#: Each worker's own number: process numbers of other machines may repeat.
+#: Unique numbers of workers, because process numbers of different machines may be equal.
 _numbers = itertools.count(1)
 
 
 class Actor(Protocol):
-    """A host somewhere, as the main process calls it. Each call returns at once, and its future may hold Ray's
-    error."""
+    """A host, as the main process calls it. Each call returns at once, and its future may raise Ray's error."""
 
     def check(self) -> None:
-        """Raises where nobody can be called any more."""
+        """Raises an error if hosts can no longer be called."""
 
     def begin(self) -> Future[About]: ...
 
@@ -73,35 +75,35 @@ class Actor(Protocol):
 
 
 class Hosts(Protocol):
-    """Who makes hosts. It replaces multiprocessing's context."""
+    """Creates hosts. It replaces multiprocessing's context."""
 
-    #: Bytes of a frame from which on no further unit is added.
+    #: No further unit is added to a frame of this many bytes.
     chunk_bytes: int
 
     def host(self, setup: ChildSetup) -> Actor:
-        """Asks for a host, and does not wait for it."""
+        """Requests a host without waiting for it."""
 
     def tell_late(self, seconds: float) -> None:
-        """Warns that a host is not up after this many seconds."""
+        """Warns that a host has not started after this many seconds."""
 
     def why(self, error: BaseException) -> str:
-        """What an error of an actor's call says of its end."""
+        """Returns the reason for a host's end, given the error of a call."""
 
     def is_of_host(self, error: BaseException) -> bool:
-        """Whether an error of an actor's call means that the host is gone."""
+        """Returns whether the error of a call means that the host no longer exists."""
 
 
 class VersionsDiffer(RuntimeError):
-    """The worker would run under other versions than main."""
+    """Raised if the worker would run with other versions than the main process."""
 
 
 class RemoteWorker(ChildProcess):
     """A worker on another machine.
 
     Args:
-        hosts: who makes its host.
-        name: what the worker is called in messages.
-        setup: what a child here would be set up with.
+        hosts: the object that creates its host.
+        name: the name of the worker in messages.
+        setup: the setup of an equivalent child on this machine.
     """
 
     def __init__(self, hosts: Hosts, name: str, setup: ChildSetup) -> None:
@@ -111,15 +113,16 @@ class RemoteWorker(ChildProcess):
         self._is_killed = False
         self._thread: threading.Thread | None = None
         self._actor: Actor | None = None
-        #: What its threads carry by.
+        #: The carriers of its threads.
         self._carriers: list[Carrier] = []
-        #: What it is, once it is up.
+        #: The description of the worker, once it has started.
         self.about: About | None = None
         self._seen: Seen | None = None
-        #: What went wrong with what is dispatched.
+        #: The error of the thread that carries dispatched items.
         self._fault: Exception | None = None
         ends = os.pipe()
-        #: Its end is written into one; who watches it has copies of the other.
+        #: The ends of a pipe. The exit of the worker is written to the first one. Code that waits for it has copies of
+        #: the second.
         self._ending, self._sign = (OwnedDescriptor(end) for end in reversed(ends))
 
     def _launch(self) -> int:
@@ -128,26 +131,26 @@ class RemoteWorker(ChildProcess):
         self._thread.start()
         return next(_numbers)
 
-    # -- its life, as the main process sees it -----------------------------------------------------------------
+    # -- the interface of `ChildProcess` -----------------------------------------------------------
 
     def watch(self) -> None:
-        """Does nothing: it is watched since it was made."""
+        """Does nothing, because the worker is watched from its creation."""
 
     def _look(self, pid: int) -> None:
-        pass  # its thread says so
+        pass  # its thread records the exit
 
     def sentinel(self) -> int:
-        """A descriptor that becomes readable when it ends."""
+        """Returns a descriptor that becomes readable when the worker exits."""
         return self._sign.fileno()
 
     @property
     def sign(self) -> OwnedDescriptor:
-        """The same, for a reader of links."""
+        """Returns the descriptor of `sentinel`, for a reader of links."""
         return self._sign
 
     @property
     def called(self) -> str:
-        """Its name, and where it is."""
+        """Returns its name and its machine."""
         actor = "no actor" if self._actor is None else f"Ray actor {self._actor.identity}"
         if self.about is None:
             return f"{self.name} ({actor}, not up yet)"
@@ -155,51 +158,51 @@ class RemoteWorker(ChildProcess):
 
     @property
     def is_late(self) -> bool:
-        """Whether it was asked for, and is not up."""
+        """Returns whether it was requested and has not started yet."""
         return self._actor is not None and self.about is None and not self._has_ended
 
     @property
     def is_up(self) -> bool:
-        """Whether Ray has found room for it, and its process takes commands."""
+        """Returns whether Ray has placed it, and its process receives commands."""
         return self.about is not None
 
     def has_page(self, page: dict[str, Any]) -> bool:
-        """Whether the counters of a page are those of its process."""
+        """Returns whether the counters of a page belong to its current process."""
         return self.about is not None and page["pid"] == self.about.pid and self._seen is not None
 
     @property
     def is_stopped(self) -> bool:
-        """Whether its process was stopped when its host looked last."""
+        """Returns whether its process was stopped when its host last checked."""
         return self._seen is not None and self._seen.is_stopped
 
     @property
     def is_running(self) -> bool:
-        """False, because its host reports processor time, but not the present state."""
+        """Returns False, because its host reports processor time, but not the current state."""
         return False
 
     def worked(self, page: dict[str, Any] | None) -> float | None:
-        """Seconds that its threads had run, or had waited for a processor, when its host looked last."""
+        """Returns how many seconds its threads had run or waited for a processor when its host last checked."""
         if page is None or not self.has_page(page):
             return None
         return float(page["ran"] + page["stood"]) / 1e9
 
     def where_it_stands(self, page: dict[str, Any] | None, wakes: bool = False) -> tuple[str, str]:
-        """The host's answer about the stack of its process."""
+        """Returns the host's report on the state and the stacks of its process."""
         actor = self._actor
         try:
             if actor is None or self.about is None:
                 return "not up yet", "It has no stack."
             return actor.stand(wakes).result(ANSWERED)
-        except Exception as error:  # whatever Ray says of a host that does not answer
+        except Exception as error:  # any error of Ray for a host that does not answer
             return "not to be asked", f"Its host tells no stack: {self._hosts.why(error)}."
 
     def kill(self) -> None:
-        """Ends it at once."""
+        """Kills it at once."""
         self._is_killed = True
         self._ring()
 
     def close(self) -> None:
-        """Gives its descriptors back, once it has ended."""
+        """Closes its descriptors, once it has exited."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(JOINED)
@@ -233,7 +236,7 @@ class RemoteWorker(ChildProcess):
             os.write(self._ending.fileno(), b"\0")
 
     def _carry(self, actor: Actor) -> None:
-        """Carries until the worker has ended."""
+        """Carries messages until the worker has exited."""
         about = self._await(actor.begin())
         if about is None:
             return
@@ -251,7 +254,7 @@ class RemoteWorker(ChildProcess):
         self._carriers.append(carrier)
         lane = _Lane(0, actor, carrier, most, lambda: not self._is_killed)
         if lines.dispatched is not None:
-            # Nothing is sent to the dispatching process but words.
+            # Only words are sent to the dispatching process, no units.
             nothing, dispatched = Link(0, CONTROL_RING), lines.dispatched.shared
             from_dispatching = Carrier(dispatched, nothing, bells, setup.index, setup.dispatcher_index)
             self._carriers.append(from_dispatching)
@@ -263,26 +266,26 @@ class RemoteWorker(ChildProcess):
             ).start()
         for one in lane.carry():
             self._note(one)
-            if one.has_ended:  # frames without room are lost, like what a exited worker had not put into its ring
+            if one.has_ended:  # frames that did not fit are lost, as if the worker had not sent them
                 self.exitcode = one.exitcode
                 return
         if self._fault is not None:
             raise self._fault
 
     def _carry_dispatched(self, lane: _Lane) -> None:
-        """Carries what is dispatched, in a thread of its own, until the worker has ended."""
+        """Carries dispatched items, in a separate thread, until the worker has exited."""
         try:
             for one in lane.carry():
                 if one.has_ended:
                     return
         except Exception as error:
-            # The other lane, which notices it too, reports that the host is gone.
+            # The other lane also notices that the host has exited, and reports it.
             if not isinstance(error, ConnectionError) and not self._hosts.is_of_host(error):
                 self._fault = error
                 self.kill()
 
     def _note(self, one: Pulled) -> None:
-        """Shows what its host has seen of it, and counts what has come over the network."""
+        """Publishes the counters that its host has reported, and counts what was received over the network."""
         page = self._setup.index
         if one.frame:
             came = bytes_of(one.frame)
@@ -296,9 +299,10 @@ class RemoteWorker(ChildProcess):
         return self._setup.stats.shared
 
     def _await(self, begun: Future[About]) -> About | None:
-        """Waits until the worker is up; None if it was killed before."""
+        """Waits until the worker has started. Returns None if it was killed before that."""
         wake = self._wake
-        begun.add_done_callback(lambda _: wake.set())  # Ray may keep that for ever, and so no more than it needs
+        # Ray may keep the callback forever, so it refers only to the flag.
+        begun.add_done_callback(lambda _: wake.set())
         began, patience = time.monotonic(), LATE
         while not self._is_killed:
             if begun.done():
@@ -311,14 +315,15 @@ class RemoteWorker(ChildProcess):
 
 
 class _Lane:
-    """A pair of links between main and a worker, of which this is main's side; see `torchdata._engine.remote.host`.
+    """A pair of links between the main process and a worker. This is the main process's side; see
+    `torchdata._engine.remote.host`.
 
     Args:
-        number: which one.
+        number: the number of the lane.
         actor: the host.
         carrier: moves units from one link to the other.
-        most: bytes of a frame from which on no further unit is added.
-        goes_on: whether anybody wants it carried.
+        most: no further unit is added to a frame of this many bytes.
+        goes_on: returns whether carrying must continue.
     """
 
     def __init__(
@@ -333,11 +338,11 @@ class _Lane:
         self._most, self._goes_on = most, goes_on
 
     def ring(self) -> None:
-        """Lets it look around."""
+        """Makes it check its conditions."""
         self._carrier.ring()
 
     def carry(self) -> Iterator[Pulled]:
-        """Carries, and gives each pull that has come, after its words were shown and before its frame was put."""
+        """Carries messages. Yields each pull after its words were published and before its frame is stored."""
         actor, carrier, number = self._actor, self._carrier, self._number
         pulls: list[Future[Pulled]] = []
         early: dict[int, Pulled] = {}
@@ -359,8 +364,7 @@ class _Lane:
                 pull = actor.pull(number, self._most)
                 pulls.append(pull)
                 pull.add_done_callback(ring)
-            # Any of the calls that is ready: an earlier call may run after a later one, and wait for the result of its
-            # frame.
+            # Takes any finished call, because the calls may run out of order at the host.
             for pull in [pull for pull in pulls if pull.done()]:
                 pulls.remove(pull)
                 brought = pull.result()
@@ -380,11 +384,11 @@ class _Lane:
 
 
 class _Arrived:
-    """Frames that have arrived, in their order, until there is room for them in main's link.
+    """Received frames, in their order, which wait until they fit into the main process's link.
 
     Args:
-        carrier: puts them there.
-        much: bytes from which on the host is to hold others back.
+        carrier: stores the frames in the link.
+        much: the number of waiting bytes at which the host must stop sending units.
     """
 
     def __init__(self, carrier: Carrier, much: int) -> None:
@@ -398,29 +402,31 @@ class _Arrived:
 
     @property
     def is_much(self) -> bool:
-        """Whether the host is to hold others back."""
+        """Returns whether the host must stop sending units."""
         return self._bytes >= self._much
 
     def add(self, frame: list[Any]) -> None:
-        """Takes one in, which may be empty."""
+        """Adds a frame, which may be empty."""
         if frame and not self._has_ended:
             self._frames.append(frame)
             self._bytes += bytes_of(frame)
 
     def put(self) -> None:
-        """Puts as many as find room."""
+        """Stores as many frames as fit into the link."""
         while self._frames and self._carrier.put(self._frames[0]):
             self._bytes -= bytes_of(self._frames.popleft())
 
     def end(self) -> None:
-        """Drops all that are there and that come: main reads no more, so there may never be room."""
+        """Drops all frames, including later ones. The main process reads no more, so they might never fit."""
         self._has_ended = True
         self._frames.clear()
         self._bytes = 0
 
 
 def _ringing(lane: _Lane) -> Callable[[object], None]:
-    """Rings, as long as the lane is there: Ray keeps what an answer that never comes is to call."""
+    """Returns a callback that rings the lane while the lane exists. Ray keeps the callbacks of a call that is never
+    answered.
+    """
     found = weakref.ref(lane)
 
     def ring(_: object) -> None:
@@ -432,7 +438,7 @@ def _ringing(lane: _Lane) -> Callable[[object], None]:
 
 
 def _differences(theirs: dict[str, str]) -> str:
-    """The versions that differ where they must not, in words; empty if none does."""
+    """Returns a description of the versions that differ and must not; empty if there are none."""
     ours = versions()
     pairs = [(name, ours[name], theirs[name]) for name in ours if name in theirs]
     differ = [
@@ -444,5 +450,7 @@ def _differences(theirs: dict[str, str]) -> str:
 
 
 def _release(name: str, version: str) -> Any:
-    """As much of a version as must be the same: all of this package's, major and minor of others."""
+    """Returns the part of a version that must be equal: all of this package's, and the major and minor version of
+    others.
+    """
     return version if name == "torchdata-rs" else version.split(".")[:2]

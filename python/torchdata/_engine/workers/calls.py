@@ -100,7 +100,7 @@ class Calls:
         Args:
             index: the number of the child.
             runs: whether an epoch is running.
-            repeats: whether it first runs the rest of the previous epoch.
+            repeats: whether it first completes the previous epoch.
         """
         return [self._noted[serial] for serial in self._machine.ahead(index, runs, repeats)]
 

@@ -1,13 +1,13 @@
-"""The child's side of a group: its first steps, its ends of the links, and the loop that takes main's commands.
+"""The child's side of a group: its startup, its ends of the links, and the loop that receives commands.
 
-Role: runs in every child, whatever its program is. A child enters (`CommonSetup`): it leaves signals to main, drops
-what it inherited, and ties its life to main's. It takes its ends of the links, loads the program, and hands each
-command to the program's runner until that has obeyed the command to stop.
+Role: runs in every child, for any program. On entry (`CommonSetup`), a child leaves signals to the main process, closes
+what it inherited, and ensures that it exits with the main process. It then takes its ends of the links, loads the
+program, and passes each command to the program's runner until the runner has obeyed the command to stop.
 
-Python's cyclic garbage collector is kept off what a child imports and what it keeps to its end. Importing torch makes
-a quarter of a million objects that stay; searching them for cycles takes a tenth of that import, and each later search
-of all objects takes as long again. In a forked child such a search also writes to, and so copies, every page that holds
-an object of main's.
+Python's cyclic garbage collector does not search the objects that a child imports, or those that it keeps until its
+end. Importing torch creates a quarter of a million permanent objects. Searching them for cycles takes a tenth of the
+import time, and each later full search takes as long again. In a forked child, such a search also writes to every page
+that holds an inherited object, which copies the page.
 """
 
 from __future__ import annotations
@@ -46,38 +46,38 @@ from torchdata._reporting import begin_at
 
 __all__ = ["MAIN", "Child", "ChildSetup", "CommonSetup", "Lines", "run_child"]
 
-#: Index of main's bell.
+#: Index of the main process's bell.
 MAIN = 0
-#: Bytes of the largest block that glibc's allocator learns from (`M_MMAP_THRESHOLD` in mallopt(3)), less its header.
+#: Bytes of the largest block that glibc's allocator adapts to (`M_MMAP_THRESHOLD` in mallopt(3)), less its header.
 _LARGEST_LEARNT = (32 << 20) - (64 << 10)
-#: Seconds between two looks at whether shared memory can be given back, while no command comes.
+#: Seconds between two attempts to give shared memory back while no command arrives.
 IDLE = 1.0
 
 
 @dataclass
 class CommonSetup:
-    """The common part of all children's setups."""
+    """The part of the setup that all children have in common."""
 
     bells: Handle[BellBoard]
-    #: The process with which the child is to end.
+    #: The process number of the main process. The child exits when that process does.
     main_pid: int
-    #: Whether main is this process's parent, as it is under fork and spawn.
+    #: Whether the main process is this process's parent, as under fork and spawn.
     is_child_of_main: bool
-    #: Main's thresholds for collecting cyclic garbage.
+    #: The main process's thresholds for cyclic garbage collection.
     gc_thresholds: tuple[int, int, int]
     signals: MainSignals
-    #: The line of the program that began the children, as `place_outside` has it; None if they have it on their stacks,
-    #: or it lies on another machine.
+    #: The line of the user's program that started the children, from `place_outside`; None if the line is on the
+    #: children's own stacks, or on another machine.
     begun_at: tuple[str, int, str] | None
 
     @classmethod
     def under(cls, start_method: str, bells: BellBoard, begun_at: tuple[str, int, str] | None = None) -> CommonSetup:
-        """That of children which this process, main, starts.
+        """Creates the setup for children that this process starts.
 
         Args:
-            start_method: multiprocessing's name of how.
+            start_method: the name of multiprocessing's start method.
             bells: the bells of all processes.
-            begun_at: the line of the program that begins them.
+            begun_at: the line of the user's program that starts them.
         """
         is_child_of_main = start_method != "forkserver"
         begun_at = None if start_method == "fork" else begun_at
@@ -92,12 +92,12 @@ class CommonSetup:
         """Makes this process a child of the engine.
 
         Args:
-            name: what the child is called in messages.
-            links: the links that are its own.
-            stats: the board on which it counts, if it does.
+            name: the child's name in messages.
+            links: the child's own links.
+            stats: the board with its counters; None if it has none.
 
         Returns:
-            Whether there is anything to do: False if main is gone already.
+            Whether to run; False if the main process has exited already.
         """
         self.signals.leave_to_main()
         note_child()
@@ -111,9 +111,9 @@ class CommonSetup:
         _keep_memory_of_tensors()
         try:
             exit_with_parent(self.main_pid)
-        except ProcessLookupError:  # main is gone already
+        except ProcessLookupError:  # the main process has exited already
             return False
-        except OSError as error:  # without it this process might outlive main for ever
+        except OSError as error:  # otherwise this process might outlive the main process
             print(f"torchdata {name} cannot watch the main process: {error}", file=sys.stderr, flush=True)
             sys.exit(CANNOT_WATCH)
         return not self.is_child_of_main or os.getppid() == self.main_pid
@@ -123,15 +123,15 @@ class CommonSetup:
 class Lines:
     """The links of one child."""
 
-    #: From main, with commands.
+    #: The control link, from the main process.
     control: Handle[Link]
-    #: Where the items go: to main, or to each worker.
+    #: The links for items, to the main process or to each worker.
     outputs: list[Handle[Link]]
-    #: From the dispatching process, in a worker.
+    #: In a worker, the link from the dispatching process.
     dispatched: Handle[Link] | None
 
     def all(self) -> list[Handle[Link]]:
-        """All of them."""
+        """Returns all links of the child."""
         return [self.control, *self.outputs, *([] if self.dispatched is None else [self.dispatched])]
 
 
@@ -139,37 +139,37 @@ class Lines:
 class ChildSetup:
     """Everything that one child needs."""
 
-    #: What the child is called in messages.
+    #: The child's name in messages.
     name: str
-    #: Index of its bell and of its page of counters; workers count from 1, the dispatching process comes last.
+    #: Index of the child's bell and of its page of counters. Workers count from 1; the dispatching process is last.
     index: int
     worker_id: int
     num_workers: int
-    #: The shards that it runs, and how many all workers run.
+    #: The shards that the child runs, and the number of shards of all workers.
     shards: range
     num_shards: int
     #: Whether this is the dispatching process.
     dispatches: bool
     program: Program | SharedPickle | Inherited
-    #: Module and name of the program's class. The module takes long to import where nothing is inherited.
+    #: Module and name of the program's class. Importing the module takes long unless the child inherits it.
     program_class: tuple[str, str]
     common: CommonSetup
     #: The counters of all processes.
     stats: Handle[StatsBoard]
     lines: Lines
-    #: Bells of those to whom the items go.
+    #: Bells of the processes that receive the items.
     output_peers: list[int]
     #: Index of the dispatching process's bell, and its page of counters.
     dispatcher_index: int
     dispatcher_page: int
-    #: Items that the dispatching process may be ahead.
+    #: The number of items that the dispatching process may be ahead.
     window: int
-    #: How often it takes snapshots: at most every so many seconds, and after so many times what the last one took.
+    #: The minimum time between two snapshots: in seconds, and as a multiple of the last snapshot's duration.
     cadence: tuple[float, float]
 
     @property
     def where(self) -> str:
-        """The child in messages of exceptions that were raised in it, which old code matches."""
+        """Returns the child's name in messages of exceptions that it raises, in the form that existing code matches."""
         return self.name.removeprefix("the ")
 
 
@@ -185,7 +185,8 @@ def run_child(setup: ChildSetup) -> None:
     if not setup.common.enter(setup.name, links, setup.stats.shared):
         return
     name_process("td_dispatch" if setup.dispatches else f"td_worker_{setup.worker_id}")
-    # Until the child has its commands' link, main does not wait for this import to come to an end.
+    # At shutdown, the main process does not wait for this import, because the child has not opened its control link
+    # yet.
     module, name = setup.program_class
     runner: type[Runner] = getattr(importlib.import_module(module), name).runner
     child = Child(setup, runner.is_interrupted)
@@ -196,8 +197,8 @@ class Child:
     """The child's ends of its links, and its loop.
 
     Args:
-        setup: what the child is set up with.
-        is_interrupted: whether a command that waits ends the pump's run between two items.
+        setup: the setup of the child.
+        is_interrupted: whether the pump returns between two items if a command is waiting.
     """
 
     def __init__(self, setup: ChildSetup, is_interrupted: bool) -> None:
@@ -208,7 +209,7 @@ class Child:
         interrupting = control if is_interrupted else None
         shards = len(setup.shards)
         self.sender = Sender(outputs, board, setup.index, setup.output_peers, interrupting, shards)
-        #: What the dispatching process sends to a worker.
+        #: In a worker, the collector of dispatched items.
         self.dispatched: Collector | None = None
         if setup.lines.dispatched is not None:
             self.dispatched = Collector(
@@ -220,15 +221,15 @@ class Child:
                 name="the dispatching process",
                 on_demand=True,
             )
-        #: What is counted of this process.
+        #: The counters of this process.
         self.counting = Counting(setup.stats.shared, setup.index)
         self.counting.adopt_child(setup, self.sender, self.dispatched, self.commands)
 
     def run(self, runner: Runner) -> None:
-        """Loads the program and obeys main until it says stop."""
+        """Loads the program, and obeys commands until the command to stop."""
         setup = self.setup
         try:
-            _limit_threads()  # before anything of the user's is imported
+            _limit_threads()  # before any user code is imported
             program = setup.program
             if isinstance(program, SharedPickle):
                 shared, program = program, program.load(loads)
@@ -241,13 +242,13 @@ class Child:
         while runner.obey(self.next_command()):
             pass
         self.counting.close()
-        gc.unfreeze()  # cycles in what is the user's are to be finalised where the interpreter ends in order
+        gc.unfreeze()  # the user's objects in cycles are finalized if the interpreter exits normally
 
     def next_command(self) -> tuple[Any, ...]:
-        """Waits for a command, and gives shared memory back that is not used any more.
+        """Waits for a command, and meanwhile gives unused shared memory back.
 
         Raises:
-            SystemExit: the memory of a link is damaged. The exit code tells the main process.
+            SystemExit: the memory of a link is damaged. The exit code informs the main process.
         """
         command = None
         try:
@@ -259,7 +260,7 @@ class Child:
 
 
 def raise_failure(_peer: int, description: Any) -> NoReturn:
-    """Raises the exception that a process has sent in the place of an item."""
+    """Raises the exception that a process has sent instead of an item."""
     reraise(description)
 
 
@@ -268,34 +269,38 @@ def _refuse(_peer: int, description: Any) -> NoReturn:
 
 
 def _keep_freed_memory() -> None:
-    """Lets the allocator keep up to twice so much memory that was freed, rather than give it back at once.
+    """Makes the allocator keep freed memory, up to twice the largest block that it adapts to, instead of returning it
+    at once.
 
-    A child frees the objects of one batch, and allocates the same sizes for the next. Given back in between, each page
-    costs a fault: a tenth of the time if images are decoded. glibc learns that from the large blocks that it sees
-    freed; in a child these lie in shared memory, and it sees none. So it is shown one, which is never touched. Limits
-    that the user has set (`MALLOC_TRIM_THRESHOLD_`) stay as they are.
+    A child frees the objects of one batch, and allocates the same sizes for the next. If the memory is returned in
+    between, each page causes a page fault, which takes a tenth of the time when images are decoded. glibc adapts its
+    limit to the large blocks that are freed, but in a child these are in shared memory, so glibc never sees one. This
+    function therefore allocates and frees one such block, whose pages are never touched. Limits that the user has set
+    (`MALLOC_TRIM_THRESHOLD_`) remain in effect.
     """
     bytes(_LARGEST_LEARNT)
 
 
 def _keep_memory_of_tensors() -> None:
-    """Lets torch ask for large pages for large tensors, unless the user has said that it shall not.
+    """Lets torch request huge pages for large tensors, unless the user has disabled that.
 
-    Torch aligns each tensor to 64 bytes. Older releases of glibc leave a gap beside it for that, which may never be
-    filled: then the next tensor of the same size does not fit where the last one was. The process grows by one tensor
-    with each, and all their pages are new. With large pages the alignment is that of a page, and gaps of that size are
-    closed again. Measured in a worker, glibc 2.36: filling a tensor of 20 MB took 4,864 page faults and takes none, one
-    of 38 MB 9,729 and 531. A worker that kept a small tensor beside each large one of 20 MB had grown by 1.2 GB after
-    60 items, and grows by 20 MB. Torch looks at this once, for its first tensor: under fork that may be one of main's,
-    and then it is as in main.
+    Torch aligns each tensor to 64 bytes. For that, older releases of glibc leave a gap next to the tensor, which may
+    never be reused. The next tensor of the same size then does not fit into the memory of the last one, so that the
+    process grows by one tensor each time, and all pages are new. With huge pages the alignment is the size of a page,
+    and gaps of that size are reused. Measured in a worker with glibc 2.36: filling a tensor of 20 MB took 4,864 page
+    faults and now takes none; for a tensor of 38 MB they went from 9,729 to 531. A worker that kept a small tensor next
+    to each large one of 20 MB grew by 1.2 GB after 60 items, and now grows by 20 MB. Torch reads the variable once, for
+    its first tensor. Under fork, the main process may have created that tensor, and then the main process's setting
+    applies.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
 def _settle(thresholds: tuple[int, int, int]) -> None:
-    """Ends a child's start-up: gives it main's thresholds, and takes all that lives now out of later searches.
+    """Ends a child's startup: sets the main process's thresholds, and excludes all existing objects from later
+    searches.
 
-    Thresholds that the user's program has set in the child meanwhile stay.
+    Thresholds that user code has set in the child meanwhile remain in effect.
     """
     if gc.get_threshold()[0] == EARLY_THRESHOLD:
         gc.set_threshold(*thresholds)
@@ -303,14 +308,16 @@ def _settle(thresholds: tuple[int, int, int]) -> None:
 
 
 def _limit_threads() -> None:
-    """One thread per child for torch's operators, now or once torch is imported: the workers are the parallelism."""
+    """Limits torch's operators to one thread per child, now or once torch is imported, because the workers run in
+    parallel.
+    """
 
     def limit(torch: Any) -> None:
         torch.set_num_threads(1)
 
     def limit_late(torch: Any) -> None:
         limit(torch)
-        gc.freeze()  # else the next search for cycles would go through all of torch
+        gc.freeze()  # otherwise the next search for cycles would visit all of torch
 
     torch = sys.modules.get("torch")
     if torch is not None:

@@ -1,7 +1,7 @@
-"""Where those go on that take the places of a `DataLoader2`'s children: behind the newest snapshot.
+"""Resumes the replacements of a `DataLoader2`'s children from their newest snapshots.
 
-Role: main's side. What was received beyond that is made again and dropped, as a loaded loader does it, with the
-functions of main's between the same two items.
+Role: runs in the main process. A replacement replays the items that were received after its snapshot, as a loader does
+when it loads a state. Functions of the main process are applied between the same two items as before.
 """
 
 from __future__ import annotations
@@ -24,24 +24,25 @@ from torchdata._native import Replacing
 
 __all__ = ["EpochRestarts", "Run"]
 
-#: How long the dispatching process may take to obey a function when a worker has died.
+#: How many seconds the dispatching process has to apply a function after a worker has exited.
 ACKNOWLEDGED = 1.0
-#: More items than an epoch has.
+#: A number of items that no epoch reaches.
 ALL = 1 << 62
-#: Seconds within which a process has to run what is left of an epoch that is over.
+#: How many seconds a process has to finish the previous epoch.
 REPEATED = 600.0
 
 
 @dataclass(frozen=True)
 class Run:
-    """An epoch, or what is left of it, as far as one who takes a place in it must know.
+    """An epoch, or what remains of it, with the data that a replacement needs to join it.
 
     Args:
-        number: the epoch's.
-        commands: by shard, and for the dispatching process behind them, the seeds and the reset function.
-        resume: from what was received, where each shard goes on, and the dispatching process.
-        before: the epoch before this one, and where they go on in it, where something in the graphs outlives
-            epochs; this one began with a snapshot of each worker then.
+        number: the number of the epoch.
+        commands: returns the seeds and the reset function of a shard. The dispatching process has the number after the
+            last shard.
+        resume: computes where each shard and the dispatching process resume, given the received items.
+        before: the previous epoch and the children's positions in it, if a part of the graphs outlives epochs. In this
+            case, each worker began this epoch with a snapshot.
     """
 
     number: int
@@ -51,14 +52,14 @@ class Run:
 
 
 class EpochRestarts(Restarts):
-    """Who takes the places of children that run a graph, epoch by epoch.
+    """Replaces children that run a graph, epoch by epoch.
 
     Args:
-        members: the children. Its lists are changed.
-        context: multiprocessing's context that starts them.
-        shutdown: what ends them.
-        hangs: what ends those that hang; None: nothing.
-        deaths: whether the places of those are taken that have died otherwise, too.
+        members: the children. Their lists are updated.
+        context: the multiprocessing context that starts the children.
+        shutdown: the object that ends the children.
+        hangs: kills children that hang; None if no child is killed for that.
+        deaths: whether children that exit for any other reason are replaced, too.
     """
 
     def __init__(
@@ -70,14 +71,14 @@ class EpochRestarts(Restarts):
         deaths: bool = True,
     ) -> None:
         super().__init__(members, context, shutdown, hangs, deaths)
-        #: The epoch that runs, if any has begun.
+        #: The current epoch; None before the first one.
         self.run: Run | None = None
         self._calls = Calls(members)
-        #: Those that run what is left of an epoch of which main has everything.
+        #: Children that finish an epoch without sending items, because all of them were received.
         self._repeating: set[int] = set()
 
     def begin_run(self, run: Run) -> None:
-        """A run begins: who takes a place from now on takes it there."""
+        """Records that an epoch begins or resumes. Later replacements join it."""
         with self._members.sending:
             self._calls.begin(run.before is not None)
         self.run = run
@@ -85,12 +86,12 @@ class EpochRestarts(Restarts):
         self._repeating.clear()
 
     def note_call(self, function: Callable[[Any], Any]) -> Noted:
-        """Notes a function of main's that is about to be sent: those who take a place get it, too."""
+        """Records a function that is about to be sent to the children, so that replacements apply it, too."""
         with self._members.sending:
             return self._calls.note(function)
 
     def note_resting(self, noted: Noted, index: int) -> None:
-        """Notes that a child rests: the one that takes its place in the next epoch gets the function then."""
+        """Records that a child does not run in this epoch. Its replacement in the next epoch applies the function."""
         with self._members.sending:
             self._calls.rest(noted, index)
 
@@ -101,7 +102,7 @@ class EpochRestarts(Restarts):
                 self._calls.settle_behind(index, members.received_of(index, items))
 
     def _check(self, dead: Sequence[int]) -> None:
-        """Gives up where nobody knows between which items the dispatching process has met a function."""
+        """Raises an error if it is unknown between which items the dispatching process has applied a function."""
         members = self._members
         if members.num_shards > members.num_workers and self._calls.any_now():
             self._refuse(dead[0], "between which items of its shards they came")
@@ -115,11 +116,11 @@ class EpochRestarts(Restarts):
                     return
             if dispatching in dead or members.processes[dispatching].ended or time.monotonic() >= deadline:
                 break
-            time.sleep(GLANCE)  # it lives, and has the function or is about to get it
+            time.sleep(GLANCE)  # the process is alive, and has received the function or is about to
         self._refuse(dead[0], "how much was dispatched before them")
 
     def _refuse(self, index: int, unknown: str) -> NoReturn:
-        """Raises the error of a child that nobody can replace, as a function was applied in the epoch."""
+        """Raises the error for a child that cannot be replaced because a function was applied in the epoch."""
         members = self._members
         process = members.processes[index]
         how, advice = self._how_it_died(process)
@@ -133,7 +134,7 @@ class EpochRestarts(Restarts):
             stage="reading items" if index < members.num_workers else "dispatching items",
         )
 
-    # -- what they are told ------------------------------------------------------------------------
+    # -- commands ----------------------------------------------------------------------------------
 
     def _command(self, indices: Sequence[int], received: Received, ended: Sequence[bool]) -> None:
         run = self.run
@@ -147,7 +148,7 @@ class EpochRestarts(Restarts):
         if repeats:
             assert run.before is not None
             self._repeat(indices, *run.before)
-        for index in reversed(indices):  # the dispatching process first: the others wait for it
+        for index in reversed(indices):  # the dispatching process first, because the workers wait for it
             own = members.starts_of(index, starts)
             if self._replacing.repeats(index, self._ended(ended)):
                 self._send_repeat(index, run, own, self._calls.within(index))
@@ -160,20 +161,20 @@ class EpochRestarts(Restarts):
             self._send(index, "epoch", run.number, *members.seeds_of(index, run.commands), announced, own)
 
     def _apply(self, indices: Sequence[int], *, runs: bool, repeats: bool) -> None:
-        """Has functions applied before what is commanded next."""
+        """Commands the children to apply functions before their next command."""
         for index in indices:
             for noted in self._calls.ahead(index, runs, repeats):
                 self._send(index, "call", noted.serial, noted.function)
 
     def _repeat(self, indices: Sequence[int], run: Run, starts: Sequence[Resumption | None]) -> None:
-        """Has the rest of an epoch that is over run again, for what outlives it."""
+        """Commands the children to finish the previous epoch, for the parts of the graph that outlive it."""
         for index in reversed(indices):
             own = self._members.starts_of(index, starts)
             self._send_repeat(index, run, own, self._calls.within(index, earlier=True))
         self.await_repeated()
 
     def _send_repeat(self, index: int, run: Run, starts: list[Resumption | None], calls: tuple[Call, ...]) -> None:
-        """Has a child run the rest of an epoch of which main has everything, and send nothing."""
+        """Commands a child to finish an epoch without sending items, because all of them were received."""
         members = self._members
         starts = [_with_calls(starts[0], calls), *starts[1:]]
         if index < members.num_workers:
@@ -182,7 +183,7 @@ class EpochRestarts(Restarts):
         self._repeating.add(index)
 
     def await_repeated(self) -> None:
-        """Waits for those that run the rest of an epoch, where what they do then matters to the next one."""
+        """Waits for children that finish the previous epoch, if its effects matter in the next one."""
         members, deadline = self._members, time.monotonic() + REPEATED
         while self._repeating:
             index = self._repeating.pop()
@@ -196,7 +197,9 @@ class EpochRestarts(Restarts):
                         )
 
     def _look_at_all(self, index: int) -> Callable[[], None]:
-        """The look at a child that repeats an epoch: one whose dispatching process has died comes to no end."""
+        """Returns a function that checks the processes while a child repeats an epoch, which never ends if the
+        dispatching process has exited.
+        """
         look, processes = self.look_at(index), self._members.processes
 
         def look_at_all() -> None:
@@ -212,7 +215,7 @@ class EpochRestarts(Restarts):
         try:
             self._members.send(index, kind, number, *content, seconds=seconds, tick=self.look_at(index))
         except Gone:
-            pass  # its death is noticed like any other
+            pass  # the exit of the child is noticed elsewhere
         except TimeoutError:
             if hangs is not None and seconds is not None:
                 hangs.end(index, seconds)
@@ -223,7 +226,7 @@ def _with_calls(start: Resumption | None, calls: tuple[Call, ...]) -> Resumption
 
 
 def _to_the_end(start: Resumption | None) -> Resumption:
-    """The way of a shard that makes the rest of its epoch again, and sends nothing."""
+    """Returns the resumption of a shard that recomputes the rest of its epoch, and sends nothing."""
     start = start or Resumption()
     ((sent, _, _),) = start.starts or [((0, 0), 0, None)]
     return replace(start, starts=[(sent, ALL, None)])

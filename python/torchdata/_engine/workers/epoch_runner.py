@@ -1,10 +1,10 @@
 """Runs a graph in a child, epoch by epoch: in a worker of a `DataLoader2`, or in the dispatching process.
 
-Role: carries out main's commands (start an epoch, call a function on the graph, stop) and runs the pipe graph in
-between, sending what it yields. Commands are taken between two items; `protocol::Obedience` in the engine decides what
-a command does to the epoch that runs, and this module carries it out.
+Role: carries out the main process's commands (start an epoch, call a function on the graph, stop). In between, it runs
+the graph of pipes, and sends what the graph yields. Commands are received between two items. `protocol::Obedience` in
+the engine decides how a command affects the running epoch; this module carries that out.
 
-A command is a tuple: its kind, its number on the link, the number of the epoch or function, and the rest.
+A command is a tuple of its kind, its number on the link, the number of the epoch or function, and further arguments.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from torchdata._reporting import add_note, attributes_of, name_of
 
 __all__ = ["EpochRunner"]
 
-#: Seconds within which a command follows its order.
+#: How many seconds a command may take to arrive after its order.
 ORDERED = 10.0
-#: Where a link of a worker begins without an earlier run.
+#: The start of a worker's link if there is no earlier run.
 _FROM_THE_BEGINNING: list[tuple[Account, int, int | None]] = [((0, 0), 0, None)]
 _NO_COMMAND = (
     "the shared memory of a link is corrupted: an order came without its command; shut the loader down and start a new "
@@ -37,7 +37,7 @@ _NO_COMMAND = (
 
 
 class Interrupted(BaseException):
-    """Main has ordered another epoch, or the end, while the graph waits for the dispatching process."""
+    """Raised if the main process orders another epoch or the end while the graph waits for the dispatching process."""
 
 
 class EpochRunner:
@@ -56,20 +56,20 @@ class EpochRunner:
         if self.dispatched is not None:
             lines, bells = self.setup.lines, self.setup.common.bells.shared
             self.dispatched.set_interrupt(lines.control.shared, Interrupted, lines.outputs[0].shared, bells, MAIN)
-        #: By shard.
+        #: The programs, one per shard.
         self.programs: Sequence[EpochProgram] = ()
-        #: The shard whose program has run last.
+        #: The index of the shard whose program ran last.
         self.entered = 0
-        #: The rules for commands that come while an epoch runs.
+        #: The rules for commands that arrive while an epoch is running.
         self.obedience = Obedience(self.setup.dispatches)
-        #: A command that was taken while an epoch ran, and ends it.
+        #: A command that was received during an epoch, and ends the epoch.
         self.pending: tuple[Any, ...] | None = None
-        #: The epoch that runs, where this run of it began (of the first shard), and whether a stream of the share was
-        #: opened in it.
+        #: The running epoch; where this run of it began (for the first shard); and whether it has opened a stream of
+        #: the share.
         self.epoch, self.start, self.opened = 0, Resumption(), False
-        #: Why there is no graph to run: reported in each epoch.
+        #: The encoded exception that has prevented preparing the graph; it is sent in each epoch.
         self.failure: tuple[Any, ...] | None = None
-        #: The calls that are to be applied behind later items than the next one, in their order.
+        #: The functions that must be applied after later items than the next one, in their order.
         self.due: list[Call] = []
 
     def prepare(self, program: EpochProgram) -> None:
@@ -97,7 +97,7 @@ class EpochRunner:
         return step != "end"
 
     def _obey(self, command: tuple[Any, ...]) -> str:
-        """Carries out a command, and returns the step that it asked for. "leave" leaves the command pending."""
+        """Carries out a command. Returns the step that it required, where "leave" means that it stays pending."""
         kind, serial, number, *content = command
         step, before, behind = self.obedience.obey(kind, number)
         if before:
@@ -107,21 +107,21 @@ class EpochRunner:
         elif step == "run":
             self._run_epoch(number, *content)
         elif step == "apply":
-            self._apply_due(BETWEEN)  # functions that are due come before this one
+            self._apply_due(BETWEEN)  # functions that are due are applied before this one
             self._apply(*content)
         if behind:
             self.commands.acknowledge(serial, place_of(*self.sender.made()) if self.obedience.runs else BETWEEN)
         return step
 
     def _enter(self, shard: int) -> None:
-        """Lets a shard's program have the process, which another one has had."""
+        """Switches the process to another shard's program."""
         if shard != self.entered:
             self.programs[self.entered].leave()
             self.entered = shard
             self.programs[shard].enter()
 
     def _goes_on(self) -> bool:
-        """Obeys the command that waits; returns whether the epoch goes on after it."""
+        """Obeys the waiting command. Returns whether the epoch continues after it."""
         return self._obey(self._next_command()) != "leave"
 
     def _next_command(self) -> tuple[Any, ...]:
@@ -129,19 +129,19 @@ class EpochRunner:
         return self.child.next_command() if command is None else command
 
     def _open_dispatched(self) -> Iterator[Any]:
-        """A stream of the share: the pass begins with the first item that is asked for."""
+        """Returns a stream of the share. The pass begins with the first item that is requested."""
         assert self.dispatched is not None
         start = self.start
         if self.opened and start.share[0] > 0 and self.dispatched.share()[0] == start.passed:
-            # The run went on in the middle of a pass and has left it without asking for more: that was the pass.
+            # The run resumed in the middle of a pass, and left the pass without requesting more items, so the pass is
+            # over.
             self.start = start = replace(start, passed=start.passed + 1, share=(0, 0))
             self.dispatched.start_epoch(self.epoch, self.setup.window, None, None, start.passed)
         self.opened = True
         return iter(self.dispatched)
 
     def _share(self) -> tuple[int, tuple[int, int]]:
-        """The latest pass of the share that was opened, and the part of it that was read, or had been when this run
-        began."""
+        """Returns the latest opened pass of the share, and how much of it was read, in this run or before it began."""
         assert self.dispatched is not None
         reached, read = self.dispatched.share()
         return (reached, read) if reached > self.start.passed else (reached, self.start.share)
@@ -170,7 +170,7 @@ class EpochRunner:
             self.dispatched.start_epoch(epoch, self.setup.window, [start.share], None, start.passed)
             if announced == Announced.DEALT:
                 self.dispatched.await_relayed(epoch)
-                self.sender.send_relayed()  # before the graph, which may read on at once, meets later ones
+                self.sender.send_relayed()  # before the graph, which may read ahead at once, receives later snapshots
         try:
             self._send_epoch(partial(self._begin_epoch, seeds, iter_reset_fn, announced, each))
         finally:
@@ -178,17 +178,18 @@ class EpochRunner:
             self._apply_due(BETWEEN)
             self.counting.end()
             if self.dispatched is not None:
-                self.dispatched.finish_epoch(epoch)  # what is still dealt to us is not to hold up the others
+                # so that items that are still dispatched to this worker do not block the other workers
+                self.dispatched.finish_epoch(epoch)
 
     def _send_epoch(self, begin: Callable[[], Any]) -> None:
-        """Runs the graph and sends what it yields, to its end or until another epoch, or the end, is commanded."""
+        """Runs the graph and sends what it yields, until its end, or until another epoch or the end is commanded."""
         while self._send_pass(begin) and self._is_wanted_again():
             begin = self._begin_pass
 
     def _begin_epoch(
         self, seeds: Sequence[bytes], iter_reset_fn: Any, announced: int, starts: Sequence[Resumption]
     ) -> Any:
-        """Begins the epoch in each shard: an iterator, or a tuple of several."""
+        """Begins the epoch in each shard. Returns an iterator, or a tuple of them if there are several shards."""
         iterators = []
         for place, (seed, start) in enumerate(zip(seeds, starts, strict=True)):
             self._enter(place)
@@ -202,15 +203,16 @@ class EpochRunner:
         program.epoch = self.epoch - 1
         program.begin_epoch(seeds, iter_reset_fn)
         self.counting.bind(program.datapipe, place)
-        self._apply_due(start.made - 1)  # a snapshot is older than what was applied behind the same item
-        # A run that goes on from a snapshot reads; main has that snapshot, and does not wait for another.
+        self._apply_due(start.made - 1)  # a snapshot is taken before the functions that are applied after the same item
+        # A run that resumes from a snapshot reads at once. The main process has that snapshot already, and does not
+        # wait for another one.
         unread = announced and start.content is None
         with program.beginning_unread() if unread else nullcontext():
             iterator = program.go_on_from(start.content, start.strict)
             if self.due:
                 iterator = self._with_calls(iterator, start.made)
             if unread:
-                # A command that waits is obeyed by the pump, which sends the rest after it.
+                # If a command is waiting, the pump obeys it and then sends the rest.
                 self.sender.send_snapshot(place)
         return iterator
 
@@ -221,7 +223,9 @@ class EpochRunner:
         return self._with_calls(iterator, place_of(*self.sender.made())) if self.due else iterator
 
     def _send_pass(self, begin: Callable[[], Any]) -> bool:
-        """Sends all items once, or why that fails. False if another epoch, or the end, is commanded."""
+        """Sends all items once, or the exception that prevents it. Returns False if another epoch or the end is
+        commanded.
+        """
         failure = self.failure
         try:
             if failure is None:
@@ -231,7 +235,7 @@ class EpochRunner:
                         return True
                     if not self._goes_on():
                         return False
-                    failure = self.failure  # of a call
+                    failure = self.failure  # the failure of a function
         except Interrupted:
             if self._meets_superseding():
                 return False
@@ -247,7 +251,7 @@ class EpochRunner:
         return True
 
     def _is_wanted_again(self) -> bool:
-        """In the dispatching process: waits until all workers have asked for the items once more, or for a command."""
+        """In the dispatching process, waits until all workers have requested another pass, or for a command."""
         if not self.setup.dispatches:
             return False
         self.counting.end()
@@ -258,14 +262,14 @@ class EpochRunner:
         return True
 
     def _meets_superseding(self) -> bool:
-        """Obeys commands up to the one that has ended a wait in the graph. Returns False if that does not come."""
+        """Obeys commands up to the one that interrupted the graph. Returns False if that command does not arrive."""
         while (command := self.commands.receive(0, ORDERED)) is not None:
             if self._obey(command) == "leave":
                 return True
         return False
 
     def _apply(self, function: Callable[[Any], Any]) -> None:
-        """Applies a function to the graph. An error of it ends the epoch that runs, and each one after it."""
+        """Applies a function to the graph. If it raises an exception, this epoch and each later one end with it."""
         try:
             if self.failure is None:
                 for place, program in enumerate(self.programs):
@@ -275,16 +279,18 @@ class EpochRunner:
             self.failure = describe(error, self.setup.where)
 
     def _apply_due(self, made: int) -> None:
-        """Applies the functions that were applied behind so many items, or fewer."""
+        """Applies the functions that are due after `made` items or fewer."""
         while self.due and self.due[0][0] <= made:
             self._apply(self.due.pop(0)[2])
 
     def _with_calls(self, iterator: Iterator[Any], made: int) -> Iterator[Any]:
-        """The items behind so many, and between them main's functions where they were in the run before."""
+        """Yields the items after the first `made`, and applies the functions of the main process between the same items
+        as before.
+        """
         while self.due:
             self._apply_due(made)
             if self.failure is not None:
-                raise RuntimeError("a function of main's has failed")  # which is reported instead
+                raise RuntimeError("a function of main's has failed")  # the failure itself is sent instead
             for item in islice(iterator, 1):
                 yield item
                 break

@@ -1,7 +1,7 @@
-"""The children of a `DataLoader2`, as main sees them: a group whose workers run a graph, epoch by epoch.
+"""The children of a `DataLoader2`, from the main process's point of view: their workers run a graph, epoch by epoch.
 
-Role: main's side. Commands the children of a group (an epoch, a function for their graphs) and waits until they have
-obeyed; `epoch_restarts.py` puts others in the places of those that die.
+Role: runs in the main process. Sends commands to the children of a group (run an epoch, apply a function to the graph),
+and waits until they have obeyed. `epoch_restarts.py` replaces children that exit.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from torchdata._observe.stats.counting import MAIN_PAGE
 
 __all__ = ["Children", "Place"]
 
-#: How long a child may take to obey a command that main waits for.
+#: How many seconds a child has to obey a command that the main process waits for.
 OBEDIENCE = 600.0
-#: How often main looks meanwhile whether anybody is held up.
+#: Seconds between two checks for blocked children during this wait.
 GLANCE = 0.002
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where an earlier run of an epoch was left.
+    """The position where an earlier run of an epoch stopped.
 
     Args:
-        given: how far it had come with each shard.
-        turn: the shard whose turn it was.
-        resumptions: by shard, and at last of the dispatching process, where it goes on.
-        kept: the snapshots behind these, for the books.
+        given: how many items of each shard it had returned, and their checksums.
+        turn: the shard that was to return the next item.
+        resumptions: where each shard resumes, and then the dispatching process.
+        kept: the snapshots that belong to `resumptions`, which the collector stores.
     """
 
     given: list[snapshots.Account]
@@ -52,25 +52,25 @@ class Place:
 
 
 class _Dying(Exception):
-    """The child to which something is sent has died, or another one has its place by now."""
+    """Raised if the child that a command is sent to has exited or was replaced."""
 
 
 class Children:
-    """Workers, and if something is to be dispatched the dispatching process.
+    """The workers, and the dispatching process if items are dispatched.
 
     Args:
-        context: multiprocessing context that starts them.
+        context: the multiprocessing context that starts the children.
         num_workers: number of workers.
-        program: what each worker runs.
-        dispatch: what the dispatching process runs; None if there is none.
+        program: the program of each worker.
+        dispatch: the program of the dispatching process; None if nothing is dispatched.
         num_shards: number of shards that the workers run.
-        window: items that each worker may be ahead of main.
-        dispatch_window: items that the dispatching process may be ahead of each worker.
-        memory_budget: bytes of shared memory for all of them; None for a quarter of the machine's.
-        in_order: whether main takes items from the workers in strict turn.
-        timeout: seconds that main waits for an item; None for ever.
-        full_stats: whether the time of each pipe is taken.
-        survived: the ends of children in whose places others are put, instead of an error.
+        window: number of items that each worker may be ahead of the main process.
+        dispatch_window: number of items that the dispatching process may be ahead of each worker.
+        memory_budget: bytes of shared memory for all children; None for a quarter of the machine's memory.
+        in_order: whether the main process takes items from the workers in strict turn.
+        timeout: seconds that the main process waits for an item; None for no limit.
+        full_stats: whether the time of each pipe is measured.
+        survived: the kinds of exits after which a child is replaced instead of raising an error.
         listener: receives the notes of the workers; None drops them.
     """
 
@@ -96,7 +96,7 @@ class Children:
         self._calls = 0
         self._timeout = timeout
         self._listener = listener
-        #: After how many seconds without an item main warns; None: never.
+        #: Seconds without an item after which the main process warns; None for no warning.
         self.stall_warning: float | None = None
         self._group = group = Group(
             context,
@@ -131,7 +131,7 @@ class Children:
                 self.collector.tell_hang(hangs.look)
             if listener is not None:
                 self.collector.tell_note(listener.hear)
-            own = weakref.ref(self)  # and no WeakMethod, which would call Python code when it dies
+            own = weakref.ref(self)  # not a WeakMethod, which would run Python code when it is collected
             self.collector.tell_surplus(self.budget, lambda *what: own()._on_surplus(*what))  # type: ignore[union-attr]
         except BaseException:
             self.shutdown()
@@ -141,11 +141,11 @@ class Children:
     def shutdown(self) -> None:
         """Ends all children: asks, waits, kills, reaps. Safe to call at any time, any number of times.
 
-        If it was cut off, the next call goes on.
+        The next call continues a shutdown that was interrupted.
         """
         self._group.shutdown()
 
-    # -- what main asks of the children ------------------------------------------------------------
+    # -- commands ----------------------------------------------------------------------------------
 
     def start_epoch(
         self,
@@ -155,13 +155,14 @@ class Children:
         announced: bool = False,
         place: Place | None = None,
     ) -> None:
-        """Starts an epoch everywhere.
+        """Starts an epoch in all children.
 
         Args:
-            commands: by shard, and for the dispatching process behind them, the seeds and the reset function.
-            resume: from what was received of the shards, where each goes on, and the dispatching process.
-            announced: whether each worker begins with a snapshot, for which this waits.
-            place: where an earlier run of the epoch was left; None for its beginning.
+            commands: returns the seeds and the reset function of a shard. The dispatching process has the number after
+                the last shard.
+            resume: computes where each shard and the dispatching process resume, given the received items.
+            announced: whether each worker begins with a snapshot, which this method waits for.
+            place: the position where an earlier run of the epoch stopped; None for the beginning.
         """
         restarts, collector = self._restarts, self.collector
         if restarts is None:
@@ -169,7 +170,7 @@ class Children:
         before = self._end_of_run() if announced else None
         if restarts is not None and announced:
             restarts.await_repeated()
-            self._await_obedience()  # where each was when it was told something, should this epoch be run again
+            self._await_obedience()  # records the children's positions, which are needed if this epoch is run again
         self._epoch += 1
         if self._listener is not None:
             self._listener.begin()
@@ -180,10 +181,10 @@ class Children:
             collector.keep(*place.kept)
         processes = list(self._processes)
         self._group.begin_epoch()
-        if restarts is not None:  # who takes a place from now on is told by whoever puts it there
+        if restarts is not None:  # children that are replaced from here on receive these commands from `EpochRestarts`
             restarts.begin_run(Run(self._epoch, commands, resume, before))
             self._check_alive()
-        # The dispatching process first: the others wait for it.
+        # The dispatching process comes first, because the workers wait for it.
         for index in reversed(range(len(processes))):
             command = (
                 self._epoch,
@@ -211,7 +212,7 @@ class Children:
                 began = time.monotonic()
                 continue
             if hangs is None or time.monotonic() - called < hangs.seconds:
-                return  # the snapshots have come, or the loader is shut down
+                return  # the snapshots were received, or the loader is shut down
             for worker in self._without_snapshot():
                 hangs.look(worker, time.monotonic() - began, hangs.seconds)
 
@@ -222,7 +223,7 @@ class Children:
         return sorted({shard % self.num_workers for shard in missing}) or [0]
 
     def _end_of_run(self) -> tuple[Run, list[snapshots.Resumption | None]] | None:
-        """The epoch that is over, and where each child would go on in it."""
+        """Returns the epoch that has ended, and where each child would resume in it."""
         run = None if self._restarts is None else self._restarts.run
         found = self.collector.places()
         if run is None or found is None:
@@ -231,13 +232,13 @@ class Children:
         return replace(run, before=None), run.resume((places, dealt))
 
     def end_epoch(self) -> None:
-        """Looks at what the children have done in the epoch that is over."""
+        """Checks what the children have done in the epoch that has ended."""
         self._group.end_epoch()
 
     def call(self, function: Callable[[Any], Any]) -> None:
         """Applies `function` to the graph of every child, between two items, and waits until all have done it.
 
-        An epoch that runs goes on.
+        A running epoch continues.
         """
         self._check_alive()
         restarts = self._restarts
@@ -245,7 +246,7 @@ class Children:
             self._calls += 1
             noted = Noted(self._calls, function)
         else:
-            self._await_obedience()  # should the wait for an earlier one have been interrupted
+            self._await_obedience()  # the wait for an earlier function may have been interrupted
             noted = restarts.note_call(function)
         for index in range(len(self._processes)):
             if restarts is not None and restarts.rests(index):
@@ -258,13 +259,13 @@ class Children:
         return self._restarts is not None and self._restarts.rests(index)
 
     def _await_obedience(self) -> None:
-        """Waits until all have obeyed their last command."""
+        """Waits until all children have obeyed their last command."""
         deadline = time.monotonic() + OBEDIENCE
         try:
             for index in range(len(self._processes)):
                 began = time.monotonic()
                 while not self._is_resting(index) and not self._has_obeyed(index):
-                    # A child that waits for the dispatching process comes to its next item only if nobody is held up.
+                    # A child that waits for the dispatching process reaches its next item only if no worker is blocked.
                     self.collector.relieve(False)
                     began = self._end_if_it_hangs(index, began)
                     if time.monotonic() >= deadline:
@@ -275,19 +276,19 @@ class Children:
             self.collector.relieve(True)
 
     def _end_if_it_hangs(self, index: int, began: float) -> float:
-        """Ends a child that has not obeyed since `began` if that is too long; returns since when it is waited for."""
+        """Kills a child that has not obeyed since `began` if that is too long. Returns the new start of the wait."""
         hangs = None if self._restarts is None else self._restarts.hangs
         if hangs is not None and hangs.end_if_over(index, time.monotonic() - began):
             return time.monotonic()
         return began
 
     def where_it_stands(self, page: dict[str, Any]) -> tuple[str, str]:
-        """Where the child of a page stands: the kernel's word on it, and its Python stacks."""
+        """Returns what the child of a page is doing: the kernel's description, and its Python stacks."""
         child: int = page["page"] - 1
         return self._processes[child].where_it_stands(page)
 
     def _has_obeyed(self, index: int) -> bool:
-        """Waits a little for the child to obey its last command; whether it has."""
+        """Waits briefly for the child to obey its last command. Returns whether it has obeyed."""
         members = self._members
         try:
             return members.commanders[index].wait_acknowledged(members.sent[index], GLANCE, self._look_at(index))
@@ -304,7 +305,7 @@ class Children:
         to: ChildProcess | None = None,
         numbers: dict[int, int] | None = None,
     ) -> None:
-        """Sends a command, to that process alone if it is given, else to the one that has the place now."""
+        """Sends a command to the process `to`, or to the child's current process if `to` is None."""
         began = time.monotonic()
         while to is None or self._processes[index] is to:
             try:
@@ -325,11 +326,11 @@ class Children:
                 ) from None
 
     def _look_at(self, index: int) -> Callable[[], object]:
-        """The look at processes while a child is waited for."""
+        """Returns a function that checks the processes while a child is waited for."""
         if self._restarts is None:
             return self._check_alive
         process, rests = self._processes[index], self._restarts.rests
-        # A worker that waits for the dispatching process in the midst of an item obeys when that goes on.
+        # A worker that waits for the dispatching process in the middle of an item obeys after that process continues.
         others = range(len(self._processes)) if self.dispatches else ()
 
         def look() -> None:
@@ -340,10 +341,10 @@ class Children:
 
         return look
 
-    # -- life and death ----------------------------------------------------------------------------
+    # -- exits and memory --------------------------------------------------------------------------
 
     def _check_alive(self) -> bool:
-        """Raises the error of a child that has died, or sees to it that another one has its place; whether one has."""
+        """Raises the error of a child that has exited, or replaces the child. Returns whether a child was replaced."""
         if self._restarts is None:
             self._members.check_alive()
             return False

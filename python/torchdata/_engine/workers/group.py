@@ -1,9 +1,11 @@
-"""A group of child processes that run a given program over links, as main sees it: started together, watched, ended.
+"""A group of child processes that run a given program and communicate over links. They are started, watched and ended
+together.
 
-Role: main's side. Owns the links, the bells, the counters and the process objects; `shutdown` releases everything. It
-is bounded, idempotent and harmless in a forked child that inherited the object. The program says what is run, and what
-its workers are called; the owner of the group commands them by `commanders`, and reads by the collectors that it makes.
-`processes/start.py` starts children, `processes/shutdown.py` ends them.
+Role: runs in the main process. The group owns the links, the bells, the counters and the process objects, and
+`shutdown` releases all of them. `shutdown` is bounded in time, idempotent, and harmless in a forked child that
+inherited the object. The program defines what the children run and how the workers are named. The owner of the group
+sends commands through `commanders`, and reads from the collectors that it creates. `processes/start.py` starts
+children, `processes/shutdown.py` ends them.
 """
 
 from __future__ import annotations
@@ -40,26 +42,28 @@ _LEAST_BUFFER = 1024
 
 
 def default_budget() -> int:
-    """Shared memory that all links of one group may use: a quarter of the machine's memory."""
+    """Returns how many bytes of shared memory all links of one group may use: a quarter of the machine's memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
 
 
 class Group(OwnsChildren):
-    """Workers, and if something is to be dispatched the dispatching process. `start` starts them.
+    """The workers, and the dispatching process if items are dispatched. `start` starts them.
 
     Args:
-        context: multiprocessing context that starts them.
+        context: the multiprocessing context that starts the children.
         num_workers: number of workers.
-        num_shards: number of shards that they run, at least as many as workers; None for one each.
-        program: what each worker runs.
-        dispatch: what the dispatching process runs; None if there is none.
-        dispatch_window: items that the dispatching process may be ahead of each worker.
-        memory_budget: bytes of shared memory for what they send; None for a quarter of the machine's.
-        commands: bytes of shared memory for the commands to each; 0 for a ring, over which larger ones are streamed.
-        full_stats: whether the time of each pipe is taken.
+        num_shards: number of shards that the workers run, at least one each; None for one each.
+        program: the program of each worker.
+        dispatch: the program of the dispatching process; None if nothing is dispatched.
+        dispatch_window: number of items that the dispatching process may be ahead of each worker.
+        memory_budget: bytes of shared memory for the items that the children send; None for a quarter of the machine's
+            memory.
+        commands: bytes of shared memory for the commands to each child; 0 for only a ring, over which larger commands
+            are streamed.
+        full_stats: whether the time of each pipe is measured.
 
     Raises:
-        TypeError: a program cannot be pickled, which the start method needs.
+        TypeError: a program cannot be pickled, but the start method requires it.
     """
 
     def __init__(
@@ -79,7 +83,7 @@ class Group(OwnsChildren):
         self.num_workers = num_workers
         num_shards = num_workers if num_shards is None else num_shards
         self.dispatches = dispatch is not None
-        #: Bytes of shared memory for what they send.
+        #: Bytes of shared memory for the items that the children send.
         self.budget = default_budget() if memory_budget is None else memory_budget
         warn_of_lacks()
         count = num_workers + (dispatch is not None)
@@ -119,11 +123,11 @@ class Group(OwnsChildren):
             members.processes.append(new_child(context, members.names[index], run_child, (setup,)))
         controls = [members.control(index) for index in range(count)]
         self._own(list(members.processes), controls, self.bells)
-        #: What watches files that the children share with each other.
+        #: Detects files whose position the children share.
         self._positions: SharedPositions | None = None
-        #: The counters of main.
+        #: The counters of the main process.
         self.counting = Counting(self.stats, MAIN_PAGE)
-        # The owner may never come to an epoch: nobody else knows then that main answers.
+        # Ends the counters of the main process, even if the owner never starts an epoch.
         self._shutdown.afterwards = partial(_count_no_more, self.counting)
 
     @property
@@ -137,23 +141,23 @@ class Group(OwnsChildren):
         return self._shutdown
 
     def start(self, replaces: bool = False) -> list[Link]:
-        """Starts all children before it waits for any. The caller shuts the group down if that fails.
+        """Starts all children before it waits for any. If that fails, the caller shuts the group down.
 
         Args:
-            replaces: whether others take the places of children that die, instead of an error.
+            replaces: whether children that exit are replaced instead of raising an error.
 
         Returns:
-            By worker, the link over which it sends.
+            For each worker, the link over which it sends.
 
         Raises:
-            OSError: the system has no room for a process.
-            WorkerExitedError: one has died already.
+            OSError: the system lacks resources for a process.
+            WorkerExitedError: a child has exited already.
         """
         members, indices = self.members, range(len(self.members.processes))
 
         def see_to(index: int) -> None:
             if not replaces:
-                # Starting the others may take long: a death that was there before is not to wait for them.
+                # Starting the remaining children may take long, so an earlier exit is reported first.
                 members.check_alive(range(index))
             lines = members.setups[index].lines
             # The dispatching process is started last, and shares its descriptors with the workers.
@@ -178,12 +182,14 @@ class Group(OwnsChildren):
         return outputs
 
     def begin_epoch(self) -> None:
-        """Notes that an epoch begins, in which the children read."""
+        """Records that an epoch begins."""
         if self._positions is not None:
             self._positions.begin()
 
     def end_epoch(self) -> None:
-        """Warns if the children have read a file through one position in the epoch; an epoch ends once."""
+        """Warns if the children have read a file through one shared position in the epoch. Has no effect if called
+        again.
+        """
         words = None if self._positions is None else self._positions.look()
         if words is not None:
             warn_in_thread(RuntimeWarning(words))
@@ -204,14 +210,14 @@ class Group(OwnsChildren):
         in_order: bool = True,
         timeout: float | None = None,
     ) -> Collector:
-        """Makes the reader of the items that workers send.
+        """Creates the collector that reads the items that workers send.
 
         Args:
             outputs: the links of consecutive workers.
             first: the number of the first of these workers.
-            num_shards: the number of shards that they run; None for one each.
+            num_shards: the number of shards that these workers run; None for one each.
             in_order: whether items are taken from the shards in strict turn.
-            timeout: seconds to wait for an item; None for ever.
+            timeout: seconds to wait for an item; None for no limit.
         """
         peers = [1 + first + index for index in range(len(outputs))]
         collector = Collector(
@@ -228,49 +234,51 @@ class Group(OwnsChildren):
         return collector
 
     def hangs(self, survived: Survived, in_order: bool = True) -> Hangs | None:
-        """What ends children that hang; None if nothing is to.
+        """Returns the object that kills children that hang; None if they are not killed.
 
         Args:
-            survived: the ends of children that are survived.
-            in_order: whether main waits for one worker in particular.
+            survived: the kinds of exits after which a child is replaced.
+            in_order: whether the main process waits for one specific worker.
         """
         if survived.hangs is None:
             return None
         return Hangs(self.members, self.stats, survived.hangs, survived.patience, in_order)
 
     def watch(self, collector: Collector) -> None:
-        """Makes a collector raise the error of a child that dies while it waits for an item."""
+        """Makes a collector raise the error of a child that exits while the collector waits for an item."""
         try:
             collector.watch(self.signs, self.members.report_exit)
-        except ProcessLookupError:  # one has ended already, and was not reaped by us
+        except ProcessLookupError:  # a child has ended already, and was reaped elsewhere
             wait_for_any(self.members.processes, 1.0)
             self.members.check_alive()
             raise
 
     @property
     def pids(self) -> list[int]:
-        """Process numbers, the dispatching process last."""
+        """Returns the process numbers, the dispatching process last."""
         return self.members.pids()
 
     @property
     def signs(self) -> list[tuple[int, int | OwnedDescriptor]]:
-        """By child, what tells a collector of its end."""
+        """Returns, for each child, the handle that signals its exit to a collector."""
         return [(index, process.sign) for index, process in enumerate(self.members.processes)]
 
     def release(self) -> None:
-        """Ends all children if that was not done yet; for a `__del__`, at interpreter exit, too."""
+        """Ends all children unless that was done already. Called by `__del__`, also at interpreter exit."""
         self._finalize(False)
 
 
 def _count_no_more(counting: Counting) -> None:
-    """Ends main's counting after a group whose counters belong to no loader."""
+    """Ends the counting of the main process for a group whose counters belong to no loader."""
     counting.end()
     counting.close()
     counting.board.close_descriptor()
 
 
 def _shared(program: Program, start_method: str) -> Program | SharedPickle:
-    """The program as the children get it: as it is if they inherit it, else pickled once for all of them."""
+    """Returns the program in the form that the children receive: unchanged if they inherit it, else pickled once for
+    all.
+    """
     if start_method not in ("spawn", "forkserver") or program.holds_shared_memory():
         return program
     try:
@@ -279,23 +287,23 @@ def _shared(program: Program, start_method: str) -> Program | SharedPickle:
         if is_of_handler(error):
             raise
         if "inheritance" in str(error):
-            return program  # pickled with each process, as such objects must be
+            return program  # such objects can only be pickled while a process is started
         raise TypeError(program.why_unpicklable(start_method, error)) from error
 
 
 def _main_cannot_be_imported() -> bool:
-    """Whether a child could not import what `__main__` defines (an interactive session, `python -c`, stdin)."""
+    """Returns whether a child cannot import what `__main__` defines (an interactive session, `python -c`, stdin)."""
     main = sys.modules.get("__main__")
     has_none = getattr(main, "__spec__", None) is None and not getattr(main, "__file__", None)
     return has_none or main_without_file() is not None
 
 
 def pickled_program(obj: Any, refined: Callable[[Any], Any] = lambda base: base) -> tuple[bytes, list[memoryview]]:
-    """Pickles what a child needs: by pickle if it can, else by cloudpickle (lambdas, local classes).
+    """Pickles an object for a child. Uses pickle if possible, else cloudpickle (lambdas, local classes).
 
     Args:
-        obj: what is pickled.
-        refined: returns the class of picklers to use, which is derived from the one that it is given.
+        obj: the object to pickle.
+        refined: returns the pickler class to use, given the class that it must derive from.
 
     Returns:
         The pickle, and the large buffers that belong to it. Tensors that overlap share one buffer.
@@ -304,7 +312,7 @@ def pickled_program(obj: Any, refined: Callable[[Any], Any] = lambda base: base)
         try:
             return dumps_by(refined(pickle.Pickler), obj, _LEAST_BUFFER)[:2]
         except Exception as error:
-            # Locks and queues of multiprocessing travel only while a child is started.
+            # Locks and queues of multiprocessing can be pickled only while a child is started.
             if is_of_handler(error) or "inheritance" in str(error):
                 raise
     from torchdata._by_value import ByValuePickler

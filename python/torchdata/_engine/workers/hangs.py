@@ -1,12 +1,13 @@
-"""Children that hang while main waits for them: found, reported with their stacks, and ended.
+"""Finds children that hang while the main process waits for them, reports their stacks, and kills them.
 
-Role: main's side, called by the collector in the thread that waits, or by whoever waits for an answer. A process that
-hangs is killed, and what it had done is noted; all behind that is a death like any other (`restart.py`).
+Role: runs in the main process. The collector calls it in the waiting thread, and so does any code that waits for an
+answer of a child. A process that hangs is killed, and its activity is recorded. From then on its exit is handled like
+any other (`restart.py`).
 
-A process hangs if main has waited for it for the whole `timeout`, and meanwhile nothing was counted in it: no pipe of
-its graph has yielded an item, and it has sent nothing. Processor time alone tells nothing, as an endless loop uses it,
-too. So the user may give a `patience`, the longer time of a process that works by what the kernel says. A process that
-waits for another one is not to blame, unless it is stopped.
+A process hangs if the main process has waited for it for the whole `timeout`, and none of its counters changed
+meanwhile: no pipe of its graph has yielded an item, and it has sent nothing. Processor time is not a sign of progress,
+because an endless loop uses it, too. The user can therefore set `patience`, a longer limit for a process that uses the
+processor according to the kernel. A process that waits for another process is not at fault, unless it is stopped.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ from torchdata._engine.workers.members import Members
 
 __all__ = ["NONE", "STARTING", "Hangs", "Hung", "Survived", "check_on_timeout"]
 
-#: Seconds that a process may take at least to come to its first item: it imports the program, and loads a state.
+#: The minimum limit, in seconds, for the first item of a process, which imports the program and loads a state.
 STARTING = 60.0
-#: A process works if its threads run, or wait for a processor, for such a share of the time at least.
+#: A process counts as working if its threads run, or wait for a processor, for at least this fraction of the time.
 WORKING = 0.1
-#: Seconds beyond the limit for which one on another machine may be unheard.
+#: How many seconds beyond the limit the counters of a process on another machine may be missing.
 UNHEARD = 5.0
 
 
 @dataclass(frozen=True)
 class Survived:
-    """The ends of children in whose places others are put.
+    """The kinds of exits after which a child is replaced.
 
     Args:
-        deaths: whether those that die by themselves are among them.
-        hangs: after how many seconds one that hangs is ended, to be replaced; None: never.
-        patience: the same for one that works; None: no more than for others.
+        deaths: whether children that exit by themselves are replaced.
+        hangs: seconds after which a child that hangs is killed and replaced; None for never.
+        patience: the same limit for a child that works; None for the limit of the others.
     """
 
     deaths: bool = False
@@ -48,14 +49,14 @@ class Survived:
 
     @classmethod
     def chosen(cls, on_worker_exit: str, timeout: float | None, on_timeout: str, patience: float | None) -> Survived:
-        """What the arguments of a loader say."""
+        """Creates it from the arguments of a loader."""
         return cls(on_worker_exit == "restart", timeout if on_timeout == "restart" else None, patience)
 
     def __bool__(self) -> bool:
         return self.deaths or self.hangs is not None
 
 
-#: Each end is an error.
+#: Each exit raises an error.
 NONE = Survived()
 
 
@@ -64,21 +65,23 @@ class Hung:
     """A process that was killed because it hung.
 
     Args:
-        how: what it did, to be set behind its name.
-        stack: where it stood.
-        limit: the argument that would give it more time.
+        how: what it did, worded to follow its name in a message.
+        stack: its stacks when it was killed.
+        limit: the name of the argument that allows more time.
     """
 
     how: str
     stack: str
     limit: str
-    #: Whether a warning or an error has told of it.
+    #: Whether a warning or an error has already reported it.
     is_told: bool = False
 
 
 @dataclass
 class _Seen:
-    """What was counted in those that main waits for, and since when it has not changed, in seconds of the wait."""
+    """The counters of the processes that the main process waits for, and when they last changed, in seconds of the
+    wait.
+    """
 
     counts: Any
     since: float
@@ -87,14 +90,14 @@ class _Seen:
 
 @dataclass
 class _Mark:
-    """A moment of a process, since which its work is measured.
+    """The start of the measurement of a process's work.
 
     Args:
-        pid: its number.
-        at: the moment.
-        looked: when somebody has looked last.
-        worked: for how many seconds it had worked by then.
-        works: whether it works, by what it did before.
+        pid: the process number.
+        at: when the measurement began.
+        looked: when the last check took place.
+        worked: the seconds for which the process had worked at `at`.
+        works: whether the process counts as working, from its earlier activity.
     """
 
     pid: int
@@ -108,13 +111,13 @@ def check_on_timeout(name: str, on_timeout: Any, timeout: float | None, patience
     """Checks the arguments `on_timeout` and `patience` of a loader.
 
     Args:
-        name: of the class.
+        name: the name of the loader's class.
         on_timeout: the argument.
-        timeout: the seconds after which it matters; None or 0: never.
+        timeout: the loader's timeout in seconds; None or 0 for no timeout.
         patience: the argument.
 
     Raises:
-        ValueError: one is unknown, or lacks what it needs.
+        ValueError: an argument has an unknown value, or needs another argument that is missing.
     """
     if on_timeout not in ("error", "restart"):
         raise ValueError(f"{name}: on_timeout must be 'error' or 'restart', but got {on_timeout!r}")
@@ -137,10 +140,10 @@ class Hangs:
 
     Args:
         members: the children.
-        board: has their counters.
+        board: the board with their counters.
         seconds: the timeout.
-        patience: the seconds for one that works; None for the timeout.
-        in_order: whether main waits for one worker in particular.
+        patience: the seconds for a child that works; None for the timeout.
+        in_order: whether the main process waits for one specific worker.
     """
 
     def __init__(
@@ -153,31 +156,31 @@ class Hangs:
     ) -> None:
         self._members, self._board = members, board
         self._in_order = in_order
-        #: The timeout, and the longest time for one that works.
+        #: The timeout, and the limit for a child that works.
         self.seconds, self.most = seconds, max(seconds, patience or 0.0)
-        #: By child, what its work is measured from.
+        #: For each child, the start of the measurement of its work.
         self._marks: dict[int, _Mark] = {}
-        #: By worker that is waited for.
+        #: The counters last seen, for each worker that is waited for.
         self._seen: dict[int, _Seen] = {}
-        #: By process number.
+        #: The killed processes, by process number.
         self._hung: dict[int, Hung] = {}
-        #: Threads of nodes wait side by side; a report takes its time.
+        #: Several threads of nodes may wait at the same time, and a report takes a while.
         self._reporting = threading.Lock()
 
     def of(self, process: ChildProcess) -> Hung | None:
-        """What is known of a process that has ended because it hung; None if it has not."""
+        """Returns the report on a process that was killed because it hung; None if it was not."""
         return self._hung.get(process.pid or 0)
 
     def look(self, peer: int | None, waited: float, limit: float) -> bool:
-        """Called again and again while main waits for an item: ends whoever hangs.
+        """Kills processes that hang. Called repeatedly while the main process waits for an item.
 
         Args:
             peer: the shard that is waited for.
-            waited: for how long, in seconds.
-            limit: after how many seconds without progress a process hangs: the timeout, or some times that.
+            waited: the duration of the wait so far, in seconds.
+            limit: seconds without progress after which a process hangs: the timeout, or a multiple of it.
 
         Returns:
-            Whether a process was ended.
+            Whether a process was killed.
         """
         pages = {page["page"] - 1: page for page in self._board.read()}
         ended = False
@@ -186,7 +189,7 @@ class Hangs:
             fault = self._fault(chain, pages)
             counts = [_counts(pages.get(child)) for child in chain]
             seen = self._seen.get(worker)
-            if seen is None or waited < seen.waited:  # another wait
+            if seen is None or waited < seen.waited:  # a new wait has begun
                 seen = _Seen(counts, 0.0, waited)
             since = seen.since if seen.counts == counts else waited
             self._seen[worker] = _Seen(counts, since, waited)
@@ -196,7 +199,9 @@ class Hangs:
         return ended
 
     def end_if_over(self, child: int, waited: float) -> bool:
-        """Called again and again while main waits for a child otherwise: ends it if that is too long; whether it is."""
+        """Kills a child if the main process has waited too long for something other than an item. Called repeatedly
+        during the wait. Returns whether the wait was too long.
+        """
         if waited < self.seconds:
             self._works(child, None)
             return False
@@ -207,7 +212,7 @@ class Hangs:
         return is_over
 
     def end(self, child: int, waited: float) -> None:
-        """Ends a child that main has waited for otherwise for too long."""
+        """Kills a child that the main process has waited too long for."""
         pages = {page["page"] - 1: page for page in self._board.read()}
         self._end(child, pages.get(child), waited)
 
@@ -219,7 +224,7 @@ class Hangs:
         return at_work or [peer]
 
     def _chain(self, child: int, pages: dict[int, Any]) -> list[int]:
-        """Who waits for whom, from a child on."""
+        """Returns the chain of children, beginning with the given one, in which each waits for the next."""
         chain: list[int] = []
         while child in range(len(self._members.processes)) and child not in chain:
             chain.append(child)
@@ -230,11 +235,13 @@ class Hangs:
         return chain
 
     def _is_at(self, page: Any, child: int) -> bool:
-        """Whether a page is that of the process which has the place now."""
+        """Returns whether a page belongs to the child's current process."""
         return self._members.processes[child].has_page(page)
 
     def _fault(self, chain: list[int], pages: dict[int, Any]) -> int:
-        """The child to blame: one that is stopped, else the last one, which waits for none of the others."""
+        """Returns the child at fault: a stopped one, else the last of the chain, or the first if they wait in a
+        circle.
+        """
         stopped = next((child for child in chain if self._is_stopped(child)), None)
         if stopped is not None:
             return stopped
@@ -246,7 +253,9 @@ class Hangs:
         return self._members.processes[child].is_stopped
 
     def _is_over(self, child: int, page: Any, still: float, limit: float) -> bool:
-        """Whether a child that has made no progress for so long hangs. One for which there is no room yet does not."""
+        """Returns whether a child hangs that has made no progress for `still` seconds. A child that has not started yet
+        does not hang.
+        """
         if not self._members.processes[child].is_up:
             return False
         begins = page is None or not self._is_at(page, child) or not _runs(page)
@@ -254,33 +263,34 @@ class Hangs:
         if still < limit or self._is_stopped(child):
             return still >= limit
         most = limit * self.most / self.seconds if works else limit
-        return still >= (max(most, STARTING) if begins else most)  # it imports the program, or loads a state
+        return still >= (max(most, STARTING) if begins else most)  # it may be importing the program or loading a state
 
     def _works(self, child: int, page: Any) -> bool:
-        """Whether a child works, by what it did in the last half timeout that was looked at; it does until it is known.
+        """Returns whether a child works, judged by its last measured half timeout. Until then it counts as working.
 
-        Without a patience nobody asks.
+        Without a patience the answer does not matter.
         """
         if self.most == self.seconds:
             return False
         process = self._members.processes[child]
         now, pid, mark = time.monotonic(), process.pid or 0, self._marks.get(child)
         if mark is not None and (mark.pid != pid or now - mark.looked > self.seconds):
-            mark = None  # another process, or another wait
+            mark = None  # the mark belongs to another process or another wait
         if mark is not None and now - mark.at < self.seconds / 2:
             mark.looked = now
             return mark.works
         worked = process.worked(page)
         if worked is None:
             return False
-        grown = math.inf if mark is None or worked < mark.worked else worked - mark.worked  # threads may have ended
-        # The kernel counts a wait for a processor when it is over: who stands in the queue works, too.
+        grown = math.inf if mark is None or worked < mark.worked else worked - mark.worked  # less if threads have ended
+        # The kernel adds a wait for a processor only when it is over, so a process that still waits for one counts as
+        # working, too.
         works = mark is None or grown >= WORKING * (now - mark.at) or process.is_running
         self._marks[child] = _Mark(pid, now, now, worked, works)
         return works
 
     def _end(self, child: int, page: Any, waited: float) -> bool:
-        """Reports where a process stands, and kills it."""
+        """Reports the stacks of a process, and kills it."""
         from torchdata._observe.show.table import duration
         from torchdata._observe.stats.reading import pipe_at_work
 
@@ -300,15 +310,15 @@ class Hangs:
             how = f"{made} nothing for {duration(waited)}, {where}{runs}, and was killed for it (`{limit}`)"
             self._hung[pid] = Hung(how, stack, limit, is_told=stopped)
             process.kill()
-        if stopped:  # it went on to tell where it stands, and may have done its part: then nobody notices its death
+        if stopped:  # it was resumed for the report, and may have finished its work: its exit may then go unnoticed
             warnings.warn(f"{process.called} {how}\n{stack}", RuntimeWarning, stacklevel=3)
         return True
 
 
 def _unheard(page: Any, limit: float) -> float:
-    """Seconds of late of which nothing is known of a process, as its counters come from another machine.
+    """Returns for how many of the last seconds no counters have arrived from a process on another machine.
 
-    None are left where nothing has come for so long that it, or its host, hangs.
+    Returns 0 if they are missing for so long that the process, or its host, must hang.
     """
     if page is None or not page["heard"]:
         return 0.0
@@ -317,7 +327,7 @@ def _unheard(page: Any, limit: float) -> float:
 
 
 def _counts(page: Any) -> Any:
-    """All that a process has counted, and which process it is."""
+    """Returns the counters of a process together with its number and epoch."""
     if page is None:
         return None
     flows, pipes = page["flows"], page["pipes"]
@@ -325,5 +335,5 @@ def _counts(page: Any) -> Any:
 
 
 def _runs(page: Any) -> bool:
-    """Whether an epoch runs in a process, and it does not wait for a command."""
+    """Returns whether a process runs an epoch and is not waiting for a command."""
     return bool(page["span"]["since"] and not page["idle"]["since"])

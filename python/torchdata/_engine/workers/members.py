@@ -1,8 +1,8 @@
-"""The children of one loader, how main reaches each of them, and their links: what changes when another takes a place.
+"""The children of one loader and their links, which change when a child is replaced.
 
-Role: main's side. `Group` makes it, and the group's owner commands by it; `Restarts` puts other processes into the
-places of those that have died, links and all. Sending is locked, as a thread that reads may replace a child while
-another commands it.
+Role: runs in the main process. `Group` creates it, and the owner of the group sends commands through it. `Restarts`
+replaces the processes and links of children that have exited. Sending requires a lock, because a reading thread may
+replace a child while another thread sends it a command.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from torchdata._native import BellBoard, Link, Sender, order_of
 
 __all__ = ["Members", "begins"]
 
-#: Ring of a control link; larger commands are streamed.
+#: Bytes of a control link's ring; larger commands are streamed.
 CONTROL_RING = 64 << 10
 
 
 class Members:
-    """All lists are by child, the dispatching process last.
+    """The children of a loader. Each list has one element per child, and the dispatching process is last.
 
     Args:
         num_workers: how many workers there are.
-        num_shards: how many shards they run; shard number i is run by worker i modulo `num_workers`.
+        num_shards: how many shards they run. Worker `i % num_workers` runs shard i.
         dispatches: whether there is a dispatching process.
         bells: the bells of all processes.
         budget: bytes of shared memory for all items.
-        program_class: the class of what the workers run: it names them, and words their deaths.
-        commands: bytes of shared memory for the commands to each child; 0 if a ring does.
+        program_class: the class of the workers' program, which defines their names and the words for their exits.
+        commands: bytes of shared memory for the commands to each child; 0 if the ring is enough.
     """
 
     def __init__(
@@ -55,17 +55,17 @@ class Members:
         self.setups: list[ChildSetup] = []
         self.processes: list[ChildProcess] = []
         self.commanders: list[Sender] = []
-        #: By child: how many commands it was sent.
+        #: How many commands each child was sent.
         self.sent = [0] * len(self.names)
-        # A forked child does not take it, as it commands no process.
+        # A forked child never acquires this lock, because it sends no commands.
         self.sending = threading.RLock()
         self._per_link = budget // (2 * num_workers if dispatches else num_workers)
         self._commands, self.program_class = commands, program_class
 
     def new_lines(self, indices: Sequence[int]) -> list[Lines]:
-        """Links for children: for commands, for what they send, and for what is dispatched to them.
+        """Creates the links of children: for commands, for sent items, and for dispatched items.
 
-        The dispatching process sends to all workers, so all get new ones together.
+        The dispatching process sends to all workers, so all of them receive new links together.
         """
         dispatched = [Handle(Link(self._per_link)) for _ in range(self.num_workers)] if self.dispatches else []
         lines = []
@@ -77,41 +77,43 @@ class Members:
         return lines
 
     def shards_of(self, worker: int) -> range:
-        """The numbers of the shards that a worker runs."""
+        """Returns the numbers of the shards that a worker runs."""
         return range(worker, self.num_shards, self.num_workers)
 
     def pids(self) -> list[int]:
-        """Process numbers of the children that were started."""
+        """Returns the process numbers of the children that were started."""
         return [process.pid for process in self.processes if process.pid is not None]
 
     def check_alive(self, indices: Sequence[int] | None = None) -> None:
-        """Raises the error of a child that has died, of some or of all."""
+        """Raises an error if a child has exited. Checks the given children, or all of them."""
         for index in range(len(self.processes)) if indices is None else indices:
             if self.processes[index].ended:
                 self.report_exit(index)
 
     def report_exit(self, index: int) -> NoReturn:
-        """Raises the error of a child that has died."""
+        """Raises the error of a child that has exited."""
         process = self.processes[index]
         process.wait(1.0)
         raise self.program_class.exit_error(process, index if index < self.num_workers else None)
 
     def starts_of(self, index: int, starts: Sequence[Resumption | None]) -> list[Resumption | None]:
-        """Where the shards of a child go on, of a list by shard with the dispatching process at its end."""
+        """Returns where the shards of a child resume, given a list by shard that ends with the dispatching process."""
         return [starts[shard] for shard in self.shards_of(index)] if index < self.num_workers else [starts[-1]]
 
     def seeds_of(self, index: int, commands: Callable[[int], tuple[Any, Any]]) -> tuple[list[Any], Any]:
-        """The seeds of the shards of a child, and its reset function, by functions that know them by shard."""
+        """Returns the seeds of a child's shards, and its reset function, given a function that returns both for a
+        shard.
+        """
         shards = self.shards_of(index) if index < self.num_workers else range(self.num_shards, self.num_shards + 1)
         each = [commands(shard) for shard in shards]
         return [seeds for seeds, _ in each], each[0][1]
 
     def announced(self, index: int, starts: Sequence[Resumption | None] | None = None) -> int:
-        """With which snapshots a child begins an epoch that is to be told from its beginning on.
+        """Returns which snapshots a child sends at the beginning of an epoch.
 
         Args:
-            starts: where those go on that take the places of others, by shard and at last the dispatching process; one
-                that has a snapshot already announces none.
+            starts: where replacements resume, by shard and then the dispatching process. A process that resumes from a
+                snapshot sends none.
         """
         if starts is None:
             return Announced.DEALT if index == 0 and self.dispatches else Announced.OWN
@@ -120,23 +122,25 @@ class Members:
         return Announced.OWN if any(map(begins, self.starts_of(index, starts))) else Announced.NONE
 
     def items_of(self, worker: int) -> Link:
-        """The link over which a worker sends the items of all its shards."""
+        """Returns the link over which a worker sends the items of all its shards."""
         return self.setups[worker].lines.outputs[0].shared
 
     def received_of(self, worker: int, received: Sequence[int]) -> int:
-        """How many items were received of all shards of a worker, of a list by shard."""
+        """Returns how many items were received from all shards of a worker, given a list by shard."""
         return sum(received[shard] for shard in self.shards_of(worker))
 
     def control(self, index: int) -> Link:
-        """The link for a child's commands."""
+        """Returns the link for a child's commands."""
         return self.setups[index].lines.control.shared
 
     def commander(self, index: int) -> Sender:
-        """A way to command a child that has its links."""
+        """Creates a sender of commands to a child."""
         return Sender([self.control(index)], self.bells, MAIN, [1 + index])
 
     def close_descriptors(self, indices: Sequence[int]) -> None:
-        """Closes what was passed to all who should have it, so that main keeps no descriptor for a link."""
+        """Closes the descriptors of links that were passed to all processes that need them, so that the main process
+        keeps none.
+        """
         for handle in [handle for index in indices for handle in self.setups[index].lines.all()]:
             handle.shared.close_descriptor()
 
@@ -155,11 +159,11 @@ class Members:
         Args:
             index: the child.
             kind: "epoch", "repeat" or "call".
-            number: of the epoch, or of the function.
+            number: the number of the epoch or of the function.
             content: the rest of the command.
-            seconds: how long to wait for room; None for ever.
-            tick: is called meanwhile.
-            numbers: takes, by child, the number of the command on its link, before the command is sent.
+            seconds: seconds to wait for free space in the link; None for no limit.
+            tick: called repeatedly during the wait.
+            numbers: receives the number of the command on the child's link, before the command is sent.
         """
         with self.sending:
             self.sent[index] += 1
@@ -170,5 +174,5 @@ class Members:
 
 
 def begins(start: Resumption | None) -> bool:
-    """Whether nothing but the epoch's beginning is there to go on from."""
+    """Returns whether a child must start at the epoch's beginning, for lack of a snapshot."""
     return start is None or start.content is None

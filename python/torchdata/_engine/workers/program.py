@@ -1,9 +1,10 @@
-"""The programs of a group's children, as the engine sees them: a program, and the runner that carries out commands for
-it.
+"""The interface between the engine and the programs that children run: a program, and the runner that carries out
+commands for it.
 
-Role: the contract between the engine, which knows processes, links and commands, and the three that have something to
-run in them: `DataLoader2`'s graphs, `StatefulDataLoader`'s datasets and the functions of nodes. Main pickles a program
-once for all children that run it; its class names the runner and words what differs between the three.
+Role: the engine handles processes, links and commands. Three kinds of programs run in it: the graphs of `DataLoader2`,
+the datasets of `StatefulDataLoader` and the functions of nodes. The main process pickles a program once for all
+children that run it. The program's class names the runner, and defines the words that differ between the three in
+messages.
 """
 
 from __future__ import annotations
@@ -24,18 +25,19 @@ __all__ = ["ChildInfo", "EpochProgram", "Listener", "Program", "Runner"]
 
 
 class Runner(Protocol):
-    """Carries out main's commands in one child."""
+    """Carries out the main process's commands in one child."""
 
-    #: Whether a command that waits ends the pump's run between two items; else the runner looks for commands itself.
+    #: Whether the pump returns between two items if a command is waiting. If False, the runner checks for commands
+    #: itself.
     is_interrupted: ClassVar[bool]
-    #: Why the program cannot be run, described; the runner reports it in the place of items.
+    #: The encoded exception that prevents the program from running; the runner sends it instead of items.
     failure: tuple[Any, ...] | None
 
     def __init__(self, child: Any) -> None:
         """`child` is the `Child` whose commands are carried out."""
 
     def prepare(self, program: Any) -> None:
-        """Called once, before the first command. Its error becomes the `failure`."""
+        """Called once, before the first command. An exception that it raises becomes the `failure`."""
 
     def obey(self, command: tuple[Any, ...]) -> bool:
         """Carries out a command; returns whether another one is to follow."""
@@ -48,9 +50,9 @@ class Program(ABC):
     runner: ClassVar[type[Runner]]
     #: The name of each worker in messages, by its number.
     worker_name: ClassVar[str] = "worker process {}"
-    #: The work of a worker, in the words of the error that reports its death.
+    #: What a worker does, in the words of the error that reports its exit.
     stage: ClassVar[str] = "reading items"
-    #: What a worker makes one of after the other, from when on these are counted, and what is to be mended where one
+    #: What a worker produces one at a time, since when these are counted, and what the user should fix if one of them
     #: ends its process each time.
     item: ClassVar[str] = "item"
     counted: ClassVar[str] = " in the epoch"
@@ -58,23 +60,25 @@ class Program(ABC):
 
     @abstractmethod
     def why_unpicklable(self, start_method: str, error: Exception) -> str:
-        """The message of the `TypeError` if the program cannot be pickled, which a start method needs."""
+        """Returns the message of the `TypeError` for a program that cannot be pickled although the start method
+        requires it.
+        """
 
     def holds_shared_memory(self) -> bool:
-        """Whether something in it must not be copied, so that it is pickled with each process."""
+        """Returns whether it contains objects that must not be copied, so that it must be pickled for each process."""
         return False
 
     @classmethod
     def exit_error(
         cls, process: ChildProcess, worker: int | None, text: str | None = None, item: int | None = None
     ) -> WorkerExitedError:
-        """The error that reports the death of a worker, or of the dispatching process if `worker` is None.
+        """Returns the error that reports the exit of a worker, or of the dispatching process if `worker` is None.
 
         Args:
-            process: the one that has died.
-            worker: its number.
-            text: what is said; None for what happened, and what to do.
-            item: the number of the item at which it died, where another process would have taken its place.
+            process: the process that has exited.
+            worker: the number of the worker.
+            text: the message; None for the standard description and advice.
+            item: the number of the item at which it exited, if restarts were allowed.
         """
         stage = cls.stage if worker is not None else "dispatching items"
         return WorkerExitedError(text or exit_message(process), worker, process.exitcode, stage, item)
@@ -82,13 +86,13 @@ class Program(ABC):
 
 @dataclass(frozen=True)
 class ChildInfo:
-    """Where in the loader a program runs.
+    """Describes the process where a program runs.
 
     Args:
         worker_id: the number of the worker, from 0; 0 in the dispatching process as well.
         num_workers: the number of workers.
         dispatches: whether this is the dispatching process.
-        open_dispatched: makes an iterator over the items that are dealt to this worker; None if nothing is
+        open_dispatched: returns an iterator over the items that are dispatched to this worker; None if nothing is
             dispatched.
     """
 
@@ -96,7 +100,7 @@ class ChildInfo:
     num_workers: int
     dispatches: bool
     open_dispatched: Callable[[], Iterator[Any]] | None
-    #: The part of the dispatched items that was read: the pass; items and checksum.
+    #: Returns which part of the dispatched items was read: the pass, the number of items and their checksum.
     share: Callable[[], tuple[int, tuple[int, int]]] | None = None
 
 
@@ -107,11 +111,13 @@ class Listener(Protocol):
         """Called before each epoch."""
 
     def hear(self, worker: int, note: Any) -> None:
-        """Called for each note, before later items of that worker are delivered. The user gets its exceptions."""
+        """Called for each note, before later items of that worker are delivered. Its exceptions reach the user."""
 
 
 class EpochProgram(Program):
-    """A program that is iterated once in each epoch. Main gets what its methods raise in the place of items."""
+    """A program that is iterated once in each epoch. Exceptions of its methods are sent to the main process instead of
+    items.
+    """
 
     #: The pipe that is iterated in each epoch.
     datapipe: Any
@@ -133,16 +139,18 @@ class EpochProgram(Program):
 
     @abstractmethod
     def beginning_unread(self) -> AbstractContextManager[None]:
-        """Context for `go_on_from` in which nothing is read ahead of the first item, so that a snapshot can be made."""
+        """Returns a context for `go_on_from` in which nothing is read before the first item, so that a snapshot can be
+        taken.
+        """
 
     def replicas(self, count: int) -> list[EpochProgram]:
-        """Programs for so many shards, this one among them, before any is prepared."""
+        """Returns `count` programs, one per shard, including this one. Called before any of them is prepared."""
         if count > 1:
             raise NotImplementedError(f"{type(self).__name__} runs one shard in a process")
         return [self]
 
     def enter(self) -> None:
-        """Called before this program runs where another shard's has run in the process."""
+        """Called before this program runs in a process that has run another shard's program."""
 
     def leave(self) -> None:
         """Called before another shard's program runs."""
@@ -152,8 +160,8 @@ class EpochProgram(Program):
         """Called between two items.
 
         Returns:
-            The part of the dispatched items that was read (the pass; items and checksum), and bytes for `go_on_from`;
-            None if there is nothing to go on from now.
+            The part of the dispatched items that was read (the pass, the number of items and their checksum), and bytes
+            for `go_on_from`; None if no snapshot can be taken now.
         """
 
     def note(self) -> object:
@@ -162,13 +170,16 @@ class EpochProgram(Program):
 
     @abstractmethod
     def go_on_from(self, snapshot: bytes | None, strict: bool = True) -> Iterator[Any]:
-        """Called after `begin_epoch`: an iterator that goes on behind a snapshot; None begins with the first item.
+        """Returns an iterator that resumes after a snapshot; None begins with the first item. Called after
+        `begin_epoch`.
 
         Args:
             snapshot: what `snapshot` returned.
-            strict: whether sources compare what they read again.
+            strict: whether sources verify the items that they read again.
         """
 
     @abstractmethod
     def call(self, function: Callable[[Any], Any]) -> None:
-        """Applies a function of main's to the graph; what it returns, if anything, replaces that in the next epoch."""
+        """Applies a function of the main process to the graph. If it returns a graph, that replaces the graph in the
+        next epoch.
+        """

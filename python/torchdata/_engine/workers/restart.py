@@ -1,11 +1,13 @@
-"""Other processes in the places of children that have died, in the middle of an epoch.
+"""Replaces children that exit in the middle of an epoch.
 
-Role: main's side, called by the engine in the thread that reads, or by the group's owner before it commands.
-`protocol::Replacing` in the engine decides whose places are taken, and when that is given up; this module carries it
-out. Items that a dead worker had sent count as received. How the process that takes its place comes to where those end
-is told by the three that have a group, each in a class of its own: `EpochRestarts` for graphs.
+Role: runs in the main process. The engine calls it in the reading thread, and the owner of the group calls it before
+sending a command. `protocol::Replacing` in the engine decides which children are replaced, and when that is given up;
+this module starts the replacements. Items that a dead worker had already sent count as received. The three kinds of
+groups differ in how a replacement resumes after these items, so each has a class for it: `EpochRestarts` does it for
+graphs.
 
-Whatever interrupts this (Ctrl-C, a warning that is an error) finds it done or not begun, and the next try goes on.
+An interrupt (Ctrl-C, a warning that is turned into an error) leaves a replacement either complete or not started. The
+next attempt continues from there.
 """
 
 from __future__ import annotations
@@ -34,28 +36,29 @@ from torchdata._native import Collector, Link, OwnedDescriptor, Replacing
 
 __all__ = ["Gone", "Received", "Restarts"]
 
-#: Seconds within which the system may find room for another process.
+#: How long, in seconds, starting a process is retried while the system lacks resources for it.
 ROOM = 3.0
-#: Seconds between two looks at whatever is waited for.
+#: Seconds between two checks of a condition that is waited for.
 GLANCE = 0.01
 
-#: By shard, what was received and the newest snapshot before that; the dispatching process's that fits to these.
+#: For each shard, what was received and the newest snapshot before that point; then the matching snapshot of the
+#: dispatching process.
 Received = tuple[list[tuple[Account, Kept | None]], KeptDealt | None]
 
 
 class Gone(Exception):
-    """The process to which something is sent has died, or the loader is shut down."""
+    """Raised if the process that a command is sent to has exited, or if the loader is being shut down."""
 
 
 class Restarts:
-    """Who takes the places of children that have died.
+    """Replaces children that have exited or were killed.
 
     Args:
-        members: the children. Its lists are changed.
-        context: multiprocessing's context that starts them.
-        shutdown: what ends them.
-        hangs: what ends those that hang; None: nothing.
-        deaths: whether the places of those are taken that have died otherwise, too.
+        members: the children. Their lists are updated.
+        context: the multiprocessing context that starts the children.
+        shutdown: the object that ends the children.
+        hangs: kills children that hang; None if no child is killed for that.
+        deaths: whether children that exit for any other reason are replaced, too.
     """
 
     def __init__(
@@ -71,18 +74,21 @@ class Restarts:
         self._context = context
         self._shutdown = shutdown
         self._forker: Forker | None = None
-        #: The number of the epoch that runs, if any has begun.
+        #: The number of the current epoch; 0 before the first one.
         self._epoch = 0
         self._replacing = Replacing(members.num_workers, members.dispatches)
-        #: By child: how the last one that died there has ended.
+        #: For each child, the exit code of the last process that exited in its slot.
         self._exitcodes: dict[int, int | None] = {}
-        #: Deaths that no warning tells of yet: in words, by what they are survived, and where one that hung has stood.
+        #: Exits that were not warned about yet: a description, the argument that allows the restart, and the stack of a
+        #: process that hung.
         self._untold: list[tuple[str, str, str]] = []
-        #: Who has taken a place, before the engine knows.
+        #: Replacements that were started, but not reported to the engine yet.
         self._made: list[tuple[int, Link | None, int | OwnedDescriptor]] | None = None
 
     def keep_forker(self) -> None:
-        """Starts the process that forks others later, where they are forked. Main needs what they run no more."""
+        """Starts the process that forks replacements, under the start method "fork". The main process then drops the
+        programs.
+        """
         if start_method_of(self._context) == "fork":
             members = self._members
             programs = [setup.program for setup in members.setups]
@@ -93,29 +99,31 @@ class Restarts:
                 members.setups[index] = replace(setup, program=Inherited(index), common=common)
 
     def begin(self, epoch: int) -> None:
-        """An epoch begins: who takes a place from now on takes it there."""
+        """Records that an epoch begins. Later replacements join this epoch."""
         self._epoch = epoch
         self._replacing.begin()
 
     def rests(self, index: int) -> bool:
-        """Whether a child has died, and is not wanted any more in this epoch."""
+        """Returns whether a child has exited and is not needed any more in this epoch."""
         return self._replacing.rests(index)
 
     def replace_dead(self, collector: Collector) -> bool:
-        """Sees to it that others have the places of those that have died and are wanted; whether any had died.
+        """Replaces all children that have exited and are still needed. Returns whether any child had exited.
 
         Raises:
-            WorkerExitedError: it is no use.
+            WorkerExitedError: the child cannot be replaced.
         """
         processes = self._members.processes
         while True:
             dead = [i for i, process in enumerate(processes) if process.ended and not self.rests(i)]
             if not dead or collector.replace_dead(dead):
                 return bool(dead)
-            time.sleep(GLANCE)  # a thread that reads finds out by itself
+            time.sleep(GLANCE)  # a reading thread notices the exit by itself
 
     def look_at(self, index: int) -> Callable[[], None]:
-        """What is looked at while something is sent to a child: raises `Gone` where nobody takes it."""
+        """Returns a function that checks a child while a command is sent to it, and raises `Gone` if no process will
+        receive it.
+        """
 
         def look() -> None:
             if self._members.processes[index].ended or self._shutdown.has_begun:
@@ -123,30 +131,30 @@ class Restarts:
 
         return look
 
-    # -- what those that have a group know -----------------------------------------------------------
+    # -- overridden by subclasses ------------------------------------------------------------------
 
     def _check(self, dead: Sequence[int]) -> None:
-        """Gives up by raising where nobody knows how others would go on."""
+        """Raises an error if it is unknown how replacements would resume."""
 
     def _settle(self, indices: Sequence[int], received: Received) -> None:
-        """Notes how far those had come that are about to be replaced. Called with the lock for sending held."""
+        """Records the progress of children that are about to be replaced. The caller holds the lock for sending."""
 
     def _command(self, indices: Sequence[int], received: Received, ended: Sequence[bool]) -> None:
-        """Has those that have taken places go on where what was received ends; see `on_replace`."""
+        """Commands replacements to resume after the received items; see `on_replace`."""
 
     # -- called by the engine ----------------------------------------------------------------------
 
     def on_death(self, dead: Sequence[int], received: Sequence[int], ended: Sequence[bool], paused: bool) -> list[int]:
-        """Says whose places are to be taken; all of these have ended then.
+        """Returns the children to replace, and ensures that their processes have ended.
 
         Args:
-            dead: those that have died.
-            received: by shard, how many items were received.
-            ended: by shard, whether nothing more is to come of it in this epoch.
-            paused: whether nobody is to make items: who dies then has not tried.
+            dead: the numbers of the children that have exited.
+            received: for each shard, the number of received items.
+            ended: for each shard, whether it sends nothing more in this epoch.
+            paused: whether the workers are paused. An exit then does not count as a failed attempt.
 
         Raises:
-            WorkerExitedError: it is no use.
+            WorkerExitedError: the child cannot be replaced.
         """
         if self._made is not None:
             return [index for index, *_ in self._made]
@@ -166,14 +174,14 @@ class Restarts:
         return wanted
 
     def _ended(self, ended: Sequence[bool]) -> list[bool]:
-        """By worker, whether nothing more is to come of it in this epoch, of a list by shard."""
+        """Returns for each worker whether all its shards have ended, given a list by shard."""
         members = self._members
         return [all(ended[shard] for shard in members.shards_of(worker)) for worker in range(members.num_workers)]
 
     def _judge(self, index: int, received: Sequence[int], paused: bool) -> None:
-        """Notes a death, and gives up where it has come too often without progress."""
+        """Records an exit, and raises an error if the child has exited too often without progress."""
         members, process = self._members, self._members.processes[index]
-        if process.pid is None:  # the place was left empty
+        if process.pid is None:  # no process was started in this slot
             return
         self._exitcodes[index] = process.exitcode
         is_worker, kind = index < members.num_workers, members.program_class
@@ -199,7 +207,7 @@ class Restarts:
         raise kind.exit_error(process, index if is_worker else None, text, item)
 
     def _how_it_died(self, process: ChildProcess) -> tuple[str, str]:
-        """What happened to a child; and what to do."""
+        """Returns what happened to a child, and advice for the user."""
         hung = self.hangs.of(process) if self.hangs is not None else None
         if hung is None:
             return how_it_died(process)
@@ -208,15 +216,16 @@ class Restarts:
     def on_replace(
         self, indices: Sequence[int], received: Received, ended: Sequence[bool]
     ) -> list[tuple[int, Link | None, int | OwnedDescriptor]]:
-        """Puts other processes into these places, and has them go on where what was received ends.
+        """Starts replacements for these children, which resume after the received items.
 
         Args:
-            indices: the places.
-            received: what was received of the shards.
-            ended: by shard, whether that is all of this epoch.
+            indices: the numbers of the children.
+            received: what was received from the shards.
+            ended: for each shard, whether this is everything that it sends in this epoch.
 
         Returns:
-            By place: its number, the link over which it sends to main, if it does, and the process's sign.
+            For each child: its number, the link over which it sends to the main process (if any), and the handle that
+            signals its exit.
         """
         if self._made is None:
             began = time.monotonic()
@@ -255,7 +264,7 @@ class Restarts:
                 self._give_up(indices, error)
             finally:
                 members.close_descriptors(indices)
-            if shutdown.has_begun:  # it may not have seen them
+            if shutdown.has_begun:  # the shutdown may have missed the new processes
                 for child in started:
                     child.kill()
                     child.wait(KILLED)
@@ -267,7 +276,7 @@ class Restarts:
         ]
 
     def _give_up(self, indices: Sequence[int], error: OSError) -> NoReturn:
-        """Leaves the places empty: the next epoch tries again."""
+        """Leaves the slots empty and raises an error. The next epoch tries to fill them."""
         members = self._members
         for index in indices:
             members.processes[index].kill()
@@ -291,7 +300,7 @@ class Restarts:
 
 
 def _start(child: ChildProcess, method: str) -> None:
-    """Starts a child; where there is no room for another process, waits a little for it."""
+    """Starts a child, and retries for a while if the system lacks resources for another process."""
     deadline = time.monotonic() + ROOM
     while True:
         try:
