@@ -16,6 +16,7 @@ mod memory;
 mod restarting;
 mod resuming;
 mod saving;
+mod shards;
 mod shared;
 mod world;
 

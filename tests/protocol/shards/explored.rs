@@ -1,0 +1,81 @@
+//! What is explored of workers with several shards.
+
+use super::Shards;
+use crate::explore::{Explored, explore};
+
+fn shards(workers: usize, items: &'static [u8]) -> Shards {
+    Shards {
+        workers,
+        shards: items.len() / workers,
+        items,
+        window: 1,
+        ring: 2,
+        in_order: true,
+        epochs: 1,
+        breaks: false,
+        deaths: 0,
+        snapshots: 0,
+        resumes: 0,
+        keeps: true,
+        counts: true,
+    }
+}
+
+#[track_caller]
+fn holds(what: &str, setting: &Shards) -> Explored {
+    match explore(setting) {
+        Ok(explored) => {
+            println!("{what}: {} workers, {:?}: {explored}", setting.workers, setting.items);
+            explored
+        }
+        Err(found) => panic!("{what}: {found}"),
+    }
+}
+
+/// The possible events. Each can happen at any moment.
+fn all_hold(setting: &Shards) {
+    for window in [1, 2] {
+        let setting = Shards { window, ..setting.clone() };
+        holds("leaves epochs", &Shards { epochs: 2, breaks: true, ..setting.clone() });
+        holds("leaves epochs, a death", &Shards { epochs: 2, breaks: true, deaths: 1, ..setting.clone() });
+        holds("deaths, snapshots", &Shards { deaths: 1, snapshots: 2, ..setting.clone() });
+        holds("goes on from a state", &Shards { resumes: 1, snapshots: 1, ..setting.clone() });
+        holds("goes on, a death", &Shards { resumes: 1, deaths: 1, snapshots: 1, ..setting.clone() });
+        let snapshots = u8::from(setting.workers == 1);
+        holds("out of order, a death", &Shards { in_order: false, deaths: 1, snapshots, ..setting });
+    }
+}
+
+#[test]
+fn two_shards_of_one_worker_share_a_link() {
+    for items in [&[2, 2][..], &[3, 1], &[1, 3], &[0, 2]] {
+        all_hold(&shards(1, items));
+        holds("two deaths", &Shards { deaths: 2, snapshots: 1, ..shards(1, items) });
+    }
+}
+
+#[test]
+fn two_workers_with_two_shards_each_share_two_links() {
+    let uneven = shards(2, &[2, 1, 1, 1]);
+    holds("leaves epochs, a death", &Shards { epochs: 2, breaks: true, deaths: 1, ..uneven.clone() });
+    holds("deaths, snapshots", &Shards { deaths: 1, snapshots: 2, ..uneven.clone() });
+    holds("goes on, a death", &Shards { resumes: 1, deaths: 1, snapshots: 1, ..uneven });
+    all_hold(&shards(2, &[1, 0, 2, 1]));
+}
+
+// ---- the checker finds wrong keeping --------------------------------------------------------------------------------
+
+#[test]
+fn the_checker_finds_a_main_process_that_delivers_the_unit_of_another_shard() {
+    let setting = Shards { deaths: 1, ..shards(1, &[2, 2]) };
+    holds("kept", &setting);
+    let found = explore(&Shards { keeps: false, ..setting }).expect_err("units of other shards come first");
+    assert!(found.contains("of peer 0 is delivered as number 1, of peer 1"), "{found}");
+}
+
+#[test]
+fn the_checker_finds_kept_items_that_use_up_the_window() {
+    let setting = Shards { deaths: 1, ..shards(1, &[2, 2]) };
+    let found = explore(&Shards { counts: false, ..setting }).expect_err("the window is that of all shards");
+    assert!(found.contains("everybody waits"), "{found}");
+}
