@@ -417,7 +417,7 @@ def _covers(kind: type) -> bool:
 
 def is_torchs(datapipe: Any) -> bool:
     """Returns whether this is an iterable-style PyTorch pipe, which has no token."""
-    return is_iter_pipe(datapipe) and iter_base() not in type(datapipe).__mro__
+    return iter_base() not in type(datapipe).__mro__ and is_iter_pipe(datapipe)
 
 
 def name_of(datapipe: Any) -> str:

@@ -90,13 +90,17 @@ _OPTIONAL = Entry._fields[3:-2]
 
 def dump_entry(entry: Entry) -> dict[str, Any]:
     """The entry as plain data."""
-    how = {"how": "restore", "yielded": entry.yielded} if entry.restores else {"how": "begin"}
-    plain: dict[str, Any] = {"type": entry.type, **how}
-    plain |= {name: value for name, value in zip(_OPTIONAL, entry[3:], strict=False) if value is not None}
-    if entry.left is not None:
-        plain["left"] = dump_entry(entry.left)
-    if entry.given is not None:
-        plain["given"] = entry.given[0]
+    of_class, restores, yielded, *optional, left, given = entry
+    plain: dict[str, Any] = {"type": of_class, "how": "restore" if restores else "begin"}
+    if restores:
+        plain["yielded"] = yielded
+    for name, value in zip(_OPTIONAL, optional, strict=True):
+        if value is not None:
+            plain[name] = value
+    if left is not None:
+        plain["left"] = dump_entry(left)
+    if given is not None:
+        plain["given"] = given[0]
     return plain
 
 
