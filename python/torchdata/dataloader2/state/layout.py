@@ -90,6 +90,9 @@ _SEALED = ("graph", "generators", "beginning")
 #: Types whose values are written into the text of a field as they are printed.
 _ATOMS = frozenset({NoneType, bool, int, float, str})
 
+#: Types of the parts of a field that a checksum covers. A service may return any object, whose text may vary.
+_SUMMED = frozenset({NoneType, bool, int, bytes})
+
 
 # -- writing -----------------------------------------------------------------------------------------------------------
 
@@ -107,7 +110,8 @@ def dump(state: LoaderState, of_pipe: int | None = None) -> dict[str, Any]:
         plain[_PIPELINE] = {"fingerprint": state.outline.words, "length": state.outline.length}
     if state.ranks is not None:
         plain[_RANKS] = list(state.ranks)
-    return {**plain, _CHECKSUMS: checksums(plain, of_pipe)}
+    plain[_CHECKSUMS] = checksums(plain, of_pipe)
+    return plain
 
 
 def _dump_position(position: Position) -> dict[str, Any]:
@@ -160,8 +164,7 @@ def checksums(state: Mapping[str, Any], of_datapipe: int | None = None) -> dict[
             continue
         value = state.get(field)
         parts = value if isinstance(value, (tuple, list)) else (value,)
-        # A user's service may return anything from `checkpoint`; what that prints need not be the same later.
-        if all(type(part) in (bytes, int, bool, NoneType) for part in parts):
+        if _SUMMED.issuperset(map(type, parts)):
             found[field] = _checksum(parts)
     return found
 

@@ -393,9 +393,10 @@ def is_restorable(datapipe: Any) -> bool:
         True
     """
     kind = type(datapipe)
-    if kind not in _restorable:
-        _restorable[kind] = _covers(kind)
-    return _restorable[kind]
+    known = _restorable.get(kind)
+    if known is None:
+        known = _restorable[kind] = _covers(kind)
+    return known
 
 
 def _covers(kind: type) -> bool:
