@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 from torchdata.dataloader2._epochs import EpochRun
@@ -71,7 +70,7 @@ class StateKeeper:
             if run.saved_places is not None and len(run.saved_places.places) > 1:
                 raise RuntimeError("the states of all ranks were loaded: call iter(loader) before state_dict()")
             if self._seeds.is_since_load:
-                return dump(replace(self.loaded, randomness=self._seeds.randomness()))
+                return dump(self.loaded._replace(randomness=self._seeds.randomness()))
             return dict(self.loaded.saved or {})  # nothing has happened since it was loaded
         if pipeline.datapipe is None:
             raise RuntimeError("this DataLoader2 has no datapipe, so it has no state to save")

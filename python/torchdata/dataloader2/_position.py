@@ -134,28 +134,27 @@ class Tracker:
                 raise ValueError(f"no item of an epoch was given {items_ago} items ago: none is under way")
             return self._between() if run.place is None else self._cut_beginning()
         mark, given = self._taken(items_ago, looks)
-        place, output = mark.at(given), self.output
-        seconds = self._seconds_before + time.monotonic() - self._since
+        output, seconds = self.output, self._seconds_before + time.monotonic() - self._since
         if output is None:
-            return place._replace(seconds=seconds, own_seeds=self.own_seeds)
+            return mark.at(given, seconds=seconds, own_seeds=self.own_seeds)
         if self._untold(mark, output) is not None:
-            place = self._at_beginning(given, output)
+            mark = self._beginning(output)
         self.unsaved, output.unsaved = self.unsaved or output.unsaved, None
         processes = Processes(output.num_shards, output.dispatches, output.in_order)
-        return place._replace(seconds=seconds, processes=processes, shards=output.shards_begun)
+        return mark.at(given, seconds=seconds, processes=processes, shards=output.shards_begun)
 
     @staticmethod
     def _untold(mark: Position, output: WorkerOutput) -> str | None:
         """Why a mark does not tell what lasts beyond passes, if it does not."""
         return output.untold(None) if mark.workers is None else mark.untold
 
-    def _at_beginning(self, given: int, output: WorkerOutput) -> Position:
-        """The place at which this run of the epoch began, and how many items were given."""
+    def _beginning(self, output: WorkerOutput) -> Position:
+        """Returns the mark at which this run of the epoch began."""
         beginning = self._marks[0]
         why = None if self._is_resumed else self._untold(beginning, output)
         if why is not None:
             raise RuntimeError(why)
-        return beginning.at(given)
+        return beginning
 
     def _taken(self, items_ago: int, looks: bool) -> tuple[Position, int]:
         """The newest mark of so many items ago, and how many items had been given by then."""

@@ -233,9 +233,9 @@ class _Saving:
         replayed = [
             pipe
             for pipe in self.pipes
-            if isinstance(pipe, IterDataPipe)
-            and id(pipe) in self._in_use
+            if id(pipe) in self._in_use
             and not is_restorable(pipe)
+            and isinstance(pipe, IterDataPipe)
             and not self._has_finished(pipe)
         ]
         if not replayed:

@@ -87,6 +87,12 @@ _KINDS: dict[str, set[type]] = {"given": {int}, "drop": {int}, "ended": {bool}, 
 _KINDS |= {"seconds": {float, NoneType}, "own_seeds": {bool, NoneType}}
 _SEALED = ("graph", "generators", "beginning")
 
+#: Types whose values are written into the text of a field as they are printed.
+_ATOMS = frozenset({NoneType, bool, int, float, str})
+
+#: Types of the parts of a field that a checksum covers. A service may return any object, whose text may vary.
+_SUMMED = frozenset({NoneType, bool, int, bytes})
+
 
 # -- writing -----------------------------------------------------------------------------------------------------------
 
@@ -104,22 +110,41 @@ def dump(state: LoaderState, of_pipe: int | None = None) -> dict[str, Any]:
         plain[_PIPELINE] = {"fingerprint": state.outline.words, "length": state.outline.length}
     if state.ranks is not None:
         plain[_RANKS] = list(state.ranks)
-    return {**plain, _CHECKSUMS: checksums(plain, of_pipe)}
+    plain[_CHECKSUMS] = checksums(plain, of_pipe)
+    return plain
 
 
 def _dump_position(position: Position) -> dict[str, Any]:
-    workers, shards = position.workers, position.shards
+    workers = position.workers
     plain: dict[str, Any] = {
-        **position._asdict(),
-        "workers": workers
-        and {**workers._asdict(), "workers": [{"given": given, "snapshot": kept} for given, kept in workers.shards]},
-        "processes": position.processes and list(position.processes),
-        "shards": shards and [list(astuple(shard)) for shard in shards],
+        "given": position.given,
+        "drop": position.drop,
+        "ended": position.ended,
+        "graph": position.graph,
+        "generators": position.generators,
+        "beginning": position.beginning,
+        "workers": None if workers is None else _dump_workers(workers),
+        "in_main": position.in_main,
     }
-    if workers is not None:
-        del plain["workers"]["shards"]
-    absent = {name for name in ("seconds", "processes", "shards", "own_seeds") if plain[name] is None} | {"untold"}
-    return {name: value for name, value in plain.items() if name not in absent}
+    if position.seconds is not None:
+        plain["seconds"] = position.seconds
+    if position.processes is not None:
+        plain["processes"] = list(position.processes)
+    if position.shards is not None:
+        plain["shards"] = [list(astuple(shard)) for shard in position.shards]
+    if position.own_seeds is not None:
+        plain["own_seeds"] = position.own_seeds
+    return plain
+
+
+def _dump_workers(workers: WorkersPosition) -> dict[str, Any]:
+    return {
+        "turn": workers.turn,
+        "dispatches": workers.dispatches,
+        "dispatching": workers.dispatching,
+        "in_order": workers.in_order,
+        "workers": [{"given": given, "snapshot": snapshot} for given, snapshot in workers.shards],
+    }
 
 
 def checksums(state: Mapping[str, Any], of_datapipe: int | None = None) -> dict[str, int]:
@@ -132,33 +157,45 @@ def checksums(state: Mapping[str, Any], of_datapipe: int | None = None) -> dict[
     found = {}
     for field in (_POSITION, _PIPELINE, _RANKS):
         if field in state:
-            found[field] = zlib.crc32("".join(_outline(state[field])).encode())
+            found[field] = zlib.crc32(_outline(state[field]).encode())
     for field in (SERIALIZED_DATAPIPE_KEY_NAME, READING_SERVICE_STATE_KEY_NAME, RANDOMNESS_STATE_KEY_NAME):
         if of_datapipe is not None and field == SERIALIZED_DATAPIPE_KEY_NAME:
             found[field] = of_datapipe
             continue
         value = state.get(field)
         parts = value if isinstance(value, (tuple, list)) else (value,)
-        # A user's service may return anything from `checkpoint`; what that prints need not be the same later.
-        if all(type(part) in (bytes, int, bool, NoneType) for part in parts):
+        if _SUMMED.issuperset(map(type, parts)):
             found[field] = _checksum(parts)
     return found
 
 
-def _outline(value: Any) -> Iterator[str]:
-    """A value in words, of snapshots the seals alone: these have checksums of their own."""
-    if isinstance(value, bytes):
-        yield seal_of(value).hex()
+def _outline(value: Any) -> str:
+    """Returns a value as text. Snapshots are represented by their seals, which contain checksums."""
+    words: list[str] = []
+    _add_words(value, words)
+    return "".join(words)
+
+
+def _add_words(value: Any, words: list[str]) -> None:
+    """Appends a value as text. Plain members are appended without a call, because states have hundreds of them."""
+    if isinstance(value, (list, tuple)):
+        words.append(f"[{len(value)}]")
+        for part in value:
+            if type(part) in _ATOMS:
+                words.append(f"{part!r};")
+            else:
+                _add_words(part, words)
     elif isinstance(value, dict):
         for name, part in value.items():
-            yield f"{name}:"
-            yield from _outline(part)
-    elif isinstance(value, (list, tuple)):
-        yield f"[{len(value)}]"
-        for part in value:
-            yield from _outline(part)
+            if type(part) in _ATOMS:
+                words.append(f"{name}:{part!r};")
+            else:
+                words.append(f"{name}:")
+                _add_words(part, words)
+    elif isinstance(value, bytes):
+        words.append(seal_of(value).hex())
     else:
-        yield f"{value!r};"
+        words.append(f"{value!r};")
 
 
 def checksum_of(data: bytes) -> int:

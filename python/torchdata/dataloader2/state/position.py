@@ -118,9 +118,14 @@ class Position(NamedTuple):
     own_seeds: bool | None = None
     untold: str | None = None
 
-    def at(self, given: int) -> Position:
-        """The position when so many items were given; nothing was dropped at this one."""
-        return self._replace(given=given, drop=given - self.given)
+    def at(self, given: int, **known: Any) -> Position:
+        """Returns the position after more items were given, if nothing was dropped at this one.
+
+        Args:
+            given: the number of items that were given.
+            known: the values of other fields at that time.
+        """
+        return self._replace(given=given, drop=given - self.given, **known)
 
 
 class Content(NamedTuple):
@@ -164,8 +169,7 @@ class Outline:
         return found
 
 
-@dataclass(frozen=True)
-class LoaderState:
+class LoaderState(NamedTuple):
     """The state of a loader.
 
     Args:

@@ -151,10 +151,10 @@ def sources_of(datapipe: Any) -> list[Any]:
     found: dict[int, Any] = {}
     skipped = getattr(type(datapipe), "item_attributes", ())
     for name, value in list(vars(datapipe).items()):
-        kind: Any = type(value)
-        if name in skipped or _role(kind) is None:
+        role = _role_of(value)
+        if role is None or name in skipped:
             continue
-        for source in pipes_in(value):
+        for source in (value,) if role == "pipe" else pipes_in(value):
             if source is not datapipe:
                 found.setdefault(id(source), source)
     return list(found.values())

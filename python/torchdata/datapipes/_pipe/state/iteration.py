@@ -393,9 +393,10 @@ def is_restorable(datapipe: Any) -> bool:
         True
     """
     kind = type(datapipe)
-    if kind not in _restorable:
-        _restorable[kind] = _covers(kind)
-    return _restorable[kind]
+    known = _restorable.get(kind)
+    if known is None:
+        known = _restorable[kind] = _covers(kind)
+    return known
 
 
 def _covers(kind: type) -> bool:
@@ -417,7 +418,7 @@ def _covers(kind: type) -> bool:
 
 def is_torchs(datapipe: Any) -> bool:
     """Returns whether this is an iterable-style PyTorch pipe, which has no token."""
-    return is_iter_pipe(datapipe) and iter_base() not in type(datapipe).__mro__
+    return iter_base() not in type(datapipe).__mro__ and is_iter_pipe(datapipe)
 
 
 def name_of(datapipe: Any) -> str:

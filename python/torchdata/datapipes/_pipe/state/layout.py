@@ -86,13 +86,23 @@ class Entry(NamedTuple):
 
 #: The fields of an entry that are absent where there is nothing.
 _OPTIONAL = Entry._fields[3:-2]
+#: Those of them that few entries have.
+_RARE = _OPTIONAL[2:]
 
 
 def dump_entry(entry: Entry) -> dict[str, Any]:
     """The entry as plain data."""
-    how = {"how": "restore", "yielded": entry.yielded} if entry.restores else {"how": "begin"}
-    plain: dict[str, Any] = {"type": entry.type, **how}
-    plain |= {name: value for name, value in zip(_OPTIONAL, entry[3:], strict=False) if value is not None}
+    of_class, restores, yielded, finished, state, *rare = entry
+    plain: dict[str, Any] = {"type": of_class, "how": "restore" if restores else "begin"}
+    if restores:
+        plain["yielded"] = yielded
+    if finished is not None:
+        plain["finished"] = finished
+    if state is not None:
+        plain["state"] = state
+    if {NoneType}.issuperset(map(type, rare)):
+        return plain
+    plain |= {name: value for name, value in zip(_RARE, rare, strict=False) if value is not None}
     if entry.left is not None:
         plain["left"] = dump_entry(entry.left)
     if entry.given is not None:

@@ -132,9 +132,11 @@ def _frozen(value: Any) -> Any:
     kind = type(value)
     if kind in _ATOMS:
         return value
-    if kind is tuple and not any(_frozen(member) is _OTHER for member in value):
-        return value
-    return _OTHER
+    if kind is not tuple:
+        return _OTHER
+    if not _ATOMS.issuperset(map(type, value)) and any(_frozen(member) is _OTHER for member in value):
+        return _OTHER
+    return value
 
 
 def _pickled(values: dict[str, Any], owner: str) -> bytes:
