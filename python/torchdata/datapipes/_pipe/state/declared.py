@@ -79,12 +79,12 @@ def random_state(*, lasts: bool = False) -> Any:
         >>> from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
         >>> from torchdata.datapipes.state import load_state, random_state, save_state
         >>> class Noisy(IterDataPipe):
-        ...     random: random.Random = random_state(lasts=True)
+        ...     generator: random.Random = random_state(lasts=True)
         ...     def __init__(self, source_datapipe):
-        ...         self.source_datapipe, self.random = source_datapipe, random.Random(0)
+        ...         self.source_datapipe, self.generator = source_datapipe, random.Random(0)
         ...     def __iter__(self):
         ...         for item in self.source_datapipe:
-        ...             yield item + self.random.random()
+        ...             yield item + self.generator.random()
         >>> pipe, other = Noisy(IterableWrapper(range(3))), Noisy(IterableWrapper(range(3)))
         >>> iterator = iter(pipe)
         >>> first = next(iterator)
