@@ -255,7 +255,7 @@ class EpochRun:
         return place
 
     def close(self, because: BaseException | None = None, *, at_end: bool = False) -> None:
-        """Notifies the service, once, that the epoch is over. Threads that still read get an error that the epoch was left,
+        """Notifies the service, once, that the epoch is over. Threads that still read get an error
         unless it ended.
 
         Args:

@@ -118,7 +118,7 @@ class Tracker:
     # -- taking ------------------------------------------------------------------------------------
 
     def take(self, items_ago: int, *, looks: bool = True) -> Position | None:
-        """Returns the position of the loader `items_ago` items ago; None for an epoch's beginning that its seeds determine.
+        """Returns the position `items_ago` items ago; None for the beginning of an epoch that its seeds determine.
 
         Args:
             items_ago: the number of items.
@@ -203,7 +203,7 @@ class Tracker:
     def go_on_cut(self) -> None:
         """Records that the loader continues although its last item was interrupted and may be lost to its pipes.
 
-        After this, the epoch cannot resume from an earlier position, because a recomputed item would not be interrupted.
+        After this, the epoch cannot resume from an earlier position, because recomputing would not interrupt the item.
 
         Raises:
             TimeoutError: a thread that reads ahead in main does not finish its item.

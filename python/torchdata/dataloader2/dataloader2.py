@@ -1,6 +1,6 @@
 """`DataLoader2`: a pipe graph, the adapters that change it and the reading service that runs it.
 
-Role: owns a copy of the graph and of the service, keeps the one valid iterator, and shuts the service down. Runs in any
+Role: owns copies of the graph and the service, keeps the single valid iterator, and shuts the service down. Runs in any
 thread of the main process. Only one thread at a time can begin an epoch, load a state or shut the loader down.
 """
 
@@ -51,7 +51,7 @@ T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
 AdapterFn: TypeAlias = Adapter | Callable[[DataPipe], DataPipe]
 
-#: The attributes that a loader makes for itself; those of a subclass its copies have, too.
+#: The attributes that a loader creates for itself. Copies of a loader also keep the attributes of a subclass.
 _OWN = frozenset({"_ended", "_ending", "_keeper", "_pipeline", "_recorder", "_run", "_seeds"})
 
 
@@ -154,7 +154,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         datapipe = pipe_over(datapipe)
         if isinstance(datapipe, MapDataPipe):
             datapipe = datapipe.to_iter_datapipe()
-        if datapipe is not None and datapipe_adapter_fn is None:  # which could make a pipe of something else
+        if datapipe is not None and datapipe_adapter_fn is None:  # an adapter could replace something else by a pipe
             require_pipe(datapipe)
         adapters, service = adapter_list(datapipe_adapter_fn), Snapshot(reading_service)  # one in use serves no other
         self._set_up(Pipeline(Snapshot(datapipe), adapters, service, _serialized), Seeds(), recorder)
@@ -167,7 +167,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         self._ending = Ending(self, pipeline, self._run, self._keeper, recorder)
         self._ended = False  # `Finalized` looks at this
 
-    # -- what others know by these names -----------------------------------------------------------
+    # -- attributes under their names of torchdata 0.9 ----------------------------------------------
 
     datapipe = part("_pipeline.datapipe", "The last pipe of the graph that is read: after adapters and the service.")
     datapipe_adapter_fns = part("_pipeline.adapters", "The adapters; None without any.")
@@ -191,7 +191,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     def _restore_checkpoint_beginning_of_epoch(self) -> None:
         """Makes the next epoch use the seeds with which the last epoch began.
 
-        Call it after a state was loaded, to repeat the epoch in which the state was saved.
+        Call it after loading a state, to repeat the epoch in which the state was saved.
         """
         self._seeds.repeat()
         self._run.place = None
@@ -325,7 +325,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         return self._pipeline.length()
 
     def __bool__(self) -> bool:
-        return True  # whatever its length
+        return True  # regardless of its length
 
     def seed(self, seed: int) -> None:
         """Sets the seed of all following epochs.
@@ -520,7 +520,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         state["_made_of"].load_into(self._run, self._keeper)
         vars(self).update({name: value for name, value in state.items() if name != "_made_of"})
 
-    # -- what it says of itself --------------------------------------------------------------------
+    # -- introspection -----------------------------------------------------------------------------
 
     def _epochs_ended(self) -> int:
         return 0 if self._run.is_iterating else self._run.epochs
@@ -542,7 +542,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         from torchdata._observe.show.words import described
 
         if "_run" not in self.__dict__:
-            return "<DataLoader2, not made>"  # its construction failed, or is under way
+            return "<DataLoader2, not made>"  # its constructor has failed, or is still running
         service = described(self.reading_service)
         return f"<DataLoader2 of {self._pipeline.name}, read by {service}, {self._state_in_words()}>"
 

@@ -139,7 +139,7 @@ def clone(obj: T) -> T:
 
 
 def serialize_datapipe(datapipe: Any) -> bytes:
-    """Returns the pipe (or the one in a `Snapshot`) and all its sources as bytes.
+    """Returns the pipe (or the pipe in a `Snapshot`) and all its sources as bytes.
 
     Raises:
         TypeError: it cannot be pickled; the message names the responsible pipe and attribute.

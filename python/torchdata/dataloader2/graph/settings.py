@@ -129,7 +129,7 @@ def apply_sharding(
         num_of_instances: the number of copies of the graph that share the items.
         instance_id: the number of this copy, from 0.
         sharding_group: the level of sharding (a `SHARDING_PRIORITIES`): ranks, workers, or unspecified. A filter for
-            one group ignores the others.
+            one group ignores all other groups.
 
     Returns:
         The same pipe.
@@ -147,7 +147,7 @@ def apply_sharding(
     told: set[int] = set()
 
     def descend(graph: DataPipeGraph, behind: Any) -> None:
-        """Visits a part of the graph. `behind` is the filter that its items pass later, if any."""
+        """Visits a part of the graph. `behind` is the next filter after it in the graph, if any."""
         for pipe, sources in graph.values():
             if (id(pipe), id(behind)) in seen:
                 continue

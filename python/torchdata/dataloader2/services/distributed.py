@@ -108,14 +108,14 @@ class DistributedReadingService(ReadingServiceInterface):
         self._pg: RankGroup | None = None
         self._sync_group: RankGroup | None = None
         self._fullsync: Any = None
-        #: Whether the epoch that begins next, and the one that runs, have the seeds of a run without ranks.
+        #: Whether the epoch that begins next, and the running epoch, have the seeds of a run without ranks.
         self._keeps_next = self._keeps_seeds = False
         self._resumed: Callable[[], Sequence[Shard] | None] | None = None
         #: Whether the epoch that begins has shards that other ranks began.
         self._has_moved = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedReadingService:
-        """A copy that talks through the same group, if the user brought one.
+        """Returns a copy that communicates through the same group, if the user provided one.
 
         Raises:
             TypeError: the service is in use.
@@ -128,7 +128,7 @@ class DistributedReadingService(ReadingServiceInterface):
         return duplicate
 
     def initialize(self, datapipe: DataPipe) -> DataPipe:
-        """Shards the graph by rank; ends it in `fullsync`, so that no rank goes on when another has no item left.
+        """Shards the graph by rank, and ends it in `fullsync`, which stops all ranks once one of them has no item left.
 
         Raises:
             RuntimeError: `torch.distributed` is not initialised.
@@ -196,11 +196,11 @@ class DistributedReadingService(ReadingServiceInterface):
         """Takes the shared seed of rank 0 on all ranks, and seeds the graph.
 
         Raises:
-            ValueError: the ranks go on from different states.
+            ValueError: the ranks resume from different states.
         """
         if self._datapipe is None or self._pg is None:
             raise RuntimeError("DistributedReadingService.initialize must be called before initialize_iteration")
-        # The read-ahead of the last epoch is ended first, so that no other messages are under way.
+        # First ends the read-ahead of the last epoch, so that no other messages are in transit.
         self._fullsync.reset()
         self._keeps_seeds, self._keeps_next = self._keeps_next, False
         seed = (copy.copy(seed_generator) if self._keeps_seeds else seed_generator).generate_shared_seed()
@@ -236,7 +236,7 @@ class DistributedReadingService(ReadingServiceInterface):
             seed_generator.__setstate__(bytes.fromhex(self._pg.agree(seed_generator.exported().hex())))
 
     def keep_seeds(self) -> None:
-        """Lets the next epoch have the seeds that the loader would have without ranks: it goes on with such a one."""
+        """Makes the next epoch use the seeds without ranks, because it resumes an epoch that began without ranks."""
         self._keeps_next = True
 
     def finalize(self) -> None:
@@ -251,7 +251,7 @@ class DistributedReadingService(ReadingServiceInterface):
 
 
 def _check_torch() -> None:
-    """Raises RuntimeError unless `torch.distributed` is there to be initialised later."""
+    """Raises RuntimeError unless `torch.distributed` is available."""
     from torchdata._ranks.torch_group import require_available
 
     require_available("DistributedReadingService")

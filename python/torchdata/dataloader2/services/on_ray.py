@@ -1,7 +1,7 @@
 """`RayReadingService`: the workers of a `MultiProcessingReadingService` on a Ray cluster.
 
-Role: checks what the user says of the cluster, and has the workers made there. All else is as with workers on this
-machine: which graph they run, in which order their items come, what a state says. Runs in main.
+Role: checks the user's settings of the cluster, and starts the workers there. The graph in the workers, the order of
+the items and the contents of states are the same as with workers on this machine. Runs in main.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from torchdata.datapipes._pipe.checks import check_int
 __all__ = ["RayReadingService"]
 
 _NAME = "RayReadingService"
-#: Items that a worker is ahead: more than on one machine, as what main says takes milliseconds to come there.
+#: Items that a worker is ahead: more than on one machine, because a message from main takes milliseconds to arrive.
 _AHEAD = 1_000
-#: Options of an actor that are not the user's, and why.
+#: Options of an actor that the user must not set, and the reasons.
 _OWN = {
     "concurrency_groups": "the service has its own",
     "max_concurrency": "the service has its own",
@@ -41,8 +41,8 @@ _OWN = {
 class RayReadingService(MultiProcessingReadingService):
     """Runs the pipe graph in workers on the machines of a Ray cluster. Experimental: names and defaults may change.
 
-    The items, their order and the state of the loader are those of `MultiProcessingReadingService` with the same number
-    of workers, and each of the two can resume from states of the other. Each worker is a process next to a Ray actor,
+    The items, their order and the state of the loader are the same as with `MultiProcessingReadingService` and the same
+    number of workers. Each service can resume from states of the other. Each worker is a process next to a Ray actor,
     and ends with the loader. The service joins a running cluster (`ray.init(address="auto")`), unless the program has
     called `ray.init()` itself.
 
@@ -121,7 +121,7 @@ class RayReadingService(MultiProcessingReadingService):
         self._cluster: Any = None
 
     def _workers_for(self, shards: int) -> int:
-        """A worker there runs one shard."""
+        """Each worker on the cluster runs one shard."""
         return shards
 
     def _start(self, branch: DataPipe, dispatching: DataPipe | None, shards: Sequence[Shard]) -> Children | LocalShards:
@@ -150,8 +150,8 @@ def _check_options(options: dict[str, Any]) -> dict[str, Any]:
     """Checks the options of actors that a user gives.
 
     Raises:
-        TypeError: they are no dictionary of names.
-        ValueError: one of them is not for the user to give.
+        TypeError: `options` is not a dictionary with string keys.
+        ValueError: the user must not set one of the options.
     """
     if not isinstance(options, dict) or not all(isinstance(key, str) for key in options):
         raise TypeError(f"{_NAME}: ray_remote_args must be a dictionary of options of Ray's actors, not {options!r}")
