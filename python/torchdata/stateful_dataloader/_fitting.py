@@ -45,12 +45,12 @@ def facts_of(loader: Any) -> dict[str, Any]:
 
 
 def fitted(state: dict[str, Any], loader: Any, strict: bool) -> dict[str, Any]:
-    """Compares a loader with the one that saved a state, and returns the state in a form for this loader.
+    """Compares a loader with the loader that saved a state, and returns the state in a form for this loader.
 
     Args:
         state: a state as `_state.normalized` returns it.
-        loader: the loader that is to go on from it.
-        strict: whether another order inside an epoch is an error, and what is read again is compared.
+        loader: the loader that resumes from the state.
+        strict: whether a different order inside an epoch is an error, and recomputed samples are compared.
 
     Raises:
         ValueError: the remaining epoch cannot be reproduced exactly.

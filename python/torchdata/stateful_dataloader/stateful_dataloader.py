@@ -63,7 +63,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
     `load_state_dict`, the next loop resumes after the last batch, or begins the next epoch if the last one was over.
 
     Datasets, their iterators, samplers and collate functions that have `state_dict` and `load_state_dict` are saved and
-    restored by these methods. An iterable dataset or a sampler without them is read again from its beginning.
+    restored by these methods. Other iterable datasets and samplers are reread from the beginning.
 
     Threads may share an iterator, in which case each batch goes to one of them. A copy (by `copy` or pickle) is an
     independent loader that has not begun.
@@ -223,7 +223,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             own["sampler"] = RandomSampler(self.sampler.data_source, generator=generator)
         if batch_sampler is None and self.batch_sampler is not None:
             own["batch_sampler"] = BatchSampler(self.sampler, self.batch_size or 1, self.drop_last)
-        #: The state with which the next loop begins.
+        #: The state from which the next loop resumes.
         self._loaded: Any = None
         self._is_strict = True
         #: The generators for orders and seeds.
@@ -234,7 +234,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
     # -- iterating -----------------------------------------------------------------------------------
 
     def __iter__(self) -> Any:
-        """Returns an iterator over an epoch, or over the rest of the epoch whose state was loaded."""
+        """Returns an iterator over an epoch, or over the remaining epoch of the loaded state."""
         if self._loaded is not None:
             state = fitted(normalized(self._loaded), self, self._is_strict)
             self._reader = self._reader and self._reader.anew()
