@@ -1,6 +1,6 @@
 """Checks whether a state fits a loader: defines what each state records about its loader, and compares it on loading.
 
-Role: pure functions in the main process. Between two epochs, the loader may differ from the one that saved the state:
+Role: pure functions in the main process. Between two epochs, the loader may differ from the loader of the state:
 the dataset may have grown, and there may be more ranks. Within an epoch, the order depends on them, so a difference is
 an error. If the state was saved before the first batch of an epoch, a different order restarts the epoch, because no
 batch can be lost or repeated.

@@ -82,7 +82,7 @@ class IndexOrder:
     """The order of successive epochs.
 
     Args:
-        loader: the loader whose samplers are used.
+        loader: the loader, which provides the samplers.
         drawing: the loader's generators.
         ahead: how many indices may be drawn before the first one is returned.
     """
@@ -146,8 +146,8 @@ class IndexOrder:
         """Returns the next index.
 
         Args:
-            is_busy: whether other batches are in progress, some of whose indices may be returned to this order. The
-                last batch of an epoch waits for these if batches are filled up.
+            is_busy: whether other batches are in progress, so that some of their indices may be given back. The
+                last batch of an epoch waits for these indices if batches are filled up.
 
         Raises:
             StopIteration: there are no more indices.

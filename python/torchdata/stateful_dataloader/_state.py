@@ -54,7 +54,7 @@ _STEPS = 1 << 31
 UNKNOWN: Any = object()
 #: The states of a snapshot that are stored both under keys of 0.11 and in this package's part.
 _TOLD = "dataset_state", "dataset_iter_state"
-#: Keys of 0.11 whose states may be omitted because their own keys are unknown before an epoch.
+#: Keys of 0.11 with states that may be omitted, because the keys of these states are unknown before an epoch.
 _HIDDEN = "_sampler_iter_state", "dataset_iter_state"
 #: The keys of 0.11 that identify a state without workers, and a state with workers.
 _KINDS = {"_num_yielded", "_snapshot"}
@@ -292,7 +292,7 @@ def _ours(state: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
                 f"the state is damaged: it is of {len(found['places'])} workers, and has {len(own)} places"
             )
         for number, (place, more) in enumerate(zip(found["places"], own, strict=True)):
-            # In addition to the returned batches, there may be batches whose samples were all skipped.
+            # In addition to the returned batches, there may be batches without any sample, because all were skipped.
             found["places"][number] = _completed(
                 place, more, max(found["_num_yielded"], found["_sampler_iter_yielded"])
             )
