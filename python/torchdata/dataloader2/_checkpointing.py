@@ -28,7 +28,7 @@ __all__ = ["StateKeeper", "number_of_items", "unpacked_pipe", "warn_of_0_9"]
 #: A shorter replay, in seconds, does not cause a warning.
 _LEAST = 5.0
 
-#: With fewer items, the time of an epoch is mostly the time in which the workers started.
+#: With fewer items, the time of an epoch is mostly the startup time of the workers.
 _FEW = 100
 
 #: Larger snapshots, in bytes, are not opened for the warning, because buffers hold most of their items.

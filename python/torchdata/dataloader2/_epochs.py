@@ -256,7 +256,7 @@ class EpochRun:
 
     def close(self, because: BaseException | None = None, *, at_end: bool = False) -> None:
         """Notifies the service, once, that the epoch is over. Threads that still read get an error
-        unless it ended.
+        unless the epoch has ended.
 
         Args:
             at_end: whether all its items were delivered.

@@ -95,7 +95,7 @@ class Pipeline:
         self.identity = Identity(snapshot, self._serialize)
 
     def adapted(self, datapipe: Any) -> Any:
-        """Returns a graph after all adapters, which may change it in place."""
+        """Returns a graph after applying all adapters, which may modify it in place."""
         for adapter in self.adapters or ():
             changed = adapter(datapipe)
             if not is_pipe(changed):
@@ -201,7 +201,7 @@ class Pipeline:
         """Notifies other ranks that this one ends its epoch.
 
         Args:
-            for_good: whether this rank will not continue, so that the other ranks fail.
+            for_good: whether this rank will not continue, so that all other ranks fail.
         """
         for pipe in Graph(self.datapipe):
             if isinstance(pipe, FullSync):

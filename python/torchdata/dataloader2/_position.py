@@ -1,6 +1,6 @@
 """Positions of a loader inside an epoch: taking one at any moment, and resuming from one.
 
-Role: runs in the main process, in whichever thread requests a state, including in a signal handler. The `Delivery` of
+Role: runs in the main process, in any thread that requests a state, including in a signal handler. The `Delivery` of
 the loader counts the items that the user has received. The engine's books store the positions of the workers, and a
 waiting reader does not lock them. Taking a position therefore combines references and does not wait for any thread.
 
@@ -94,13 +94,13 @@ class Tracker:
         #: The number of items that this run had delivered when the loader last continued after an interrupted item, and
         #: the number of workers' items that were lost in main because of it.
         self._cut_at = self._lost = 0
-        #: Items that earlier runs of the epoch gave.
+        #: The number of items that earlier runs of the epoch delivered.
         self._before = 0
-        #: Items of the workers that main's pipes had read in them.
+        #: The number of workers' items that main's pipes had read in these runs.
         self._yielded_before = 0
-        #: Oldest first; the first is the epoch's beginning, or where this run began.
+        #: Marks, oldest first. The first mark is the epoch's beginning, or the position where this run began.
         self._marks: list[Position] = []
-        #: Whether the epoch that begins follows one that another loader has run.
+        #: Whether the epoch that begins follows an epoch that another loader has run.
         self._is_behind_loaded = False
         #: The seeds at the beginning of that earlier epoch.
         self._ended_seeds: SeedGenerator | None = None

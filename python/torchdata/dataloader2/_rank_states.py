@@ -1,4 +1,4 @@
-"""States of all ranks of a distributed job, and the parts from which a loader resumes.
+"""States of all ranks of a distributed job, and the parts that a loader uses to resume.
 
 Role: pure functions over states. Runs in main. A loader uses its own state if its rank and the number of ranks are the
 same. If the number of ranks or workers differs, the loader computes its position from the states of all ranks.
@@ -113,9 +113,9 @@ class SavedPlaces:
         return place
 
     def suit_seeds(self, service: ReadingServiceInterface, seeds: Seeds) -> None:
-        """Gives the resumed epoch the seeds with which it began.
+        """Gives the resumed epoch its initial seeds.
 
-        Ranks agree on a seed from which all other seeds are drawn. An epoch that began without ranks therefore resumes
+        Ranks agree on a seed, and draw all other seeds from it. An epoch that began without ranks therefore resumes
         without an agreed seed, and an epoch that began with ranks resumes with one.
         """
         agreed = self.ranks is not None and not self.ranks[2]

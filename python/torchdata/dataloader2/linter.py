@@ -219,7 +219,7 @@ class _Linter:
                 )
 
     def _replicated(self) -> Iterator[Finding]:
-        """Finds pipes whose items all workers yield, and joins of sharded with unsharded inputs."""
+        """Finds pipes with items that all workers yield, and joins of sharded with unsharded inputs."""
         own: dict[int, bool] = {}
         for pipe in self.pipes:
             if id(pipe) in self.dispatched:
@@ -383,7 +383,7 @@ class _Linter:
     # -- what the graph is -------------------------------------------------------------------------
 
     def _upstream(self, *pipes: Any) -> list[Any]:
-        """The pipes from which these pipes read, directly or indirectly."""
+        """Returns the direct and indirect sources of these pipes."""
         found: dict[int, Any] = {}
         left = [source for pipe in pipes for source in self.sources[id(pipe)]]
         while left:
@@ -540,7 +540,7 @@ def _name(pipe: Any) -> str:
 
 
 def _inputs(sources: list[Any]) -> list[Any]:
-    """The sources whose items a pipe yields. A map pipe next to an iterable pipe is only used for look-ups by key."""
+    """Returns the sources of a pipe's items. A map pipe next to an iterable pipe is only used for look-ups by key."""
     iterated = [source for source in sources if not isinstance(source, MapDataPipe)]
     return iterated or sources
 

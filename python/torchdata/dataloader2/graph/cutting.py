@@ -158,7 +158,7 @@ def _is_replicable(datapipe: DataPipe) -> bool:
 def find_replicable_branches(graph: Graph | DataPipeGraph) -> list[DataPipe]:
     """Returns the ends of the branches that may be copied to worker processes.
 
-    A pipe whose `is_replicable()` is False must exist only once, and so must all its direct and indirect readers. The
+    A pipe with `is_replicable()` False must exist only once, and so must all its direct and indirect readers. The
     remaining pipes form branches. If one branch reads from another, only the branch closer to the end is returned.
     If pipes refer to each other in a cycle, a pipe does not count as a reader of another one that is closer to the end.
 

@@ -46,7 +46,7 @@ _WHY_PICKLED = (
 
 
 class Snapshot:
-    """A graph or a service at one moment, from which any number of copies can be created later.
+    """A graph or a service at one moment, as a template for any number of later copies.
 
     Args:
         obj: a pipe, a reading service or None.

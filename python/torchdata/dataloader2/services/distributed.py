@@ -1,8 +1,8 @@
-"""Sharding among the ranks of a distributed job, on `torch.distributed`, on MPI, or on what the user brings.
+"""Sharding among the ranks of a distributed job, over `torch.distributed`, MPI, or an object from the user.
 
 Role: divides the pipe graph by rank, gives all ranks the same shared seeds, and ends the graph in `fullsync`, so that
 their epochs end together. Runs in the main process of every rank and owns two groups of ranks: one for seeds, one for
-`fullsync`, whose thread must not be mixed up with the main thread.
+`fullsync`, because messages of its thread must not mix with messages of the main thread.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class DistributedReadingService(ReadingServiceInterface):
         return duplicate
 
     def initialize(self, datapipe: DataPipe) -> DataPipe:
-        """Shards the graph by rank, and ends it in `fullsync`, which stops all ranks once one of them has no item left.
+        """Shards the graph by rank, and appends `fullsync`, which ends all ranks' epochs once one has no items left.
 
         Raises:
             RuntimeError: `torch.distributed` is not initialised.
@@ -240,7 +240,7 @@ class DistributedReadingService(ReadingServiceInterface):
         self._keeps_next = True
 
     def finalize(self) -> None:
-        """Ends the synchronisation with the other ranks, and closes the service's own groups."""
+        """Ends the synchronization with all ranks, and closes the service's own groups."""
         fullsync, self._fullsync = self._fullsync, None
         if fullsync is not None:
             fullsync.shutdown()

@@ -103,7 +103,7 @@ class LocalShards:
                 program.call(function)
 
     def end_epoch(self) -> None:
-        """Does nothing, because no counters have to be completed."""
+        """Does nothing, because nothing is counted during an epoch."""
 
     def shutdown(self) -> None:
         """Ends the threads of the pipes."""

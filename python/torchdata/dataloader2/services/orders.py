@@ -1,4 +1,4 @@
-"""Compares the orders in which workers read their sources.
+"""Compares the orders of the items that workers read.
 
 Role: runs in the main process. Receives the samples that each worker takes before its `sharding_filter`
 (`_pipe/witnessing.py`), and raises an exception if workers read the same items in different orders. A different value

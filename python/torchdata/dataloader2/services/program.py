@@ -186,7 +186,7 @@ def refuse_functions(service: Any, **functions: Callable[..., Any] | None) -> No
 
 
 class _Share(NamedTuple):
-    """The position at which a share of dispatched items resumes.
+    """The position where a share of dispatched items resumes.
 
     Args:
         number: the number of the pass, from 1; 0 if nothing is dispatched.
@@ -370,7 +370,7 @@ class GraphProgram(EpochProgram):
             return None if self._saved else (int(self._child.share is not None), (0, 0), reason(error))
 
     def _share_in(self, graph: Graph, entries: Sequence[Entry]) -> _Share | None:
-        """Returns the position at which dispatched items resume for a state of the graph."""
+        """Returns the position where dispatched items resume for a state of the graph."""
         if self._child.share is None:
             return _Share(0)
         reached, read = self._child.share()

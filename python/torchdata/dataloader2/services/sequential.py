@@ -68,7 +68,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
     """Runs the pipe graph through several reading services, for example a distributed and a multi-process service.
 
     Args:
-        *reading_services: the services, in the order in which each takes over the result of the previous one.
+        *reading_services: the services. Each takes over the result of the previous one.
 
     Raises:
         TypeError: an argument is not a reading service.

@@ -1,6 +1,6 @@
 """The pipe that represents, in main's graph, the branch that runs in the workers.
 
-Role: runs in main. The reading service that created this pipe owns the children from which it reads.
+Role: runs in main, and reads from the children. The reading service that created this pipe owns them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The identity of a loader's pipeline, by which its states recognize it: its bytes, their number, and a fingerprint.
+"""The identity of a loader's pipeline, for comparison with states: its bytes, their number, and a fingerprint.
 
 Role: computed when a state is requested, unless a service has taken over the graph, and then kept. Owned by the
 loader.

@@ -1,4 +1,4 @@
-"""The shards of a resumed epoch, for a loader whose workers or ranks differ from those that began it.
+"""The shards of a resumed epoch, for a loader with other workers or ranks than at the beginning of the epoch.
 
 Role: pure functions over positions. An epoch keeps the shards with which it began. A loader that resumes it distributes
 the shards among its workers, and the ranks take them in turn.
@@ -101,8 +101,8 @@ def in_workers(place: Position, pipes: int | None, *, alone: bool = False) -> Po
     Args:
         place: the position of main.
         pipes: the number of pipes that the worker runs, while the other pipes stay in main; None if still unknown.
-        alone: whether the state of pipes that stay in main must not be used. Then the shard starts from the beginning,
-            and recomputes the delivered items.
+        alone: whether the result must not contain state of pipes that stay in main. If there is such state, the shard
+            starts from the beginning, and recomputes the delivered items.
 
     Raises:
         ValueError: the pipes drew seeds that workers do not have.
