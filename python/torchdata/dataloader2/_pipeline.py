@@ -63,8 +63,8 @@ class Pipeline:
         self.is_taken_over = False
         #: Whether a pipe of the graph that was taken over skips items that raise.
         self.skips = False
-        self._skeleton: Any = None  # of the graph as it was then, until somebody asks for the length
-        self._length: int | str | None = None  # or why it is not known
+        self._skeleton: Any = None  # of the graph at that time, until the length is requested
+        self._length: int | str | None = None  # a message if the length is not known
         self.datapipe: Any = None
         #: The graph as it is after the adapters and before the service.
         self.snapshot = graph
@@ -160,13 +160,13 @@ class Pipeline:
             self.service.finalize()
             self.service = self._adapted_service()
             self.is_taken_over = False
-        end_threads(self.datapipe)  # which would draw random numbers for nobody
+        end_threads(self.datapipe)  # they would draw random numbers without effect
 
     def length(self) -> int:
-        """The number of items of an epoch.
+        """Returns the number of items of an epoch.
 
         Raises:
-            TypeError: it is not known.
+            TypeError: the number is not known.
         """
         if self.datapipe is None:
             raise TypeError("this DataLoader2 has no length, because it has no pipe yet")
@@ -174,7 +174,7 @@ class Pipeline:
         contract = self.contract
         try:
             length = contract.count_items(self.datapipe)
-        except TypeError as error:  # of the pipe, whose message old code knows
+        except TypeError as error:  # the pipe's own error, because old code matches its message
             add_note(error, advice_on(error))
             raise
         if length is not None:
@@ -192,7 +192,7 @@ class Pipeline:
         return self._length
 
     def works(self) -> list[Work]:
-        """The works of the threads of pipes in main."""
+        """Returns the work of each thread that pipes in main have started."""
         pipes = Graph(self.datapipe) if is_pipe(self.datapipe) else ()
         works = (hooks_of(pipe)._threads_at_work() for pipe in pipes)
         return [work for work in works if work is not None]

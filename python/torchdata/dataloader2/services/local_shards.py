@@ -54,7 +54,7 @@ class LocalShards:
 
     @contextmanager
     def _as_shard(self, program: EpochProgram, *, enters: bool = True) -> Iterator[None]:
-        """Context in which the process has the globals of a shard."""
+        """Context that gives the process the globals of a shard."""
         with one_at_a_time(), torch_as_it_was():
             generators, replica, worker, witness = (
                 save_generators(),

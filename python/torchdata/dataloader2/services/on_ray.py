@@ -59,18 +59,18 @@ class RayReadingService(MultiProcessingReadingService):
         worker_reset_fn: see `MultiProcessingReadingService`.
         ray_remote_args: options of each worker's actor, such as `{"num_cpus": 2, "resources": {"fast_disk": 1}}`; one
             CPU by default.
-        scheduling: where Ray places the workers: the name of a strategy ("SPREAD", "DEFAULT"), a strategy of
+        scheduling: how Ray distributes the workers: the name of a strategy ("SPREAD", "DEFAULT"), a strategy of
             `ray.util.scheduling_strategies` or a placement group.
         runtime_env: the environment of the actors, as for Ray.
-        chunk_bytes: bytes of available items from which a worker sends them as one message; 8 MiB by default.
+        chunk_bytes: bytes of available items until a worker sends them as one message; 8 MiB by default.
         in_order: see `MultiProcessingReadingService`.
         memory_budget: bytes of shared memory for items in the main process, and the same amount in flight at the
             workers; None (the default) for a quarter of the machine's memory.
         timeout: seconds to wait for an item before the action of `on_timeout`; None (the default) or 0 for no limit.
         on_worker_exit: "error" raises `WorkerExitedError` if a worker, its actor or its machine is lost. "restart"
-            makes Ray place a new worker, which resumes from the last snapshot.
+            makes Ray start a new worker, which resumes from the last snapshot.
         on_timeout: "error" raises TimeoutError after `timeout` seconds without an item. "restart" ends the worker that
-            hangs, reports its stack, and makes Ray place a new one.
+            hangs, reports its stack, and makes Ray start a new worker.
         patience: with `on_timeout="restart"`, the seconds that a worker gets if it uses a processor, according to its
             host. None (the default) for `timeout`.
     """

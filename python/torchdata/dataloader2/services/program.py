@@ -342,7 +342,7 @@ class GraphProgram(EpochProgram):
         return None if witness is None else witness.notes()
 
     def beginning_unread(self) -> AbstractContextManager[None]:
-        """Context in which threads do not read yet. A thread that waits for a dispatched item would delay the snapshot.
+        """Context that keeps threads from reading. A thread that waits for a dispatched item would delay the snapshot.
         The other workers wait for that snapshot, and the item waits for them."""
         return beginning_unread()
 

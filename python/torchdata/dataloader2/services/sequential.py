@@ -44,7 +44,7 @@ def _states_in(serialized_state: Any) -> list[Any]:
     """Returns the states of the services from a result of `SequentialReadingService.checkpoint`, here or in 0.9.
 
     Raises:
-        ValueError: it has another origin, or is damaged.
+        ValueError: the state has another origin, or is damaged.
     """
     if is_sealed(serialized_state):
         saved = unseal(serialized_state, "the state of the reading services")

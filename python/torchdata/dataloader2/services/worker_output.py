@@ -231,7 +231,7 @@ class WorkerOutput(IterDataPipe[Any]):
             raise RuntimeError(
                 "the workers have not been told to start an epoch: iterate the DataLoader2, not its pipe"
             )
-        if not self._fresh:  # a pipe in main reads the workers' output once more in the same epoch
+        if not self._fresh:  # a pipe in main reads the workers' output repeatedly in one epoch
             self._start(self._commands)
         self._fresh = False
         return self.run.items

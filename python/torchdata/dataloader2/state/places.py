@@ -16,7 +16,7 @@ from torchdata.datapipes._pipe.state.hooks import hooks_of
 
 __all__ = ["lasts", "names_of_lasting", "position_of", "resumptions", "why_unsaved"]
 
-#: More items than an epoch has.
+#: A number beyond the items of any epoch.
 _ALL = 1 << 62
 
 #: Seeds, which are drawn anew for each epoch.
