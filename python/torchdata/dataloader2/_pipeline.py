@@ -160,7 +160,7 @@ class Pipeline:
             self.service.finalize()
             self.service = self._adapted_service()
             self.is_taken_over = False
-        end_threads(self.datapipe)  # they would draw random numbers without effect
+        end_threads(self.datapipe)  # otherwise, they would still draw random numbers
 
     def length(self) -> int:
         """Returns the number of items of an epoch.

@@ -90,7 +90,7 @@ class DistributedReadingService(ReadingServiceInterface):
         check_timeout(timeout, whose)
         if backend not in _BACKENDS:
             raise ValueError(f"backend must be one of {', '.join(map(repr, _BACKENDS))}, but got {backend!r}")
-        #: The ranks of a process group of torch, as the job numbers them.
+        #: The ranks in a process group of torch, by their numbers in the job.
         self._members = members_of(process_group, whose)
         given: Any = None if self._members is not None else process_group
         if given is not None:
@@ -158,7 +158,7 @@ class DistributedReadingService(ReadingServiceInterface):
         return datapipe
 
     def count_ranks(self) -> int:
-        """The number of ranks, also before the first epoch.
+        """Returns the number of ranks, also before the first epoch.
 
         Raises:
             TypeError: the job has not begun yet.
@@ -178,11 +178,11 @@ class DistributedReadingService(ReadingServiceInterface):
         raise TypeError(f"the number of ranks is not known before {name} is initialised")
 
     def count_shares(self) -> Shares:
-        """One share for each rank."""
+        """Returns one share for each rank."""
         return Shares(ranks=self.count_ranks())
 
     def rank_in_epoch(self) -> RankInEpoch | None:
-        """The rank, once the graph is shared out."""
+        """Returns the rank, once the graph is sharded; None before."""
         if self._datapipe is None:
             return None
         return RankInEpoch(self._rank, self._world_size, self._keeps_seeds)
@@ -225,7 +225,7 @@ class DistributedReadingService(ReadingServiceInterface):
         resumed: Callable[[], Sequence[Shard] | None],
         ranks: Callable[[], RankInEpoch | None],
     ) -> None:
-        """Notes the shards of a loaded state."""
+        """Stores the function that returns the shards of a loaded state."""
         self._resumed = resumed
 
     def agree_on_seeds(self, seed_generator: SeedGenerator) -> None:

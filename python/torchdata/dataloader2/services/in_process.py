@@ -144,7 +144,7 @@ class InProcessReadingService(ReadingServiceInterface):
 def _reset(
     reset_fn: _ResetFn, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn | None, datapipe: DataPipe
 ) -> DataPipe:
-    """The reset function of an in-process service. It is a module function so that it can be pickled."""
+    """Resets the graph of an in-process service. This is a module function so that it can be pickled."""
     if iter_reset_fn is not None:
         datapipe = iter_reset_fn(datapipe)
     return reset_fn(datapipe, _ONLY_WORKER, seed_generator)

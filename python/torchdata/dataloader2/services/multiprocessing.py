@@ -322,7 +322,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
     @classmethod
     def without_workers(cls, init_fn: Any = None, reset_fn: Any = None) -> MultiProcessingReadingService:
-        """A service that runs shards in this process."""
+        """Returns a service that runs shards in this process."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return cls(0, worker_init_fn=init_fn, worker_reset_fn=reset_fn)

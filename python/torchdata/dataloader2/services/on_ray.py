@@ -121,7 +121,7 @@ class RayReadingService(MultiProcessingReadingService):
         self._cluster: Any = None
 
     def _workers_for(self, shards: int) -> int:
-        """Each worker on the cluster runs one shard."""
+        """Returns `shards`, because each worker on the cluster runs one shard."""
         return shards
 
     def _start(self, branch: DataPipe, dispatching: DataPipe | None, shards: Sequence[Shard]) -> Children | LocalShards:

@@ -337,7 +337,7 @@ class GraphProgram(EpochProgram):
                 witnessing.current = Witness(self._watched[1])
 
     def note(self) -> object:
-        """What the sharding filters have sampled since the last call."""
+        """Returns the samples of the sharding filters since the last call."""
         witness = self._witness if self._own.is_away else witnessing.current
         return None if witness is None else witness.notes()
 

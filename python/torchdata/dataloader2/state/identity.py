@@ -58,7 +58,7 @@ class Identity:
         return self._checksum
 
     def pickled(self, wanted: bool | None) -> bytes | None:
-        """The pipe as bytes.
+        """Returns the pipe as bytes.
 
         Args:
             wanted: whether the bytes are wanted. With False this returns None; with None it does so for a pipe that has

@@ -147,7 +147,7 @@ class Randomness(NamedTuple):
     initial: SeedGenerator
 
     def packed(self) -> tuple[int | None, bool, bytes, bytes]:
-        """The randomness as plain data."""
+        """Returns the randomness as plain data."""
         return self.seed, self.is_due, self.generator.exported(), self.initial.exported()
 
 

@@ -19,7 +19,7 @@ __all__ = ["AHEAD", "among_ranks", "in_workers", "shards_of"]
 
 
 def shards_of(place: Position) -> Sequence[Shard]:
-    """The shards of a rank that was at a position, in turn."""
+    """Returns the shards of a rank that was at a position, in turn."""
     if place.shards is not None:
         return place.shards
     if place.in_main or place.processes is None:
