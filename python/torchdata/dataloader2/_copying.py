@@ -43,8 +43,7 @@ class MadeOf:
         graph: the graph after the adapters.
         adapters: the adapters.
         service: the service before the adapters.
-        stats: "full" or "counts".
-        stall_warning: seconds, or None.
+        recorder: the recorder of the copy's statistics.
         seeds: the seeds.
         loaded: the state that was loaded; None if the loader has begun.
     """

@@ -313,7 +313,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         self._full_stats, self._resumed, self._ask_rank = full_stats, resumed, ranks
 
     def runs_shards(self) -> bool:
-        """Always True."""
+        """Returns True."""
         return True
 
     def divide_into(self, splits: int) -> None:

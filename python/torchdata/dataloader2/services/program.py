@@ -378,7 +378,7 @@ class GraphProgram(EpochProgram):
             return None
         source = graph.first(_is_dispatched)
         if source is None or reached == 0:
-            return _Share(1, read)  # a pipe may hold the first items, because the share is opened later
+            return _Share(1, read)  # a pipe may yield items that it holds first, and open the share later
         entry = entries[graph.index(source)]
         if entry.restores and not entry.finished:
             items, checksum = (entry.state or {})["share"]
