@@ -51,7 +51,7 @@ def refuse_arguments(arguments: Mapping[str, Any], taken: Callable[..., Any], wh
         taken: the function that was called with them.
         whose: the name of the function in the message.
 
-        Raises:
+    Raises:
         TypeError: there are such keywords. The message names a replacement, or the valid arguments.
     """
     known = _INSTEAD if whose == "DataLoader2" else _INSTEAD_OVER_DATASET

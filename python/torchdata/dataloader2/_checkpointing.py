@@ -118,7 +118,7 @@ class StateKeeper:
                 self.left = str(error)  # the error itself would keep the processes
 
     def load(self, state_dict: dict[str, Any], strict: bool, allow_pickle: bool) -> None:
-        """Makes the loader continue where a state was saved. See `DataLoader2.load_state_dict`."""
+        """Makes the loader resume from a state. See `DataLoader2.load_state_dict`."""
         pipeline, run = self._pipeline, self._run
         begun = run.delivery.source is not None
         if begun and run.delivery.begun:
@@ -162,7 +162,7 @@ class StateKeeper:
         return snapshot
 
     def set(self, state: LoaderState, strict: bool, places: SavedPlaces) -> None:
-        """Makes a loader that has not begun continue where a state was saved."""
+        """Makes a loader that has not begun resume from a state."""
         self._run.saved_places = places
         self._pipeline.service_state = state.service
         self._seeds.take(state.randomness)

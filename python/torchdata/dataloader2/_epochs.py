@@ -75,7 +75,7 @@ class EpochRun:
         self._is_paused = self._is_limited = False
 
     def forget(self) -> None:
-        """Resets the run, so that it has begun no epoch of the current graph."""
+        """Resets the run, as if no epoch of the current graph had begun."""
         self.position = Tracker(self)
 
     @property
@@ -142,7 +142,7 @@ class EpochRun:
 
     @contextmanager
     def _unless_begun(self) -> Iterator[None]:
-        """Restores the loader to the moment before an epoch, or to the position at which to resume, if beginning fails.
+        """Restores the loader to its state between two epochs, or at a loaded position, if an epoch cannot begin.
 
         Ctrl-C or an error may interrupt the beginning. The next `iter` begins the epoch, and states are from before it.
         """
@@ -255,8 +255,8 @@ class EpochRun:
         return place
 
     def close(self, because: BaseException | None = None, *, at_end: bool = False) -> None:
-        """Notifies the service, once, that the epoch is over. Threads that still read get an error
-        unless the epoch has ended.
+        """Notifies the service, once, that the epoch is over. Threads that still read get an error unless the epoch has
+        ended.
 
         Args:
             at_end: whether all its items were delivered.

@@ -90,7 +90,7 @@ def length_of_epoch(datapipe: Any, service: ReadingServiceInterface) -> int:
 
 
 def advice_on(error: BaseException) -> str:
-    """Names the pipe without a known length, where a chain of requests for lengths ended, and the remedy."""
+    """Returns a message that names the pipe without a known length, and the remedy."""
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{error}; if you know how many items come from that pipe, say it by `.set_length(n)` behind it"

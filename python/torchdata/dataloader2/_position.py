@@ -87,7 +87,7 @@ class Tracker:
         self.output: WorkerOutput | None = None
         #: Whether the pipes in main yield one item for each item of the workers.
         self.hands_on = False
-        #: Whether counting alone determines their state because of that.
+        #: Whether counting their items is therefore enough to know their state.
         self._only_counts = self._may_count = False
         #: Whether the epoch was resumed at a position that an earlier run had reached.
         self._is_resumed, self._is_strict = False, True
@@ -325,7 +325,7 @@ class Tracker:
     # -- epochs ------------------------------------------------------------------------------------
 
     def find_output(self) -> None:
-        """Determines which pipes run in main, once the service has taken over the graph."""
+        """Finds the pipe that represents the workers, once the service has taken over the graph."""
         graph = Graph(self._pipeline.datapipe)
         self.output = graph.first(lambda pipe: isinstance(pipe, WorkerOutput))
         self.hands_on = self.output is not None and _only_counts(graph)
