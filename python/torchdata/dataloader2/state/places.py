@@ -105,7 +105,7 @@ def names_of_lasting(datapipe: DataPipe | Graph | None) -> list[str]:
 def _lasts(pipe: Any) -> bool:
     kind = type(pipe)
     if not hasattr(kind, "iteration_state"):
-        ours = kind.__module__.startswith("torchdata.")  # they start from the beginning unless they declare otherwise
+        ours = kind.__module__.startswith("torchdata.")  # they keep nothing unless they declare it
         return not ours and hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
     if hooks_of(pipe)._outlives_epochs():
         return True
