@@ -1,6 +1,6 @@
 """Checks of the arguments of a loader.
 
-Role: pure functions, called where a loader is made.
+Role: pure functions, called when a loader is created.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
 __all__ = ["adapter_list", "refuse_arguments", "require_pipe", "require_service", "service_of"]
 
-#: Those of both loaders which a reading service takes; a pair of braces stands for the value.
+#: Arguments of both loaders that belong to a reading service here; a pair of braces is replaced by the value.
 _OF_A_SERVICE = {
     theirs: f"reading_service=MultiProcessingReadingService(num_workers, {ours}={{!r}})"
     for theirs, ours in {
@@ -33,7 +33,7 @@ _INSTEAD = {
     "pin_memory": "datapipe.pin_memory() as the datapipe",
     "shuffle": "datapipe.shuffle() as the datapipe",
 }
-#: The same for the loader of a data set.
+#: The replacements for a loader over a dataset.
 _INSTEAD_OVER_DATASET = {
     **_OF_A_SERVICE,
     "batch_sampler": "sampler=..., batch_size=..., or build the pipeline and give it to DataLoader2(...)",
@@ -47,12 +47,12 @@ def refuse_arguments(arguments: Mapping[str, Any], taken: Callable[..., Any], wh
     """Refuses keywords that a loader does not take.
 
     Args:
-        arguments: those keywords.
+        arguments: the refused keywords.
         taken: the function that was called with them.
-        whose: its name in the message.
+        whose: the name of the function in the message.
 
     Raises:
-        TypeError: there are some. It says what to write instead, or which ones there are.
+        TypeError: there are such keywords. The message names a replacement, or the valid arguments.
     """
     known = _INSTEAD if whose == "DataLoader2" else _INSTEAD_OVER_DATASET
     for name, value in arguments.items():
@@ -66,16 +66,16 @@ def refuse_arguments(arguments: Mapping[str, Any], taken: Callable[..., Any], wh
 
 
 def _named(function: Callable[..., Any]) -> list[str]:
-    """The parameters that may be named."""
+    """Returns the parameters that can be passed by keyword."""
     parameters = signature_of(function).parameters.values()
     return [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
 
 
 def service_of(num_workers: int | Literal["auto"], service: Any, whose: str) -> Any:
-    """The service that runs a graph with so many workers; `service` itself if it was given.
+    """Returns a service that runs a graph with `num_workers` workers, or `service` itself if it was given.
 
     Raises:
-        TypeError: it is none.
+        TypeError: `service` is not a reading service.
         ValueError: both were given.
     """
     if service is not None and num_workers:
@@ -107,7 +107,7 @@ def require_pipe(datapipe: Any) -> None:
 
 
 def adapter_list(adapters: Any) -> list[Any] | None:
-    """The argument `datapipe_adapter_fn` as a list, None if it was left out."""
+    """Returns the argument `datapipe_adapter_fn` as a list; None if it was omitted."""
     if adapters is None:
         return None
     if is_service(adapters):

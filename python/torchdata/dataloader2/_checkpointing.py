@@ -1,6 +1,6 @@
-"""The state of a loader: taking it at any moment, and resuming from one.
+"""The state of a loader: takes it at any moment, and resumes from it.
 
-Role: owned by the loader. `state.layout` knows the layout of states, and `_position` the positions inside an epoch.
+Role: owned by the loader. `state.layout` defines the layout of states, and `_position` the positions inside an epoch.
 States are taken in any thread, and loaded in the thread that uses the loader.
 """
 
@@ -24,16 +24,16 @@ from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
 __all__ = ["StateKeeper", "number_of_items", "unpacked_pipe", "warn_of_0_9"]
 
-#: Less than this many seconds nobody minds.
+#: A shorter replay, in seconds, does not cause a warning.
 _LEAST = 5.0
 
-#: Of fewer items the time is mostly that in which the workers started.
+#: With fewer items, the time of an epoch is mostly the startup time of the workers.
 _FEW = 100
 
-#: A snapshot of more bytes is not opened for this: what it holds stands in buffers.
+#: Larger snapshots, in bytes, are not opened for the warning, because buffers hold most of their items.
 _LARGE = 4 << 20
 
-#: The place in the epoch, the seeds and generators, and the ranks of a loader.
+#: The position in the epoch, the seeds and generators, and the ranks of a loader.
 Whereabouts: TypeAlias = tuple[Position | None, Randomness, SavedRanks | None]
 
 
@@ -41,29 +41,29 @@ class StateKeeper:
     """Takes and loads the states of a loader.
 
     Args:
-        pipeline: its graph and its service.
-        seeds: those of its epochs.
+        pipeline: the graph and the service of the loader.
+        seeds: the seeds of its epochs.
         run: its epochs.
 
     Attributes:
-        loaded: the state that was loaded, as long as that is what the loader is.
-        left: what states hold of a loader that was shut down, or why that cannot be told.
+        loaded: the state that was loaded, until the loader changes.
+        left: the contents of states after the loader was shut down, or the reason why these are unknown.
     """
 
     def __init__(self, pipeline: Pipeline, seeds: Seeds, run: EpochRun) -> None:
         self._pipeline, self._seeds, self._run = pipeline, seeds, run
         self.loaded: LoaderState | None = None
         self.left: Whereabouts | str | None = None
-        #: Whether it was said that the pipeline cannot be saved.
+        #: Whether the user was warned that the pipeline cannot be saved.
         self._warned = False
 
     def take(self, items_ago: int, with_pipe: bool | None, *, has_begun: bool) -> dict[str, Any]:
-        """The state of the loader. See `DataLoader2.state_dict`.
+        """Returns the state of the loader. See `DataLoader2.state_dict`.
 
         Args:
-            items_ago: as of how many items ago.
-            with_pipe: whether it holds the pipe itself; None: if the pipe is small and can be pickled.
-            has_begun: whether an iterator was made since a state was loaded.
+            items_ago: the number of items to go back.
+            with_pipe: whether the state contains the pipe itself; with None, if the pipe is small and can be pickled.
+            has_begun: whether an iterator was created since a state was loaded.
         """
         pipeline, run = self._pipeline, self._run
         if not has_begun and self.loaded is not None and not items_ago:
@@ -89,11 +89,11 @@ class StateKeeper:
         return dump(state, None if pickled is None else identity.checksum)
 
     def _whereabouts(self, items_ago: int, *, looks: bool = True) -> Whereabouts:
-        """The place, the randomness and the ranks that a state holds.
+        """Returns the position, the randomness and the ranks for a state.
 
         Args:
-            items_ago: as of how many items ago.
-            looks: whether main's part of the graph may be looked at, which may wait for threads.
+            items_ago: the number of items to go back.
+            looks: whether main's part of the graph may be inspected, which may wait for threads.
         """
         if self.left is not None:
             if isinstance(self.left, str):
@@ -105,10 +105,10 @@ class StateKeeper:
         return place, self._seeds.randomness(), self._pipeline.contract.rank_in_epoch()
 
     def note_left(self, works: bool) -> None:
-        """Notes where a loader stands that is being shut down, for who asks for its state afterwards.
+        """Records the position of a loader that is being shut down, for states that are requested later.
 
         Args:
-            works: whether threads work in the main process, which are not waited for.
+            works: whether threads work in the main process; the shutdown does not wait for them here.
         """
         if self.left is None and is_pipe(self._pipeline.datapipe):
             try:
@@ -117,7 +117,7 @@ class StateKeeper:
                 self.left = str(error)  # the error itself would keep the processes
 
     def load(self, state_dict: dict[str, Any], strict: bool, allow_pickle: bool) -> None:
-        """Makes the loader continue where a state was saved. See `DataLoader2.load_state_dict`."""
+        """Makes the loader resume from a state. See `DataLoader2.load_state_dict`."""
         pipeline, run = self._pipeline, self._run
         begun = run.delivery.source is not None
         if begun and run.delivery.begun:
@@ -140,7 +140,7 @@ class StateKeeper:
             run.begin()
 
     def _snapshot_for(self, state: LoaderState, strict: bool, allow_pickle: bool) -> Snapshot | None:
-        """The pipe of the state, if that is to be read; None for the loader's own."""
+        """Returns the pipe of the state if it must be read; None to use the loader's own pipe."""
         pipeline = self._pipeline
         if state.is_of_0_9:
             warn_of_0_9(stacklevel=4)
@@ -161,7 +161,7 @@ class StateKeeper:
         return snapshot
 
     def set(self, state: LoaderState, strict: bool, places: SavedPlaces) -> None:
-        """Makes a loader that has not begun continue where a state was saved."""
+        """Makes a loader that has not begun resume from a state."""
         self._run.saved_places = places
         self._pipeline.service_state = state.service
         self._seeds.take(state.randomness)
@@ -172,7 +172,7 @@ class StateKeeper:
 
 
 def warn_of_0_9(stacklevel: int) -> None:
-    """Warns of a state of torchdata 0.9; the level is that of the user's call, counted from the caller."""
+    """Warns of a state of torchdata 0.9. The stack level refers to the user's call, counted from the caller."""
     warnings.warn(
         "this state was saved by torchdata 0.9, which saves no position inside an epoch: the epoch starts again from "
         "its first item, and seeded orders are not those of torchdata 0.9",
@@ -181,7 +181,7 @@ def warn_of_0_9(stacklevel: int) -> None:
 
 
 def unpacked_pipe(state: LoaderState) -> DataPipe:
-    """The pipe of a state, before anything is changed by it."""
+    """Returns the pipe of a state, without changing anything else."""
     if state.pipe is None:
         raise ValueError(
             "this loader state was saved without its pipe: make a DataLoader2 with the pipe and call its "
@@ -204,7 +204,7 @@ def unpacked_pipe(state: LoaderState) -> DataPipe:
 
 
 def number_of_items(name: str, count: Any) -> int:
-    """The argument of that name, if it is a number of items."""
+    """Returns the argument with this name, after checking that it is a number of items."""
     if isinstance(count, bool) or not isinstance(count, int):
         raise TypeError(f"{name} is a number of items, but got {count!r}")
     if count < 0:
@@ -215,7 +215,7 @@ def number_of_items(name: str, count: Any) -> int:
 def _warn_of_replay(place: Position, stacklevel: int) -> None:
     """Warns if a resume takes seconds because items must be recomputed, and names the pipes and the time."""
     found = list(_again(place))
-    seconds = max((seconds for *_, seconds in found), default=0.0)  # processes work side by side
+    seconds = max((seconds for *_, seconds in found), default=0.0)  # processes work at the same time
     if seconds < _LEAST:
         return
     parts = [f"{items} items of {what}" for what, items, each in found if each >= _LEAST / 10]
@@ -229,7 +229,7 @@ def _warn_of_replay(place: Position, stacklevel: int) -> None:
 
 
 def _again(place: Position) -> Iterator[tuple[str, int, float]]:
-    """The work that is done again: its name, how many items, and how many seconds these took."""
+    """Yields the work that must be repeated: its name, the number of items, and the seconds that it took."""
     lasted = place.seconds or 0.0
     if place.drop >= _FEW:
         yield "the epoch", place.drop, lasted * place.drop / place.given
@@ -252,7 +252,7 @@ def _in_graph(sealed: bytes | None, where: str) -> Iterator[tuple[str, int, floa
 
 
 def _warn_of_unsaved(why: str, stacklevel: int) -> None:
-    """Warns that states resume from the epoch's beginning, because the graph cannot be saved, and says why."""
+    """Warns that states resume from the epoch's beginning, because the graph cannot be saved, and gives the reason."""
     warnings.warn(
         f"states of this pipeline go on from the beginning of the epoch, and make again what was given: {why}",
         RuntimeWarning,

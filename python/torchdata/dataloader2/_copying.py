@@ -1,9 +1,9 @@
-"""Copies of a loader, by `copy` or pickle: loaders of their own, which have not begun.
+"""Copies of a loader, by `copy` or pickle, which are independent loaders that have not begun.
 
-Role: what such a copy is made of. Runs in whichever thread copies.
+Role: collects the parts of such a copy. Runs in the thread that copies.
 
-A copy has what the loader was made of and its seed; and, as long as the loader has not begun, the state that was
-loaded. It shares nothing with the loader that either of them changes.
+A copy has the parts and the seed of the loader. If the loader has not begun, the copy also has its loaded
+state. The copy and the loader share no object that either of them changes.
 """
 
 from __future__ import annotations
@@ -37,14 +37,13 @@ class Loaded:
 
 @dataclass(frozen=True)
 class MadeOf:
-    """The parts of which a copy of a loader is made.
+    """The parts of a copy of a loader.
 
     Args:
         graph: the graph after the adapters.
         adapters: the adapters.
         service: the service before the adapters.
-        stats: "full" or "counts".
-        stall_warning: seconds, or None.
+        recorder: the recorder of the copy's statistics.
         seeds: the seeds.
         loaded: the state that was loaded; None if the loader has begun.
     """
@@ -57,24 +56,24 @@ class MadeOf:
     loaded: Loaded | None
 
     def parts(self, serialize: Callable[[Snapshot], bytes]) -> tuple[Pipeline, Seeds, Recorder]:
-        """The pipeline, the seeds and the recorder of the copy."""
+        """Returns the pipeline, the seeds and the recorder of the copy."""
         pipeline = Pipeline(self.graph, self.adapters, self.service, serialize, is_adapted=True)
         return pipeline, copy.copy(self.seeds), self.recorder
 
     def load_into(self, run: EpochRun, keeper: StateKeeper) -> None:
-        """Loads the state into the copy that was loaded into the loader, if one was."""
+        """Loads the loader's loaded state into the copy, if there is one."""
         if self.loaded is not None:
             run.pipeline.service_state, keeper.loaded = self.loaded.service_state, self.loaded.state
             run.place, run.saved_places = self.loaded.place, self.loaded.saved_places
 
 
 def made_of(run: EpochRun, keeper: StateKeeper, has_begun: bool) -> MadeOf:
-    """The parts of which a copy of a loader is made.
+    """Returns the parts of a copy of a loader.
 
     Args:
-        run: the loader's.
-        keeper: the loader's.
-        has_begun: whether the loader has begun, so that the copy does not resume from what was loaded.
+        run: the epochs of the loader.
+        keeper: the states of the loader.
+        has_begun: whether the loader has begun, so that the copy does not resume from the loaded state.
     """
     pipeline, recorder, seeds, loaded = run.pipeline, run.recorder, run.seeds, None
     if has_begun:

@@ -1,6 +1,6 @@
-"""Datasets in place of pipes: the pipe over a dataset, and the usual pipeline over one.
+"""Datasets instead of pipes: the pipe over a dataset, and the usual pipeline over a dataset.
 
-Role: pure functions that build pipes; they run in the main process, where a loader is made.
+Role: pure functions that build pipes. They run in the main process when a loader is created.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ __all__ = ["pipe_over", "pipeline_over"]
 
 
 def pipe_over(dataset: Any) -> Any:
-    """The pipe over a dataset, which is not copied; anything else as it is.
+    """Returns the pipe over a dataset, which is not copied. Returns any other object unchanged.
 
     Args:
-        dataset: what has a length and is read by index, such as PyTorch's `Dataset` or a list; an iterable that can be
-            read again and again; or a generator function.
+        dataset: an object with a length that is read by index, such as PyTorch's `Dataset` or a list; an iterable that
+            can be read repeatedly; or a generator function.
     """
     if is_pipe(dataset):
         return dataset
@@ -51,7 +51,7 @@ def pipeline_over(
     collate_fn: Callable[[Any], Any] | None,
     itself: bool | None,
 ) -> IterDataPipe[Any]:
-    """The pipeline of `DataLoader2.from_dataset`, which documents the arguments and the errors."""
+    """Returns the pipeline of `DataLoader2.from_dataset`, which documents the arguments and the errors."""
     whose = "DataLoader2.from_dataset"
     if batch_size is not None:
         check_int(whose, "batch_size", batch_size, least=1)
@@ -79,7 +79,7 @@ def pipeline_over(
     else:
         pipe = source.shuffle() if shuffle else source
     if not any(is_sharding(member) or isinstance(member, ShardingRoundRobinDispatcher) for member in Graph(pipe)):
-        # What is read by index may ask for its worker, too, but indices are divided all the same.
+        # A dataset that is read by index may also query its worker, but its indices are divided nevertheless.
         own = not isinstance(source, MapDataPipe) and (splits_itself(dataset) if itself is None else itself)
         if not own or not splits_among_ranks(dataset):
             pipe = pipe.sharding_filter(SHARDING_PRIORITIES.DISTRIBUTED if own else None)

@@ -1,7 +1,7 @@
 """The shutdown of a loader: performs it once, and makes concurrent callers wait for it.
 
 Role: one `Ending` per loader. It ends the epoch, the service and the threads that read ahead, excludes concurrent
-changes to the loader, and knows the process that the loader belongs to. Runs in the main process, in any thread, in a
+changes to the loader, and stores the process that the loader belongs to. Runs in the main process, in any thread, in a
 finalizer, and at interpreter exit.
 """
 

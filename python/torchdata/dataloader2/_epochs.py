@@ -1,10 +1,10 @@
-"""The epochs of a loader: beginning one, going on in one, and ending it.
+"""The epochs of a loader: begins, resumes and ends them.
 
-Role: owned by the loader; owns what the user is given, counted, and how far that has come. Runs in the thread that uses
-the loader; others may read it meanwhile, and one that is at an item is waited for.
+Role: owned by the loader. Owns the delivered items, their count and the position in the epoch. Runs in the thread that
+uses the loader. Other threads may read the loader meanwhile; if such a thread is computing an item, this one waits.
 
-Of every epoch that was begun, the service is told the end exactly once: at the last item, at an error, when
-the next epoch begins without it, or at shutdown.
+The service is notified of the end of each epoch exactly once: at the last item, at an error, when the next epoch begins
+before this one ends, or at shutdown.
 """
 
 from __future__ import annotations
@@ -44,18 +44,17 @@ class EpochRun:
 
     Args:
         pipeline: the graph and the service.
-        seeds: those of the epochs.
-        recorder: is told when epochs begin and end.
+        seeds: the seeds of the epochs.
+        recorder: records when epochs begin and end.
 
     Attributes:
-        delivery: what the user is given.
+        delivery: delivers items to the user.
         position: how far the epoch has come.
-        place: at which to go on, and whether to compare what is made again; None at the beginning of an epoch.
-        saved_places: where the epoch was saved at which to go on, perhaps with other processes.
-        epochs: how many were begun.
-        is_iterating: whether an epoch is under way, of whose end the service was not told yet.
-        patience: seconds that ending an epoch waits for a thread which is at an item of it; None for as long as it
-            takes.
+        place: the position at which to resume, and whether recomputed items are compared; None to begin an epoch.
+        saved_places: the positions of all ranks at which to resume, perhaps with other processes.
+        epochs: the number of epochs that were begun.
+        is_iterating: whether an epoch is running, and the service has not been notified of its end.
+        patience: seconds that ending an epoch waits for a thread that is computing an item; None for no limit.
     """
 
     def __init__(self, pipeline: Pipeline, seeds: Seeds, recorder: Recorder) -> None:
@@ -69,19 +68,19 @@ class EpochRun:
         self.is_iterating = False
         self.patience: float | None = None
         self.position = Tracker(self)
-        #: Whether the user was told of workers that have nothing to do.
+        #: Whether the user was warned of workers without work.
         self._knows_idle = False
-        #: The counters as the epoch began, where its pipes skip items that raise, and in what these are counted.
+        #: The counters when the epoch began, if its pipes skip items that raise, and the words for what is counted.
         self._counted: tuple[Reading | None, str] | None = None
         self._is_paused = self._is_limited = False
 
     def forget(self) -> None:
-        """Makes the run one that has begun no epoch of the graph as it is now."""
+        """Resets the run, as if no epoch of the current graph had begun."""
         self.position = Tracker(self)
 
     @property
     def held(self) -> threading.RLock:
-        """Held while a state is taken. A forked child has one of its own: a thread of the parent may hold that."""
+        """The lock for taking a state. A forked child has its own, because a thread of the parent may hold this one."""
         if self._held[0] != os.getpid():
             self._held = os.getpid(), threading.RLock()
         return self._held[1]
@@ -90,7 +89,7 @@ class EpochRun:
 
     @property
     def is_paused(self) -> bool:
-        """Whether nothing is given until `resume`."""
+        """Whether no items are delivered until `resume`."""
         return self._is_paused
 
     @is_paused.setter
@@ -100,7 +99,7 @@ class EpochRun:
 
     @property
     def is_limited(self) -> bool:
-        """Whether the iterator counts what it gives."""
+        """Whether the iterator counts the items that it delivers."""
         return self._is_limited
 
     @is_limited.setter
@@ -109,13 +108,13 @@ class EpochRun:
         self.delivery.slow = limited or self._is_paused
 
     def pause(self) -> None:
-        """Halts what reads ahead, and gives nothing more."""
+        """Stops reading ahead, and delivers no more items."""
         if self.pipeline.can("pause"):
             self.is_paused = True
             self.pipeline.pause()
 
     def resume(self) -> None:
-        """Goes on with what was paused."""
+        """Resumes a paused loader."""
         if not self.pipeline.can("resume"):
             return
         if not self.is_paused:
@@ -127,7 +126,7 @@ class EpochRun:
     # -- beginning ---------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Begins an epoch, or goes on in the one of a loaded state."""
+        """Begins an epoch, or resumes the epoch of a loaded state."""
         if self.is_paused:
             self.resume()
         self.close()
@@ -143,9 +142,9 @@ class EpochRun:
 
     @contextmanager
     def _unless_begun(self) -> Iterator[None]:
-        """Leaves the loader between the same two epochs, or at the same place to go on, if one does not begin.
+        """Restores the loader to its state between two epochs, or at a loaded position, if an epoch cannot begin.
 
-        Ctrl-C may have cut it off, or an error. The next `iter` begins it, and a state is of before it.
+        Ctrl-C or an error may interrupt the beginning. The next `iter` begins the epoch, and states are from before it.
         """
         before, seeds = (self.place, self.saved_places), self.seeds.moment()
         end, epochs = self.position.end, self.epochs
@@ -174,12 +173,12 @@ class EpochRun:
         self.run(between=place)
 
     def run(self, place: Position | None = None, strict: bool = True, between: Position | None = None) -> None:
-        """Begins an epoch, or goes on in it at a place.
+        """Begins an epoch, or resumes it at a position.
 
         Args:
-            place: the place, or None.
-            strict: whether what is made again is compared.
-            between: the end of the last epoch where an earlier run has left the loader there.
+            place: the position at which to resume, or None.
+            strict: whether recomputed items are compared.
+            between: the end of the last epoch, if an earlier run has left the loader there.
         """
         pipeline, is_new = self.pipeline, place is None
         if is_new:
@@ -188,13 +187,13 @@ class EpochRun:
         stop_reading(pipeline.datapipe)
         if is_new:
             self.seeds.begin_epoch()
-            self.saved_places = None  # what was loaded was of an epoch before
+            self.saved_places = None  # the loaded positions were of an earlier epoch
         else:
             self.seeds.go_on()
         saved = self.saved_places
         in_workers = place is not None and (not place.in_main or pipeline.contract.has_workers())
         if saved is not None and in_workers and not saved.has_given and not lasts(pipeline.datapipe):
-            place = None  # nothing was given: the epoch begins anew, with the shards of this loader
+            place = None  # no items were delivered: the epoch starts from the beginning, with the shards of this loader
         if not pipeline.is_taken_over:
             pipeline.note_identity()
             resumed = saved if place is not None else None
@@ -237,7 +236,7 @@ class EpochRun:
         self.delivery.begun = False
 
     def _leave_shards(self) -> None:
-        """Lets the loader's own service run the next epoch, if main has run the shards of the last one."""
+        """Makes the loader's own service run the next epoch, if main has run the shards of the last one."""
         output, pipeline = self.position.output, self.pipeline
         if output is not None and output.is_local and not output.lasts and not lasts(pipeline.datapipe):
             pipeline.take_back()
@@ -245,7 +244,7 @@ class EpochRun:
             self.forget()
 
     def _fitted(self, place: Position | None) -> Position | None:
-        """The place that was loaded, for as many workers and ranks as there are now."""
+        """Returns the loaded position, adapted to the current number of workers and ranks."""
         saved, output = self.saved_places, self.position.output
         if saved is None:
             return place
@@ -256,12 +255,12 @@ class EpochRun:
         return place
 
     def close(self, because: BaseException | None = None, *, at_end: bool = False) -> None:
-        """Tells the service that the epoch is over, once. A thread that still reads is told that the epoch was left,
-        unless it ended.
+        """Notifies the service, once, that the epoch is over. Threads that still read get an error unless the epoch has
+        ended.
 
         Args:
-            at_end: whether all its items were given.
-            because: the error that ended the epoch, if one did. It stays the error that the user sees.
+            at_end: whether all its items were delivered.
+            because: the error that ended the epoch, if any. It remains the error that the user sees.
         """
         if not self.is_iterating:
             return
@@ -284,7 +283,7 @@ class EpochRun:
                 raise
             because.add_note(f"After that, ending the epoch failed, too: {error!r}")
         finally:
-            # A thread that reads is at an item of the graph that the next epoch resets. It is told when it has that.
+            # A reading thread is at an item of the graph that the next epoch resets. It gets the error after that item.
             self.delivery.turn.await_left(self.patience)
         if at_end and counted is not None:
             tell(self.recorder.skipped(counted[0]), counted[1])
@@ -294,5 +293,5 @@ class EpochRun:
 
 
 def _ended_by(error: BaseException) -> str:
-    """The error in words: itself it would keep alive what its frames refer to."""
+    """Returns the error in words, because the error object would keep alive what its frames refer to."""
     return f"the epoch was ended by an error, which another thread that reads it got: {type(error).__name__}: {error}"

@@ -1,6 +1,6 @@
-"""The pipe after the adapter `Headroom`: serves items again that it has kept.
+"""The pipe after the adapter `Headroom`: repeats items from memory.
 
-Role: stands at the end of the graph in the main process, so that what it serves costs nothing. Owns the kept items.
+Role: the end of the graph in the main process, so that its items cost nothing. Owns the kept items.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ ROUNDS = 100
 
 
 class ServedAgain(IterDataPipe[Any]):
-    """Reads some items, and then yields those again and again, the same objects each time.
+    """Reads some items, and then yields these same objects repeatedly.
 
     Args:
         source_datapipe: the pipe to read.
-        items: how many of its items are read, once.
-        length: how many items an epoch has; None for as many as the source has, or if that is not known, 100 for
-            each kept one.
+        items: the number of items that are read, once.
+        length: the number of items of an epoch; None for the length of the source, or 100 for each kept item if that
+            length is not known.
     """
 
     item_attributes = frozenset({"_kept"})
@@ -57,7 +57,7 @@ class ServedAgain(IterDataPipe[Any]):
             return ROUNDS * self.items
 
     def is_replicable(self) -> bool:
-        """Whether workers may run copies: no, items are kept in the main process."""
+        """Returns False, because items are kept in the main process."""
         return False
 
     def _attributes_to_copy(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Workers that have nothing to do, because what is divided among the workers has fewer parts than there are workers.
+"""Workers without work, because the data has fewer parts than there are workers.
 
-Role: pure functions over the numbers of items that came of each worker, which the loader has at the end of an epoch.
+Role: pure functions over the number of items from each worker, which the loader has at the end of an epoch.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from torchdata._reporting import warn_outside
 __all__ = ["are_idle", "warn_of_idle"]
 
 
-#: A share of fewer items is that of a small dataset, or of a trial: nobody waits for it.
+#: With fewer items per worker, the dataset is small or the run is a trial, and idle workers do not matter.
 _LEAST = 10
 
 
 def are_idle(shares: Sequence[int]) -> bool:
-    """Whether some workers gave nothing, and each other one a share worth telling of."""
+    """Whether some workers gave no items, and all other workers gave enough to justify a warning."""
     return 0 in shares and min(filter(None, shares), default=0) >= _LEAST
 
 
 def warn_of_idle(shares: Sequence[int]) -> None:
-    """Warns of workers that gave nothing."""
+    """Warns of workers that gave no items."""
     idle = [str(worker) for worker, items in enumerate(shares) if not items]
     working = len(shares) - len(idle)
     named = f"{', '.join(idle[:-1])} and {idle[-1]} have" if len(idle) > 1 else f"{idle[0]} has"

@@ -1,7 +1,7 @@
 """The iterator of a loader.
 
 Role: yields the items of one epoch while it is the loader's valid iterator. Runs in the main process, in the threads
-that read the loader, one after the other. The loader owns the epoch; the iterator owns only the limit.
+that read the loader, one after another. The loader owns the epoch; the iterator owns only the limit.
 
 `__next__` runs for every item, so it is in the extension (`DeliveryIterator`): it checks whether the iterator is valid
 and whether anything unusual has happened, and then requests the next item. Everything else is done by methods here.
@@ -73,7 +73,7 @@ class FinishedIterator(Iterator[Any]):
     Args:
         iterator: the pipeline's iterator, whose attributes can still be read, or None.
         error: the message of the `RuntimeError` that `next` raises; None for a normal end.
-        told: the thread that has already received the error, for which the iteration just ends; 0 for none.
+        told: the identifier of the thread that has received the error, in which the iteration just ends; 0 for none.
     """
 
     def __init__(self, iterator: Any = None, error: str | None = None, told: int = 0) -> None:
@@ -95,7 +95,7 @@ class FinishedIterator(Iterator[Any]):
 class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
     """The iterator that `iter(loader)` returns: it yields the items of one epoch.
 
-    A loader has one valid iterator, which the next `iter(loader)` invalidates. Other attributes are those of the
+    A loader has one valid iterator, which the next `iter(loader)` invalidates. Other attributes are taken from the
     pipeline's own iterator.
 
     Args:
@@ -128,7 +128,7 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
         """Runs before the next item of a loader that is paused, limited, or locked while its state is taken."""
         run = self._run
         with run.held:
-            pass  # until who takes the state has done so
+            pass  # wait until the other thread has taken the state
         if run.is_paused:
             raise StopIteration
 

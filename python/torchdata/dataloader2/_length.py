@@ -1,8 +1,8 @@
-"""How many items an epoch of a loader has, counted in the main process before or while workers and ranks run.
+"""Computes the number of items of an epoch in the main process, before or while workers and ranks run.
 
-Role: makes copies of the pipes, not of their data, gives each copy the share of a worker of a rank, as the reading
-services do, and asks it for its length. Runs in the main process and starts nothing. The copies are this module's own,
-so neither the loader's graph nor a running iteration sees them.
+Role: copies the pipes, but not their data, and gives each copy the share of one worker of one rank, as the reading
+services do. It then requests the length of the copy. Runs in the main process and starts nothing. Only this module
+uses the copies, so neither the loader's graph nor a running iteration is affected.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _SMALL = 64
 
 
 def skeleton(datapipe: Any) -> Any:
-    """A copy of each pipe of a graph, joined as they are, over the same data.
+    """Returns copies of all pipes of a graph, with the same connections, over the same data.
 
     Raises:
-        TypeError: a pipe cannot be copied so: the end of the copy would end what it shares with the pipe.
+        TypeError: a pipe cannot be copied in this way, because deleting the copy would end objects that both share.
     """
     pipes = Graph(datapipe).pipes
     copies: dict[int, Any] = {}
@@ -50,7 +50,7 @@ def skeleton(datapipe: Any) -> Any:
 
 
 def _joined(value: Any, copies: dict[int, Any]) -> Any:
-    """The value of an attribute with copies in place of pipes."""
+    """Returns the value of an attribute in which copies replace the pipes."""
     if is_pipe(value):
         return copies.get(id(value), value)
     if not isinstance(value, (dict, list, tuple, set, frozenset, deque)):
@@ -73,24 +73,24 @@ class _Counted(DispatchedSource):
 
 
 def length_of_epoch(datapipe: Any, service: ReadingServiceInterface) -> int:
-    """The number of items of an epoch.
+    """Returns the number of items of an epoch.
 
     Args:
         datapipe: a skeleton of the graph as it is before the service takes it over. It is changed.
-        service: answers for the reading service.
+        service: the interface of the reading service.
 
     Raises:
-        TypeError: it is not known; the message says because of which pipe.
+        TypeError: the length is not known; the message names the pipe that prevents it.
     """
     try:
-        with certain_lengths():  # not those that are guesses, or for which a pipe would read all items
+        with certain_lengths():  # no guesses, and no lengths for which a pipe would read all items
             return _Epoch(datapipe, service).length()
     except Exception as error:
         raise TypeError(f"this DataLoader2 has no length: {advice_on(error)}") from error
 
 
 def advice_on(error: BaseException) -> str:
-    """Which pipe does not know its length, of all that have asked each other for theirs, and the remedy."""
+    """Returns a message that names the pipe without a known length, and the remedy."""
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{error}; if you know how many items come from that pipe, say it by `.set_length(n)` behind it"
@@ -124,7 +124,7 @@ class _Epoch:
         self.graph = Graph(put_in_place(rest, self.branch.end, self.from_workers))
 
     def length(self) -> int:
-        """The number of items that all ranks have: they end together."""
+        """Returns the number of items that all ranks have, because they end together."""
         if self.ranks is None:
             return self._length_on_rank(None)
         return min(self._length_on_rank(rank) for rank in range(self.ranks))
@@ -145,7 +145,7 @@ class _Epoch:
         if self.workers * (self.ranks or 1) > 1:
             end = self.branch.end
             if type(end) is LengthSetter and (self.ranks or 1) == 1 and _is_divided(self.branch):
-                return len(end)  # the user says it of the whole
+                return len(end)  # the user has set the length of the whole
             self._require_shares_to_be_known(self.branch)
         total = 0
         for worker in range(self.workers):

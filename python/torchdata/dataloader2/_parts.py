@@ -1,4 +1,4 @@
-"""Attributes of a loader that belong to one of its parts: each is declared in a line."""
+"""Attributes of a loader that belong to one of its parts, each declared in one line."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ __all__ = ["part"]
 
 
 def part(path: str, meaning: str = "") -> Any:
-    """A property of which the value lies elsewhere.
+    """Returns a property whose value is stored in a part of the loader.
 
     Args:
-        path: the way from the loader to it, such as `_pipeline.service`.
-        meaning: its docstring.
+        path: the attribute path from the loader, such as `_pipeline.service`.
+        meaning: the docstring of the property.
     """
     *owner, name = path.split(".")
     owner_of = attrgetter(".".join(owner))

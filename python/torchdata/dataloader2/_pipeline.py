@@ -1,7 +1,8 @@
 """The pipeline of a loader: the graph, and the service that runs it.
 
-Role: owned by the loader; knows nothing of epochs and states. The graph and the service are copies of what the user
-gave, each kept as it was, so that both can be made anew. Changed by the thread that begins an epoch or loads a state.
+Role: owned by the loader; independent of epochs and states. The graph and the service are copies of the user's
+objects. Unchanged copies are kept as well, so that both can be recreated. Changed by the thread that begins an epoch or
+loads a state.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ class Pipeline:
 
     Args:
         graph: the end of the graph, as the user gave it.
-        adapters: what changes the graph and the service.
+        adapters: objects that change the graph and the service.
         service: the service, as the user gave it.
-        serialize: makes bytes of a graph.
+        serialize: pickles a graph.
         is_adapted: whether the adapters were applied to the graph.
     """
 
@@ -62,8 +63,8 @@ class Pipeline:
         self.is_taken_over = False
         #: Whether a pipe of the graph that was taken over skips items that raise.
         self.skips = False
-        self._skeleton: Any = None  # of the graph as it was then, until somebody asks for the length
-        self._length: int | str | None = None  # or why it is not known
+        self._skeleton: Any = None  # of the graph at that time, until the length is requested
+        self._length: int | str | None = None  # a message if the length is not known
         self.datapipe: Any = None
         #: The graph as it is after the adapters and before the service.
         self.snapshot = graph
@@ -94,7 +95,7 @@ class Pipeline:
         self.identity = Identity(snapshot, self._serialize)
 
     def adapted(self, datapipe: Any) -> Any:
-        """A graph after the adapters, which may change it in place."""
+        """Returns a graph after applying all adapters, which may modify it in place."""
         for adapter in self.adapters or ():
             changed = adapter(datapipe)
             if not is_pipe(changed):
@@ -108,12 +109,12 @@ class Pipeline:
         return contract_of(self.service)
 
     def require_pipe(self) -> None:
-        """Raises TypeError if the loader was given something else. A service may make something else of a pipe."""
+        """Raises TypeError if the loader received something other than a pipe. A service may replace the pipe."""
         if not self.is_taken_over:
             require_pipe(self.datapipe)
 
     def note_identity(self) -> None:
-        """Finds out what the graph is made of, as long as it is whole."""
+        """Computes the identity of the graph, unless a service has already cut it."""
         if not self.is_taken_over:
             self.identity.note(self.datapipe)
 
@@ -121,9 +122,9 @@ class Pipeline:
         """Lets the service take over the graph; if it fails, the loader keeps the graph as it was.
 
         Args:
-            resumed: returns the shards of the epoch in which the loader resumes; None if it begins one.
-            in_shards: whether it resumes in one that workers have begun.
-            full_stats: whether the time of each pipe is taken.
+            resumed: returns the shards of the epoch that the loader resumes; None if it begins an epoch.
+            in_shards: whether it resumes in shards.
+            full_stats: whether the time of each pipe is measured.
         """
         if in_shards:
             self.service = running_shards(self.service)
@@ -154,18 +155,18 @@ class Pipeline:
         self.is_taken_over = True
 
     def take_back(self) -> None:
-        """Ends what runs the graph, and makes the service anew."""
+        """Ends the processes that run the graph, and recreates the service."""
         if self.service is not None and self.is_taken_over:
             self.service.finalize()
             self.service = self._adapted_service()
             self.is_taken_over = False
-        end_threads(self.datapipe)  # which would draw random numbers for nobody
+        end_threads(self.datapipe)  # otherwise, they would still draw random numbers
 
     def length(self) -> int:
-        """The number of items of an epoch.
+        """Returns the number of items of an epoch.
 
         Raises:
-            TypeError: it is not known.
+            TypeError: the number is not known.
         """
         if self.datapipe is None:
             raise TypeError("this DataLoader2 has no length, because it has no pipe yet")
@@ -173,7 +174,7 @@ class Pipeline:
         contract = self.contract
         try:
             length = contract.count_items(self.datapipe)
-        except TypeError as error:  # of the pipe, whose message old code knows
+        except TypeError as error:  # the pipe's own error, because old code matches its message
             add_note(error, advice_on(error))
             raise
         if length is not None:
@@ -191,16 +192,16 @@ class Pipeline:
         return self._length
 
     def works(self) -> list[Work]:
-        """The works of the threads of pipes in main."""
+        """Returns the work of each thread that pipes in main have started."""
         pipes = Graph(self.datapipe) if is_pipe(self.datapipe) else ()
         works = (hooks_of(pipe)._threads_at_work() for pipe in pipes)
         return [work for work in works if work is not None]
 
     def leave_ranks(self, for_good: bool) -> None:
-        """Lets other ranks know that this one ends its epoch.
+        """Notifies other ranks that this one ends its epoch.
 
         Args:
-            for_good: whether it will not go on, so that they fail.
+            for_good: whether this rank will not continue, so that all other ranks fail.
         """
         for pipe in Graph(self.datapipe):
             if isinstance(pipe, FullSync):
@@ -209,7 +210,7 @@ class Pipeline:
     # -- pausing -----------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Halts what reads ahead; only if `can("pause")`."""
+        """Stops reading ahead; only if `can("pause")`."""
         if self.service is None:
             pause_pipes(self.datapipe)
             return
@@ -218,7 +219,7 @@ class Pipeline:
             self.datapipe = pause_fn(self.datapipe)
 
     def resume(self) -> None:
-        """Lets it go on; only if `can("resume")`."""
+        """Resumes reading ahead; only if `can("resume")`."""
         if self.service is None:
             resume_pipes(self.datapipe)
             return
@@ -227,7 +228,7 @@ class Pipeline:
             self.datapipe = resume_fn(self.datapipe)
 
     def limit(self, num_batches: int | None) -> None:
-        """Tells the service a limit; warns if it knows none."""
+        """Passes a limit to the service; warns if the service does not support limits."""
         if self.service is not None and self.can("limit"):
             limit_fn = self.service._limit(num_batches)
             if limit_fn is not None:

@@ -1,13 +1,13 @@
-"""Places of a loader inside an epoch: taking one at any moment, and going on from one.
+"""Positions of a loader inside an epoch: taking one at any moment, and resuming from one.
 
-Role: runs in the main process, in whichever thread asks for a state, a signal handler included. The `Delivery` of the
-loader counts the items that the user was given; the engine's books, which a waiting reader does not hold, know the
-places of the workers. So a place joins references and waits for nobody.
+Role: runs in the main process, in any thread that requests a state, including in a signal handler. The `Delivery` of
+the loader counts the items that the user has received. The engine's books store the positions of the workers, and a
+waiting reader does not lock them. Taking a position therefore combines references and does not wait for any thread.
 
-Pipes that run in main can be looked at between two items only. So there are *marks*: states of main's part of the graph
-that were taken between two items, the epoch's beginning for one. A caller that asks while an item is being made, after
-one was cut off (by Ctrl-C), or for some items ago, gets the newest mark before that, and how many items to drop behind
-it.
+Pipes that run in main can be inspected only between two items. For this reason there are *marks*: states of main's part
+of the graph that were taken between two items, such as at the beginning of the epoch. A caller may request a state
+while an item is computed, after an item was interrupted (by Ctrl-C), or for an earlier item. It then gets the newest
+mark before that moment, and the number of items to drop after the mark.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Tracker"]
 
-#: Pipes that hold items of their source, which they hand on in order.
+#: Pipes that hold items of their source, which they yield in the same order.
 HOLDING = (Prefetcher, PinMemory, FullSync)
 
 
 class Run(Protocol):
-    """The run of a loader's epochs, as far as a position looks at it."""
+    """The run of a loader's epochs, with the attributes that a position uses."""
 
     pipeline: Pipeline
     seeds: Seeds
@@ -75,10 +75,10 @@ class Run(Protocol):
 
 
 class Tracker:
-    """How far a loader has come in the epoch that runs.
+    """Tracks how far a loader has come in the running epoch.
 
     Args:
-        run: whose position it is. Owns this object.
+        run: the run that this object tracks. The run owns this object.
     """
 
     def __init__(self, run: Run) -> None:
@@ -87,46 +87,46 @@ class Tracker:
         self.output: WorkerOutput | None = None
         #: Whether the pipes in main yield one item for each item of the workers.
         self.hands_on = False
-        #: Whether that is so, so that counting tells their state.
+        #: Whether counting their items is therefore enough to know their state.
         self._only_counts = self._may_count = False
-        #: Whether the epoch was gone on with at a place that an earlier run had reached.
+        #: Whether the epoch was resumed at a position that an earlier run had reached.
         self._is_resumed, self._is_strict = False, True
-        #: Behind how many items of this run the last one was cut off with which the loader has gone on, and how many
-        #: items of the workers are lost in main by that.
+        #: The number of items that this run had delivered when the loader last continued after an interrupted item, and
+        #: the number of workers' items that were lost in main because of it.
         self._cut_at = self._lost = 0
-        #: Items that earlier runs of the epoch gave.
+        #: The number of items that earlier runs of the epoch delivered.
         self._before = 0
-        #: Items of the workers that main's pipes had read in them.
+        #: The number of workers' items that main's pipes had read in these runs.
         self._yielded_before = 0
-        #: Oldest first; the first is the epoch's beginning, or where this run began.
+        #: Marks, oldest first. The first mark is the epoch's beginning, or the position where this run began.
         self._marks: list[Position] = []
-        #: Whether the epoch that begins follows one that another loader has run.
+        #: Whether the epoch that begins follows an epoch that another loader has run.
         self._is_behind_loaded = False
-        #: The seeds with which that one began.
+        #: The seeds at the beginning of that earlier epoch.
         self._ended_seeds: SeedGenerator | None = None
-        #: Where the last epoch ended, as far as it matters to the next one, or why nobody knows that.
+        #: Where the last epoch ended, if the next one depends on it, or the reason why this is unknown.
         self.end: Position | str | None = None
-        #: How many epochs had begun before one whose beginning was cut off, if one was and none has begun since.
+        #: The number of epochs begun before the last one, if that one was interrupted at its beginning; otherwise None.
         self._epochs_before: int | None = None
-        #: When this run of the epoch began, and the seconds that earlier ones had taken.
+        #: When this run of the epoch began, and the seconds that earlier runs had taken.
         self._since, self._seconds_before = time.monotonic(), 0.0
         #: Why main's part of the graph could not be saved, if it could not.
         self.unsaved: str | None = None
-        #: Whether the pipes draw the seeds of the epoch by themselves, because nobody gives them any.
+        #: Whether the pipes draw the seeds of the epoch themselves, because they do not receive any.
         self.own_seeds = False
 
     # -- taking ------------------------------------------------------------------------------------
 
     def take(self, items_ago: int, *, looks: bool = True) -> Position | None:
-        """Where the loader was so many items ago; None at the beginning of an epoch that follows from its seeds.
+        """Returns the position `items_ago` items ago; None for the beginning of an epoch that its seeds determine.
 
         Args:
-            items_ago: how many.
-            looks: whether main's part of the graph may be looked at, rather than go on from an earlier look.
+            items_ago: the number of items.
+            looks: whether main's part of the graph may be inspected, instead of using an earlier mark.
 
         Raises:
-            ValueError: so many items were not given since the epoch, or this run of it, began.
-            RuntimeError: nobody knows what the processes remember of earlier epochs.
+            ValueError: fewer items were delivered since the epoch, or this run of it, began.
+            RuntimeError: the state that the processes keep from earlier epochs is unknown.
         """
         run = self._run
         if not run.is_iterating:
@@ -145,7 +145,7 @@ class Tracker:
 
     @staticmethod
     def _untold(mark: Position, output: WorkerOutput) -> str | None:
-        """Why a mark does not tell what lasts beyond passes, if it does not."""
+        """Returns why a mark lacks the state that lasts beyond passes; None if it has that state."""
         return output.untold(None) if mark.workers is None else mark.untold
 
     def _beginning(self, output: WorkerOutput) -> Position:
@@ -157,7 +157,7 @@ class Tracker:
         return beginning
 
     def _taken(self, items_ago: int, looks: bool) -> tuple[Position, int]:
-        """The newest mark of so many items ago, and how many items had been given by then."""
+        """Returns the newest mark of `items_ago` items ago, and the number of items delivered by then."""
         given = self._delivery.given - items_ago
         if given < 0:
             raise ValueError(
@@ -186,7 +186,7 @@ class Tracker:
         return newest, given
 
     def _mark(self) -> None:
-        """Looks at main's part of the graph, if no item is being made."""
+        """Inspects main's part of the graph, unless an item is being computed."""
         delivery = self._delivery
         with self._run.held:
             slow, delivery.slow = delivery.slow, True
@@ -200,12 +200,12 @@ class Tracker:
             self._marks[1:] = [*self._marks[1:][-1:], mark]
 
     def go_on_cut(self) -> None:
-        """Notes that the loader goes on though its last item was cut off, which may be lost to its pipes.
+        """Records that the loader continues although its last item was interrupted and may be lost to its pipes.
 
-        Nothing before that is gone on from any more: an item that is made again would not be cut off.
+        After this, the epoch cannot resume from an earlier position, because recomputing would not interrupt the item.
 
         Raises:
-            TimeoutError: a thread that reads ahead in main does not come to the end of its item.
+            TimeoutError: a thread that reads ahead in main does not finish its item.
         """
         delivery = self._delivery
         with self._run.held:
@@ -219,20 +219,20 @@ class Tracker:
         delivery.cut = False
 
     def _lost_in_main(self, output: WorkerOutput) -> int:
-        """Items that pipes in main, which hand on one by one, have read and neither hold nor handed on."""
+        """Returns how many items the one-to-one pipes in main have read, but neither hold nor have yielded."""
         pipes = Graph(self._pipeline.datapipe).pipes
         holding = [pipe for pipe in pipes if isinstance(pipe, HOLDING)]
         if len(holding) + 1 == len(pipes):
-            return 0  # what the threads read is out of the reach of what cuts main off
+            return 0  # the threads have read the items, and an interruption of main does not reach them
         with standing_still(pipes):
             held = sum(len(pipe.state_dict()["items"]) for pipe in holding)
             return token_of(output).yielded - self._yielded_before - held - int(self._delivery.given)
 
     def _look(self, given: int, beginning: WorkersPosition | None = None) -> Position | None:
-        """Looks at main's part of the graph.
+        """Inspects main's part of the graph.
 
         Args:
-            given: items that the user has by now.
+            given: the number of items that the user has received.
             beginning: where the workers were when the epoch began, if it has only just begun.
         """
         output = self.output
@@ -241,15 +241,15 @@ class Tracker:
             pipes = Graph(self._pipeline.datapipe)
             with standing_still(pipes.pipes):  # threads draw random numbers, too
                 entries, generators = save_entries(pipes), save_generators()
-        except UnorderedSet:  # reading it again would give other items
+        except UnorderedSet:  # reading the set again would yield other items
             raise
-        except Exception as error:  # what cannot be saved is made again
+        except Exception as error:  # items of pipes that cannot be saved are recomputed
             self.unsaved = str(error)
             return None
         if output is None:
             return Position(given, graph=sealed(Content(entries)), generators=seal(generators))
         own = pipes.index(output)
-        if output.is_unread and not token_of(output).armed:  # what it yielded was of the epoch before
+        if output.is_unread and not token_of(output).armed:  # its items were from the previous epoch
             entries[own] = Entry(entries[own].type)
         read = self._read_by_main(entries[own], output)
         if read is not None:
@@ -265,20 +265,20 @@ class Tracker:
         )
 
     def _read_by_main(self, entry: Entry, output: WorkerOutput) -> int | None:
-        """Items of the workers' pass, since it began here, that main's part of the graph had read where it goes on.
+        """Returns how many items of the workers' pass main's part of the graph will have read when it resumes.
 
         Returns:
-            None if a pipe above is replayed, and reads all of the epoch again, or has come to the workers' end.
+            None if a pipe above is replayed and reads the whole epoch again, or has reached the workers' end.
         """
         if entry.restores:
-            # If the pipes above are replayed that is where this run began.
+            # If the pipes above are replayed, reading resumes where this run began.
             return entry.yielded - self._yielded_before if output.is_in_first_pass else entry.yielded
         if not output.is_in_first_pass or output.delivered or (token_of(output).finished and not output.is_unread):
             return None
-        return 0  # nobody has read them: they stand where this run found them
+        return 0  # no pipe has read them, so the workers are where this run found them
 
     def _cut_beginning(self) -> Position:
-        """The place at which an epoch was to go on whose beginning has failed, or was cut off."""
+        """Returns the position at which an epoch should have resumed, if its beginning failed or was interrupted."""
         saved = self._run.saved_places
         if saved is not None and len(saved.places) > 1:
             raise RuntimeError("the states of all ranks were loaded: call iter(loader) before state_dict()")
@@ -286,7 +286,7 @@ class Tracker:
         return self._run.place[0]
 
     def _between(self) -> Position | None:
-        """The place between two epochs."""
+        """Returns the position between two epochs."""
         pipeline = self._pipeline
         if pipeline.is_taken_over and self.output is not None:
             if isinstance(self.end, str):
@@ -300,7 +300,7 @@ class Tracker:
         return Position(0, ended=True, graph=graph, generators=seal(save_generators()), beginning=beginning)
 
     def _saved_graph(self) -> bytes | None:
-        """Main's part of the graph, if epochs have left something in it, and it can be saved."""
+        """Returns main's part of the graph if epochs have left a state in it and it can be saved; otherwise None."""
         self._require_no_drift()
         try:
             return sealed(Content(save_entries(self._pipeline.datapipe))) if self._has_lasting() else None
@@ -308,12 +308,12 @@ class Tracker:
             return None
 
     def _has_lasting(self) -> bool:
-        """Whether epochs have left something in main's part of the graph."""
+        """Whether epochs have left a state in main's part of the graph."""
         begun = self._run.epochs if self._epochs_before is None else self._epochs_before
         return bool(begun) and lasts(self._pipeline.datapipe)
 
     def _require_no_drift(self) -> None:
-        """Raises RuntimeError if what lasts in main's part of the graph is of an epoch that has not begun."""
+        """Raises RuntimeError if the lasting state of main's part of the graph is from an epoch that has not begun."""
         names = names_of_lasting(self._pipeline.datapipe) if self._epochs_before and self._has_lasting() else []
         if names:
             raise RuntimeError(
@@ -324,24 +324,24 @@ class Tracker:
     # -- epochs ------------------------------------------------------------------------------------
 
     def find_output(self) -> None:
-        """Finds out who runs what, once the service has taken over the graph."""
+        """Finds the pipe that represents the workers, once the service has taken over the graph."""
         graph = Graph(self._pipeline.datapipe)
         self.output = graph.first(lambda pipe: isinstance(pipe, WorkerOutput))
         self.hands_on = self.output is not None and _only_counts(graph)
         self._may_count = self.hands_on and self.output is not None and not self.output.is_local
 
     def go_back(self, end: Position | str | None, epochs: int) -> None:
-        """Goes back to between two epochs, the second of which was to begin and has not.
+        """Returns to the moment between two epochs, after the second one failed to begin.
 
         Args:
-            end: the `end` of before.
-            epochs: how many had begun by then.
+            end: the previous value of `end`.
+            epochs: the number of epochs that had begun by then.
         """
         self.end = end
         self._epochs_before = epochs if self._run.epochs > epochs else None
 
     def begin(self, resumed: Position | None, strict: bool) -> None:
-        """Begins an epoch, before the service is told; `resumed` is the place at which it goes on, if any."""
+        """Begins an epoch, before the service begins it; `resumed` is the position at which to resume, if any."""
         self._delivery.given = 0
         self._delivery.cut = False
         self._is_resumed, self._is_strict = resumed is not None, strict
@@ -352,7 +352,7 @@ class Tracker:
         unseeded = self._pipeline.service is None and self._run.seeds.seed is None
         self.own_seeds = unseeded and (resumed is None or resumed.own_seeds is not False)
         output = self.output
-        # Items that main's pipes held when a state was saved did not come here.
+        # Items that main's pipes held when a state was saved did not pass through here.
         self._only_counts = self._may_count and (resumed is None or resumed.graph is None)
         if output is not None:
             output.resumes = resumed is not None
@@ -372,7 +372,7 @@ class Tracker:
             load_generators(generators_in(mark.beginning))
 
     def _require_same_place(self, place: Position, moment: str, advice: str) -> None:
-        """Raises ValueError if workers run the graph now and did not when the place was taken, or the reverse."""
+        """Raises ValueError if workers run the graph now, but did not when the position was taken, or the reverse."""
         if place.in_main != (self.output is None):
             raise ValueError(
                 f"this state was saved {moment} "
@@ -381,18 +381,18 @@ class Tracker:
             )
 
     def iterate(self, resumed: Position | None) -> Iterator[Any]:
-        """The iterator over main's part of the graph, after the service was told."""
+        """Returns the iterator over main's part of the graph, after the service has begun the epoch."""
         datapipe = self._pipeline.datapipe
         graph = None if resumed is None else Graph(datapipe)
         self._yielded_before = 0
         if resumed is None and self.output is not None:
-            forget_state(self.output)  # what was loaded into it was of the epoch before
+            forget_state(self.output)  # its loaded state was for the previous epoch
         if graph is not None and resumed is not None and resumed.graph is not None:
             entries = entries_in(resumed.graph)
             load_entries(graph, entries)
             if self.output is not None:
                 self._yielded_before = token_of(self.output).yielded
-                if entries[graph.index(self.output)].finished:  # main had come to the end of the workers' items
+                if entries[graph.index(self.output)].finished:  # main had reached the end of the workers' items
                     self.output.read_out()
         if resumed is not None and resumed.generators is not None:  # first: threads begin with the iterator
             load_generators(generators_in(resumed.generators))
@@ -409,7 +409,7 @@ class Tracker:
         return iterator
 
     def _note_beginning(self, workers: WorkersPosition | None) -> None:
-        """Makes a mark of the epoch's beginning if what lasted beyond the last one matters to it.
+        """Marks the epoch's beginning if it depends on state that lasts from the previous epoch.
 
         Args:
             workers: where the workers began.
@@ -422,7 +422,7 @@ class Tracker:
             self._marks = [beginning._replace(workers=workers, untold=output.untold(workers))]
 
     def drop(self, resumed: Position | None) -> None:
-        """Drops what was given behind the mark."""
+        """Drops the items that were delivered after the mark."""
         if resumed is None:
             return
         delivery = self._delivery
@@ -437,7 +437,7 @@ class Tracker:
             delivery.given += 1
 
     def close(self) -> None:
-        """Notes where an epoch has ended, as far as that matters to the next one."""
+        """Records where an epoch has ended, if the next one depends on it."""
         output = self.output
         if output is None or not output.lasts:
             return
@@ -447,34 +447,34 @@ class Tracker:
         except Exception as error:
             self.end = str(error)  # the error itself would keep the processes
             return
-        # If main's part cannot be looked at now, it goes on from an earlier mark, and reads to the end once more.
+        # If main's part cannot be inspected now, it resumes from an earlier mark, and reads to the end a second time.
         is_at_end = place is not None and self._marks[-1] is not before and place.graph is self._marks[-1].graph
         if place is not None and is_at_end and place.graph is not None and place.workers is not None:
             place = place._replace(graph=self._with_output_read_out(place.graph, output))
         self.end = None if place is None else place._replace(ended=True)
 
     def _with_output_read_out(self, graph: bytes, output: WorkerOutput) -> bytes:
-        """The state of main's part, which has ended, and in it whether the workers' items had all been read."""
+        """Returns the state of main's part, which has ended, and adds whether all workers' items had been read."""
         token = token_of(output)
-        if not token.finished or output.is_unread:  # a cache may have spared main the workers' items of this epoch
+        if not token.finished or output.is_unread:  # a cache may have made reading the workers' items unnecessary
             return graph
         entries, own = entries_in(graph), Graph(self._pipeline.datapipe).index(output)
         entries[own] = entries[own]._replace(restores=True, yielded=token.yielded, finished=True, state={})
         return sealed(Content(entries))
 
     def go_on_between(self, place: Position) -> None:
-        """Goes on between two epochs that ran in main, before the seeds of the next one are drawn."""
+        """Resumes between two epochs that ran in main, before the seeds of the next one are drawn."""
         self._ended_seeds = copy.copy(self._run.seeds.initial)
         if place.generators is not None:
             load_generators(generators_in(place.generators))
 
     def load_between(self, place: Position) -> None:
-        """The same for the graph, once the service has taken it over."""
+        """Does the same for the graph, once the service has taken it over."""
         if place.graph is None:
             return
         self._require_same_place(place, "after an epoch that", "as it holds what pipes remember beyond epochs")
         generators = save_generators()
-        if place.beginning is not None:  # what is replayed draws what it drew
+        if place.beginning is not None:  # pipes that are replayed draw the same numbers as before
             load_generators(generators_in(place.beginning))
         self._is_behind_loaded = True
         if self._ended_seeds is not None and (self._pipeline.service is not None or self._run.seeds.seed is not None):
@@ -482,19 +482,19 @@ class Tracker:
         load_entries(self._pipeline.datapipe, entries_in(place.graph))
         if self.output is not None:
             self.output.is_between_epochs = True
-        iterate(self._pipeline.datapipe)  # the pass that has ended; the next one begins anew
+        iterate(self._pipeline.datapipe)  # the pass that has ended; the next one starts from the beginning
         if self.output is not None:
             self.output.is_between_epochs = False
         load_generators(generators)
 
 
 def _only_counts(graph: Graph) -> bool:
-    """Whether all pipes between the workers' output and the end hand items on one by one, and hold nothing else."""
+    """Whether all pipes between the workers' output and the end yield items one by one, and hold nothing else."""
     return _below_counting(graph, WorkerOutput) is not None
 
 
 def _below_counting(graph: Graph, kind: type) -> Any:
-    """The uppermost pipe of a class, if those behind it hand items on one by one, and hold nothing else; else None."""
+    """Returns the uppermost pipe of a class, if all pipes after it yield items one by one and hold nothing else."""
     pipe = graph.end
     while not isinstance(pipe, kind):
         known = type(pipe) in HOLDING or is_one_to_one(pipe)
@@ -506,14 +506,14 @@ def _below_counting(graph: Graph, kind: type) -> Any:
 
 
 def _spare_ranks(graph: Graph, drop: int) -> None:
-    """Lets `fullsync` at the end of a graph ask for votes from the item on that the user is given next.
+    """Makes `fullsync` at the end of a graph request votes only from the next item that the user receives.
 
-    All ranks were given as many items. They make different numbers of items again, and pipes behind `fullsync` hold
-    different numbers.
+    All ranks have delivered the same number of items. They recompute different numbers of items, and the pipes after
+    `fullsync` hold different numbers.
 
     Args:
         graph: the graph, into which a state was loaded, if there is one.
-        drop: how many items are dropped behind that.
+        drop: the number of items that are dropped after that.
     """
     fullsync = _below_counting(graph, FullSync)
     if fullsync is not None:

@@ -1,8 +1,7 @@
-"""States of all ranks of a distributed job, and the part of them with which a loader goes on.
+"""States of all ranks of a distributed job, and the parts that a loader uses to resume.
 
-Role: pure functions over states. Runs in main. A loader of the same rank and as many ranks takes its own state; if
-there are more or fewer ranks, or other numbers of workers, it works out the place from which it goes on from the states
-of all.
+Role: pure functions over states. Runs in main. A loader uses its own state if its rank and the number of ranks are the
+same. If the number of ranks or workers differs, the loader computes its position from the states of all ranks.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ _ALONE: SavedRanks = (0, 1, False)
 
 @dataclass(frozen=True)
 class SavedPlaces:
-    """Where the ranks of a job were.
+    """The positions of the ranks of a job.
 
     Args:
-        ranks: of the state that was loaded; None if there were none.
-        places: by rank, their places: of all of them, or of this one alone.
+        ranks: the ranks in the loaded state; None if there were none.
+        places: by rank, the positions of all ranks, or of this rank alone.
     """
 
     ranks: SavedRanks | None
@@ -43,11 +42,11 @@ class SavedPlaces:
 
     @property
     def has_given(self) -> bool:
-        """Whether an item of the epoch was given."""
+        """Whether an item of the epoch was delivered."""
         return any(place.given for place in self.places.values())
 
     def has_shards(self, contract: ReadingServiceInterface) -> bool:
-        """Whether the epoch resumes in shards also without workers: they began it, or other ranks did."""
+        """Whether the epoch resumes in shards even without workers, because workers or other ranks began it."""
         if not all(place.in_main for place in self.places.values()):
             return True
         try:
@@ -57,19 +56,19 @@ class SavedPlaces:
         return ranks != (self.ranks or _ALONE)[1]
 
     def shards(self, pipeline: Pipeline) -> Sequence[Shard] | None:
-        """The shards of a loader that resumes, once its rank is known; None if it runs in main what ran in main."""
+        """Returns the shards of a loader that resumes, once its rank is known; None if main runs what it ran before."""
         contract = pipeline.contract
         if not (contract.has_workers() or self.has_shards(contract)):
             return None
         return shards_of(self._of_rank(contract))
 
     def _has_rank_of(self, contract: ReadingServiceInterface) -> bool:
-        """Whether as many ranks saved the position of a loader's rank."""
+        """Whether the job had the same number of ranks, and the position of this loader's rank was saved."""
         rank, world, _ = contract.rank_in_epoch() or _ALONE
         return (self.ranks or _ALONE)[1] == world and rank in self.places
 
     def _of_rank(self, contract: ReadingServiceInterface, pipes: int | None = None) -> Position:
-        """The position of this rank, to which the shards of all are dealt out anew if there were others."""
+        """Returns the position of this rank. If the number of ranks was different, all shards are distributed anew."""
         rank, world, _ = contract.rank_in_epoch() or _ALONE
         old_rank, old_world, _ = self.ranks or _ALONE
         if self._has_rank_of(contract):
@@ -87,15 +86,15 @@ class SavedPlaces:
         return among_ranks(places, rank, world)
 
     def fitted(self, pipeline: Pipeline, output: WorkerOutput | None, hands_on: bool) -> Position:
-        """The place from which a loader goes on, whose service has taken over the graph.
+        """Returns the position from which a loader resumes, after its service has taken over the graph.
 
         Args:
-            pipeline: the loader's.
-            output: what stands for its workers; None if it has none.
+            pipeline: the pipeline of the loader.
+            output: the pipe that represents its workers; None without workers.
             hands_on: whether the pipes in main yield one item for each item of the workers.
 
         Raises:
-            ValueError: it cannot go on from there; the message says why.
+            ValueError: the loader cannot resume from there; the message gives the reason.
         """
         pipes = None if output is None else output.pipes_in_workers
         place = self._of_rank(pipeline.contract, pipes)
@@ -114,10 +113,10 @@ class SavedPlaces:
         return place
 
     def suit_seeds(self, service: ReadingServiceInterface, seeds: Seeds) -> None:
-        """Lets the epoch that goes on have the seeds with which it began.
+        """Gives the resumed epoch its initial seeds.
 
-        Ranks agree on a seed of which all others are drawn. So an epoch that began without ranks is not gone on with
-        like that, nor the other way round.
+        Ranks agree on a seed, and draw all other seeds from it. An epoch that began without ranks therefore resumes
+        without an agreed seed, and an epoch that began with ranks resumes with one.
         """
         agreed = self.ranks is not None and not self.ranks[2]
         if not agreed:
@@ -127,14 +126,14 @@ class SavedPlaces:
 
 
 def read(state: Any, *, allow_pickle: bool = True) -> tuple[LoaderState, SavedPlaces]:
-    """The state to load of a state, or of the states of all ranks, and the positions in it.
+    """Returns the state to load from a state, or from the states of all ranks, and the positions in it.
 
     Args:
         state: the state, or the states.
-        allow_pickle: whether they may hold what has to be unpickled. The pipe does not count, which need not be.
+        allow_pickle: whether they may contain pickled values. The pipe is exempt, because it need not be unpickled.
 
     Raises:
-        TypeError, ValueError: it is none, of another version, or damaged; or the states do not belong together.
+        TypeError, ValueError: a state is invalid, of another version, or damaged; or the states do not belong together.
     """
     if not isinstance(state, Mapping) or not state or not all(type(rank) is int for rank in state):
         one = parse(state, allow_pickle=allow_pickle)
@@ -195,7 +194,7 @@ def _check_alike(states: Mapping[int, LoaderState]) -> None:
 
 
 def _moment(state: LoaderState) -> tuple[str, Any]:
-    """When a state was saved, in words, and the seed from which the epoch after that follows."""
+    """Returns when a state was saved, in words, and the seed that determines the epoch after it."""
     place, randomness = state.position, state.randomness
     if place is None:
         return "between two epochs", None

@@ -256,7 +256,7 @@ class FullSync(Adapter):
     """Appends the pipe `FullSync` if the graph does not end with it, so that all ranks end their epochs together.
 
     Args:
-        timeout: how many seconds a rank waits for the others at each item.
+        timeout: seconds that a rank waits for all other ranks at each item.
 
     Example:
         >>> from torchdata.dataloader2.adapter import FullSync

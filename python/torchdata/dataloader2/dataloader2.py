@@ -1,6 +1,6 @@
 """`DataLoader2`: a pipe graph, the adapters that change it and the reading service that runs it.
 
-Role: owns a copy of the graph and of the service, keeps the one valid iterator, and shuts the service down. Runs in any
+Role: owns copies of the graph and the service, keeps the single valid iterator, and shuts the service down. Runs in any
 thread of the main process. Only one thread at a time can begin an epoch, load a state or shut the loader down.
 """
 
@@ -51,7 +51,7 @@ T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
 AdapterFn: TypeAlias = Adapter | Callable[[DataPipe], DataPipe]
 
-#: The attributes that a loader makes for itself; those of a subclass its copies have, too.
+#: The attributes that a loader creates for itself. Copies of a loader also keep the attributes of a subclass.
 _OWN = frozenset({"_ended", "_ending", "_keeper", "_pipeline", "_recorder", "_run", "_seeds"})
 
 
@@ -82,12 +82,12 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             `ShardingPolicy(splits=splits)`; None for one shard for each worker.
         stats: "counts", which costs nothing, or "full", which also measures the time of each pipe. None uses the
             environment variable `TORCHDATA_STATS`, or otherwise "counts". See `stats()`.
-        stall_warning: seconds without an item after which a `RuntimeWarning` describes which process waits for which;
+        stall_warning: seconds without an item until a `RuntimeWarning` describes which processes wait for each other;
             60 by default, None for no warning.
         wait_warning: share of an epoch that the program may wait for the loader, 0.3 by default. The first epoch of 10
             seconds or more that waits longer gives a `RuntimeWarning` with the result of `diagnose()`. None, or
             `TORCHDATA_WAIT_WARNING=0` in the environment, gives no warning.
-        of_torchs_loader: no values. An argument of torch's `DataLoader` is an error that names its replacement.
+        of_torchs_loader: not accepted. For an argument of torch's `DataLoader`, the error names the replacement.
 
     Raises:
         TypeError: an argument has the wrong type, or the pipe or the service cannot be copied; the message names the
@@ -145,7 +145,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         wait_warning: float | None = 0.3,
         **of_torchs_loader: Never,
     ) -> None:
-        self._ended = True  # a loader whose construction fails has nothing to shut down
+        self._ended = True  # if the construction fails, there is nothing to shut down
         refuse_arguments(of_torchs_loader, DataLoader2)
         reading_service = service_of(num_workers, reading_service, "DataLoader2")
         if splits is not None:
@@ -154,9 +154,9 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         datapipe = pipe_over(datapipe)
         if isinstance(datapipe, MapDataPipe):
             datapipe = datapipe.to_iter_datapipe()
-        if datapipe is not None and datapipe_adapter_fn is None:  # which could make a pipe of something else
+        if datapipe is not None and datapipe_adapter_fn is None:  # an adapter could replace something else by a pipe
             require_pipe(datapipe)
-        adapters, service = adapter_list(datapipe_adapter_fn), Snapshot(reading_service)  # one in use serves no other
+        adapters, service = adapter_list(datapipe_adapter_fn), Snapshot(reading_service)  # fails if it is in use
         self._set_up(Pipeline(Snapshot(datapipe), adapters, service, _serialized), Seeds(), recorder)
 
     def _set_up(self, pipeline: Pipeline, seeds: Seeds, recorder: Recorder) -> None:
@@ -167,7 +167,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         self._ending = Ending(self, pipeline, self._run, self._keeper, recorder)
         self._ended = False  # `Finalized` looks at this
 
-    # -- what others know by these names -----------------------------------------------------------
+    # -- attributes under their names of torchdata 0.9 ----------------------------------------------
 
     datapipe = part("_pipeline.datapipe", "The last pipe of the graph that is read: after adapters and the service.")
     datapipe_adapter_fns = part("_pipeline.adapters", "The adapters; None without any.")
@@ -185,13 +185,13 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
 
     @property
     def _datapipe_before_reading_service_adapt(self) -> Any:
-        """A copy of the graph after the adapters and before the service."""
+        """Returns a copy of the graph after the adapters and before the service."""
         return self._pipeline.snapshot.copy()
 
     def _restore_checkpoint_beginning_of_epoch(self) -> None:
-        """Makes the next epoch use the seeds with which the last epoch began.
+        """Makes the next epoch use the same seeds as the last epoch.
 
-        Call it after a state was loaded, to repeat the epoch in which the state was saved.
+        Call it after loading a state, to repeat the epoch of the state.
         """
         self._seeds.repeat()
         self._run.place = None
@@ -224,8 +224,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         reads an iterable, or the indices of a sampler, completely and keeps its share. The order must therefore be the
         same in all workers; different orders are an error. To read an iterable in one process only, use
         `IterableWrapper(dataset).sharding_round_robin_dispatch()`. Iterables that divide themselves among workers, such
-        as those of Hugging Face, webdataset, litdata and mosaicml-streaming, are not divided again. For all others, the
-        items and batches are the same for any number of workers.
+        as those of Hugging Face, webdataset, litdata and mosaicml-streaming, are not divided again. For other
+        datasets, the items and batches are the same for any number of workers.
 
         If an iterable or a sampler has a method `set_epoch` and an attribute `epoch`, workers receive the epoch that
         you have set before each epoch. Set the same epoch before you resume from a state inside an epoch.
@@ -313,9 +313,9 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             return DataLoader2Iterator(self, number)
 
     def __len__(self) -> int:
-        """The number of items of an epoch. This starts no worker.
+        """Returns the number of items of an epoch, without starting workers.
 
-        The shares of all workers are added. With ranks it is the smallest share of a rank, because all ranks end
+        The shares of all workers are added. With ranks, it is the smallest share of a rank, because all ranks end
         together, if all ranks read the same data.
 
         Raises:
@@ -325,7 +325,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         return self._pipeline.length()
 
     def __bool__(self) -> bool:
-        return True  # whatever its length
+        return True  # regardless of its length
 
     def seed(self, seed: int) -> None:
         """Sets the seed of all following epochs.
@@ -373,7 +373,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     # -- states ------------------------------------------------------------------------------------
 
     def state_dict(self, *, items_ago: int = 0, with_pipe: bool | None = None) -> dict[str, Any]:
-        """Returns the state of the loader, from which `load_state_dict` or `from_state` resume.
+        """Returns the state of the loader, for `load_state_dict` or `from_state`.
 
         You may call this at any time: between items, before the first or after the last item, while the loader is
         paused, in another thread or in a signal handler. It changes nothing. A loader that loads the state yields the
@@ -421,11 +421,11 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         of its pipe: the epoch starts again with the seed of the state, and a UserWarning is issued.
 
         The number of workers may differ from that of the saved run, and the number of ranks if the states of all ranks
-        are given. The rest of the epoch has the same items, order and random numbers: a worker runs one or more of the
-        shards with which the epoch began. The next epoch has one shard for each worker again.
+        are given. The remaining epoch has the same items, order and random numbers, because each worker runs one or
+        more of the original shards of the epoch. The next epoch has one shard for each worker again.
 
         Args:
-            state_dict: what `state_dict` returned, or a dict of the states of all ranks, by rank.
+            state_dict: a result of `state_dict`, or a dict of the states of all ranks, by rank.
             strict: whether another pipeline is an error, and whether recomputed items are compared with the originals;
                 True by default. With False, the state is loaded if the pipes have the same classes.
             allow_pickle: whether values that need pickle are unpickled, which may run any code; True by default. With
@@ -450,7 +450,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         """Creates a loader with the pipe of a state, and resumes from the state.
 
         Args:
-            state: what `state_dict` returned, or a dict of the states of all ranks, by rank. It is unpickled, so load
+            state: a result of `state_dict`, or a dict of the states of all ranks, by rank. It is unpickled, so load
                 only states that you trust.
             reading_service: the service that runs the graph and loads its part of the state; None runs it in this
                 process.
@@ -510,17 +510,17 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     # -- copies ------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        """The parts of a copy (see `_copying`), and the attributes of a subclass."""
+        """Returns the parts of a copy (see `_copying`), and the attributes of a subclass."""
         parts = made_of(self._run, self._keeper, self.valid_iterator_id is not None)
         return {**{name: value for name, value in list(vars(self).items()) if name not in _OWN}, "_made_of": parts}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._ended = True  # until it is whole
+        self._ended = True  # until all attributes are set
         self._set_up(*state["_made_of"].parts(_serialized))
         state["_made_of"].load_into(self._run, self._keeper)
         vars(self).update({name: value for name, value in state.items() if name != "_made_of"})
 
-    # -- what it says of itself --------------------------------------------------------------------
+    # -- introspection -----------------------------------------------------------------------------
 
     def _epochs_ended(self) -> int:
         return 0 if self._run.is_iterating else self._run.epochs
@@ -542,7 +542,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         from torchdata._observe.show.words import described
 
         if "_run" not in self.__dict__:
-            return "<DataLoader2, not made>"  # its construction failed, or is under way
+            return "<DataLoader2, not made>"  # its constructor has failed, or is still running
         service = described(self.reading_service)
         return f"<DataLoader2 of {self._pipeline.name}, read by {service}, {self._state_in_words()}>"
 

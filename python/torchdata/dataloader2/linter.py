@@ -164,7 +164,7 @@ class _Linter:
                 self.in_main.add(id(pipe))
 
     def findings(self) -> Iterator[Finding]:
-        """All findings, sources first."""
+        """Yields all findings, sources first."""
         order = {id(pipe): place for place, pipe in enumerate(self.pipes)}
         found = [*self._unshuffled(), *self._sharded_twice()]
         if self.num_workers > 1:
@@ -219,7 +219,7 @@ class _Linter:
                 )
 
     def _replicated(self) -> Iterator[Finding]:
-        """Finds pipes whose items all workers yield, and joins of sharded with unsharded inputs."""
+        """Finds pipes with items that all workers yield, and joins of sharded with unsharded inputs."""
         own: dict[int, bool] = {}
         for pipe in self.pipes:
             if id(pipe) in self.dispatched:
@@ -383,7 +383,7 @@ class _Linter:
     # -- what the graph is -------------------------------------------------------------------------
 
     def _upstream(self, *pipes: Any) -> list[Any]:
-        """The pipes from which these pipes read, directly or indirectly."""
+        """Returns the direct and indirect sources of these pipes."""
         found: dict[int, Any] = {}
         left = [source for pipe in pipes for source in self.sources[id(pipe)]]
         while left:
@@ -397,7 +397,7 @@ class _Linter:
         return any(source is pipe for source in self._upstream(reader))
 
     def _fixed_mix(self, pipe: Any) -> tuple[Any, int]:
-        """The pipe that mixes its inputs in a fixed pattern in front of a filter, and the length of the pattern."""
+        """Returns the pipe that mixes its inputs in a fixed pattern before a filter, and the length of the pattern."""
         unfolded = False
         while len(sources := self.sources[id(pipe)]) == 1:
             [pipe] = sources
@@ -424,7 +424,7 @@ class _Linter:
         return True
 
     def _ends_in_workers(self) -> list[Any]:
-        """The last pipes that run in the workers."""
+        """Returns the last pipes that run in the workers."""
         ends = {id(s): s for p in self.pipes if id(p) in self.in_main for s in self.sources[id(p)]}
         if id(self.end) not in self.in_main:
             ends = {id(self.end): self.end}
@@ -441,7 +441,7 @@ class _Linter:
         )
 
     def _place(self, pipe: Any) -> str:
-        """The pipe with its position in the graph: `Mapper (second from the end: IterableWrapper → Mapper)`."""
+        """Returns the pipe with its position in the graph: `Mapper (second from the end: IterableWrapper → Mapper)`."""
         way = [pipe]
         while (sources := self.sources[id(way[-1])]) and all(sources[0] is not member for member in way):
             way.append(sources[0])
@@ -450,7 +450,7 @@ class _Linter:
         return f"{_name(pipe)} ({_ordinal(self._distance(pipe))}{f': {shown}' if len(names) > 1 else ''})"
 
     def _distance(self, pipe: Any) -> int:
-        """The smallest number of steps from the pipe to the end of the graph."""
+        """Returns the smallest number of steps from the pipe to the end of the graph."""
         steps, seen, reached = 0, {id(self.end)}, [self.end]
         while not any(member is pipe for member in reached):
             steps += 1
@@ -499,7 +499,7 @@ def _ordinal(steps: int) -> str:
 
 
 def _paths_here(pipe: Any) -> Iterator[str]:
-    """Files and folders of this machine that a pipe names in its arguments."""
+    """Yields files and folders of this machine in the arguments of a pipe."""
     for value in vars(pipe).values():
         for one in islice(value, _ELEMENTS) if isinstance(value, (list, tuple)) else (value,):
             # A name without a separator need not be a path, even if a file has this name.
@@ -540,7 +540,7 @@ def _name(pipe: Any) -> str:
 
 
 def _inputs(sources: list[Any]) -> list[Any]:
-    """The sources whose items a pipe yields. A map pipe next to an iterable pipe is only used for look-ups by key."""
+    """Returns the sources of a pipe's items. A map pipe next to an iterable pipe is only used for look-ups by key."""
     iterated = [source for source in sources if not isinstance(source, MapDataPipe)]
     return iterated or sources
 

@@ -1,9 +1,9 @@
-"""`torchdata.nodes`: data loading by composing iterators with saved and restored positions, named after upstream's
+"""`torchdata.nodes`: data loading by composing iterators with saved and restored positions, named after the upstream
 package.
 
 Role: the public names. A node is read by `next`, can be reset to its beginning or to a saved state, and reads other
-nodes. `Loader` makes the last node iterable for each epoch. Importing this package imports PyTorch, which the rest of
-`torchdata` does not need.
+nodes. `Loader` makes the last node iterable for each epoch. Importing this package imports PyTorch, which other parts
+of `torchdata` do not need.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Failure:
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
-        #: The description from which an error of another process is recreated here.
+        #: The description of an error in another process, for recreating the error here.
         self.description: tuple[Any, ...] | None = None
 
     def raisable(self) -> BaseException:

@@ -1,7 +1,7 @@
 """Reads an iterable in successive epochs: the common base of IterableWrapper and SamplerWrapper.
 
 Role: counts the items of an iterable, and keeps its position. An iterable with a state is read by a `StatefulStream`;
-any other one is read again up to a saved position. Runs where the node is read.
+any other iterable is reread up to a saved position. Runs where the node is read.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class IteratingNode(BaseNode[T]):
     _started = False
     #: How many items of an iterable without a state must be dropped before the next item.
     _to_drop = 0
-    #: A checksum of some items of an iterable without a state, for comparison when they are read again, and the
+    #: A checksum of some items of an iterable without a state, for comparison when they are reread, and the
     #: checksum in a loaded state.
     _digest: Digest | None = None
     _loaded_digest: Digest | None = None

@@ -1,4 +1,4 @@
-"""The processes of a ParallelMapper: each takes items from a thread of the main process and gives back results.
+"""The processes of a ParallelMapper: each takes items from a thread of the main process, and returns results.
 
 Role: the parts in the main process (`Workers`, `_Worker`) and in the worker process (`_Caller`), over a worker group of
 the engine. The command link carries items, and the other link results. A thread sends an item, or several small ones in
@@ -48,7 +48,7 @@ class Workers:
         count: the number of processes.
         context: the multiprocessing context; None for Python's default.
         survived: the kinds of process exits after which the process is replaced, instead of raising an error.
-        timeout: the number of seconds in which a process must return a result; None for no limit.
+        timeout: seconds until a process must have returned a result; None for no limit.
 
     Raises:
         ValueError: the start method does not exist.

@@ -4,7 +4,7 @@ Role: `ReadSource` is the consumer's side, in any thread that reads the node. `_
 at a time takes an item from the source; it then calls the function with the item, and stores the result. Items are
 numbered as they are taken. The queue returns results in order if required, and maintains the position: a snapshot of
 the source, made by the thread that took that item, and which later items were yielded. A state neither contains items
-in progress nor waits for them. They are read again after a load.
+in progress nor waits for them. They are reread after a load.
 
 The source is never moved back. If the consumer leaves an epoch, the source is read up to the point that read-ahead
 would have reached, and begins its next epoch from there. The counters and random draws of the source therefore depend
@@ -60,8 +60,9 @@ class _Work(ReadAhead):
         limit: the maximum number of items that are taken and not yielded.
         in_order: whether results keep the source's order.
         frequency: the number of items between two snapshots; 0 for no snapshots.
-        place: a snapshot of the source, how many items after it to drop, and the numbers of further items to drop.
-        grows: the value to which `limit` grows for small items, and the current growth.
+        place: a snapshot of the source, how many items after the snapshot to drop, and the numbers of further items to
+            drop.
+        grows: the maximum of `limit` for small items, and the current growth.
     """
 
     def __init__(
@@ -90,11 +91,11 @@ class _Work(ReadAhead):
         self.reader = SourceReader(advance_of(source), source.state_dict, Unsaved, frequency, dropped, set(ahead))
         #: How many items must be read from the source.
         self.wanted = max(ahead, default=dropped - 1) + 1
-        #: The number up to which the source is read after the queue is closed.
+        #: The last number to read from the source after the queue is closed.
         self.read_on_to = 0
 
     def serve(self, function: Function, prepare: Callable[[], object] | None) -> None:
-        """Takes items and calls the function until there are no more items. Runs in each thread."""
+        """Takes items and calls the function until the source ends. Runs in each thread."""
         queue, reader, slot = self.queue, self.reader, None
         while slot is not None or (slot := queue.reserve()) is not None:
             try:
@@ -122,7 +123,7 @@ class _Work(ReadAhead):
             del stopped
 
     def call(self, several: Several, sharers: int) -> None:
-        """Passes available items to a process, without waiting for more. Runs in each of the other threads.
+        """Passes available items to a process, without waiting for more. Runs in all other threads.
 
         Args:
             several: the object that calls the process.
@@ -198,9 +199,9 @@ class ReadSource:
         frequency: the number of items between two snapshots; 0 for no snapshots.
         state: a result of `state` to resume from; None starts from the beginning.
         prepare: a function that each thread calls first.
-        several: for each further thread, the object to which it passes some of the items, instead of `functions`. One
+        several: for each further thread, the object that receives some of its items, instead of `functions`. One
             more thread then reads.
-        grows_to: the value to which `limit` may grow for small items; 0 keeps `limit`.
+        grows_to: the maximum of `limit` for small items; 0 keeps `limit`.
     """
 
     SNAPSHOT_KEY = "snapshot"

@@ -28,7 +28,7 @@ class IterableWrapper(IteratingNode[T]):
     """Creates a node from an iterable, such as a list, an `IterableDataset` or a pipe.
 
     A state contains the position of the iterable if that is `Stateful`, or a pipe of `torchdata.datapipes` (see
-    `from_pipe`). Any other iterable is read again when a state is loaded, and the items that it had yielded are
+    `from_pipe`). Any other iterable is reread when a state is loaded, and the items that it had yielded are
     dropped. If a sample of these items differs from the first reading, as in an unseeded random order, a
     `RuntimeWarning` is issued. If the iterable's iterators have a state, it is saved as well. The states are also
     requested once at the beginning of each epoch.
@@ -106,17 +106,17 @@ class IterableWrapper(IteratingNode[T]):
 class SamplerWrapper(IteratingNode[T]):
     """Creates a node from a sampler, and calls the sampler's `set_epoch`, if it exists, with the epoch.
 
-    A sampler that is not `Stateful` is read anew when a state is loaded, so its order must follow from the epoch; a
-    `RuntimeWarning` says if it does not. The number of the epoch is part of the state. The sampler is told it before
-    its own state is loaded.
+    A sampler that is not `Stateful` is reread when a state is loaded, so the epoch must determine its order. Otherwise,
+    a `RuntimeWarning` is issued. The number of the epoch is part of the state, and is set in the sampler before its own
+    state is loaded.
 
     The node has a length if the sampler has a length.
 
     Args:
         sampler: the sampler, which is read once per epoch.
         initial_epoch: the number of the first epoch; 0 by default.
-        epoch_updater: a function from the number of an epoch, of which an item was requested, to the number of the next
-            epoch. By default, it adds one. If it is `Stateful`, its state is part of the node's state.
+        epoch_updater: a function that returns the number of the next epoch, given the number of an epoch of which an
+            item was requested. By default, it adds one. If it is `Stateful`, its state is part of the node's state.
 
     Raises:
         TypeError: `sampler` is not iterable, `initial_epoch` is not an integer, or `epoch_updater` is not a function.

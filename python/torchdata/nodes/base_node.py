@@ -141,7 +141,7 @@ class BaseNode(Iterator[T]):
     def shutdown(self) -> None:
         """Ends all threads and processes of the node and of its sources. May be called several times.
 
-        The state can still be saved. A node with threads or processes must be reset before it is read again.
+        The state can still be saved. A node with threads or processes must be reset before further items are read.
         """
         for source in _sources_of(self):
             source.shutdown()
@@ -223,8 +223,8 @@ def check_node(node: str, argument: str, value: Any) -> Any:
 def is_repeatable(node: BaseNode[Any]) -> bool:
     """Returns whether a node yields the same items in the same order after it is reset to the same state.
 
-    It does not if the node, or one of its sources, yields items in the order in which they become ready. A reader that
-    relies on reading an item again then keeps the item instead.
+    It does not if the node, or one of its sources, yields items as soon as they are ready. A reader that normally
+    rereads an item then keeps the item instead.
     """
     return node._repeats() and all(is_repeatable(source) for source in _sources_of(node))
 

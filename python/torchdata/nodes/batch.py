@@ -154,8 +154,8 @@ class Collator(Batcher[Any]):
 class Unbatcher(BaseNode[T]):
     """Yields the members of the source's items, one by one.
 
-    A state that is saved within a batch contains the position before it, and the batch is read again when the state is
-    loaded. If batches have no fixed order, the state contains the rest of the batch.
+    A state that is saved within a batch contains the position before it, and the batch is reread when the state is
+    loaded. If the order of batches is not fixed, the state contains the remaining members of the batch.
 
     Args:
         source: the node to read. Its items have a length and are read by index: lists, tuples, arrays, tensors.
@@ -178,13 +178,13 @@ class Unbatcher(BaseNode[T]):
     )
 
     _batch: Any = ()
-    #: The position of the source before the batch; None if the batch will not be read again.
+    #: The position of the source before the batch; None if the batch will not be reread.
     _before: Any = None
     #: How many members of the batch were yielded, and how many it has.
     _index = _length = 0
     #: How many members of the next batch were yielded before the state was saved.
     _skipped = 0
-    #: Whether reading a batch again returns the same batch.
+    #: Whether rereading a batch returns the same batch.
     _rereads = True
 
     def __init__(self, source: BaseNode[Sequence[T]]) -> None:
@@ -194,7 +194,7 @@ class Unbatcher(BaseNode[T]):
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """See `BaseNode.reset`."""
         if self._skipped and initial_state is None:
-            # The next epoch starts from the source's position after the batch, which has not been read again yet.
+            # The next epoch starts from the source's position after the batch, which was not reread yet.
             with contextlib.suppress(Exception):
                 self._advance()
         self._skipped, self._batch, before = 0, (), None

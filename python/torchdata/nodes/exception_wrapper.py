@@ -1,4 +1,4 @@
-"""StartupExceptionWrapper, for user-defined nodes based on upstream's. The nodes of this package raise original
+"""StartupExceptionWrapper, for user-defined nodes written for upstream. The nodes of this package raise original
 exceptions.
 """
 

@@ -1,4 +1,4 @@
-"""Filter: drops items for which a function returns a false value."""
+"""Filter: drops items if a function returns a false value for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Filter"]
 
 
 class Filter(BaseNode[T]):
-    """Yields the items for which a function returns a true value.
+    """Yields each item if a function returns a true value for it.
 
     If Ctrl-C interrupts the function, its item is kept for the next call.
 

@@ -12,7 +12,7 @@ __all__ = ["Header"]
 
 
 class Header(BaseNode[T]):
-    """Yields the first `n` items of each epoch, and does not read the others.
+    """Yields the first `n` items of each epoch, and does not read further items.
 
     Args:
         source_node: the node to read.

@@ -186,7 +186,7 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
     """The iterator of a `Loader`. Only one thread at a time runs `next`.
 
     Args:
-        loader: the loader whose graph it reads.
+        loader: the loader, which owns the graph.
     """
 
     NUM_YIELDED_KEY = "num_yielded"
@@ -200,8 +200,8 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
     #: An item that `has_next` has read, and the position before it.
     _item: Any = _NONE
     _before_item: Any = None
-    #: The number of yielded items at which an end of the graph belongs to an epoch that was over when its state was
-    #: saved; None if there is no such number.
+    #: If the graph ends after this many yielded items, that end belongs to an epoch that was over when its state was
+    #: saved. None if this does not apply.
     _restart_at: int | None = None
 
     def __init__(self, loader: Loader[T]) -> None:

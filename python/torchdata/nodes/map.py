@@ -178,7 +178,7 @@ class ParallelMapper(BaseNode[T]):
     One thread at a time reads the source. An error of the function is raised in the position of its result, with its
     original traceback. The results after it can still be read.
 
-    A saved state counts the yielded items. After a load, items that were in progress are read again, and the function
+    A saved state counts the yielded items. After a load, items that were in progress are reread, and the function
     is called with them again. If results are out of order, a loaded state yields exactly the items that were not
     yielded, in any order. If the source itself is out of order, `in_order` is True and `snapshot_frequency` is 1
     regardless of the arguments.
@@ -213,7 +213,7 @@ class ParallelMapper(BaseNode[T]):
         on_worker_exit: what happens if a process exits. "error" (the default) raises. "restart" replaces the process,
             issues a `RuntimeWarning`, and gives its item to the replacement. The third exit at the same item always
             raises.
-        timeout: the number of seconds in which a process must return the result for an item; None (or 0) for no limit.
+        timeout: seconds until a process must have returned the result for an item; None (or 0) for no limit.
             It has no effect on threads, which cannot be killed.
         on_timeout: what happens after the timeout. "error" (the default) raises `TimeoutError` in the position of the
             result. "restart" kills the process, issues a `RuntimeWarning` with its Python stacks, and gives the item to
@@ -282,7 +282,7 @@ class ParallelMapper(BaseNode[T]):
                 )
         self.snapshot_frequency = check_int(name, "snapshot_frequency", snapshot_frequency, least=0)
         self.prebatch = None if prebatch is None else check_int(name, "prebatch", prebatch, least=1)
-        #: The node with whose items the function is called.
+        #: The node that provides the arguments of the function.
         self._of_items = self.source
         if self.prebatch is not None:
             self.map_fn = MapEach(self.map_fn)

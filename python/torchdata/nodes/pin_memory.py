@@ -22,7 +22,7 @@ class PinMemory(ThreadedNode[T]):
 
     Args:
         source: the node to read. It runs in the thread, together with all its sources.
-        pin_memory_device: the CUDA device for which memory is pinned, such as `"cuda:1"`; empty (the default) for the
+        pin_memory_device: the CUDA device for the pinned memory, such as `"cuda:1"`; empty (the default) for the
             current device when the node is created.
         snapshot_frequency: the number of items between saved states of the source, as for `Prefetcher`.
 

@@ -61,7 +61,7 @@ class ThreadedNode(BaseNode[T]):
         return self._advance if type(self).next is ThreadedNode.next else self.next
 
     def get_state(self) -> dict[str, Any]:
-        """See `BaseNode.get_state`. Items that were read ahead are not included, and are read again."""
+        """See `BaseNode.get_state`. Items that were read ahead are not included, and are reread after a load."""
         if self._run is None:  # a new node is reset first, so the last reset has failed
             raise RuntimeError(f"{self._called} has no state: its last reset() has failed; reset it")
         return self._run.state()
@@ -102,8 +102,8 @@ class Prefetcher(ThreadedNode[T]):
         source: the node to read. It runs in the thread, together with all its sources.
         prefetch_factor: the maximum number of buffered items.
         snapshot_frequency: the number of items between saved states of the source; 1 by default. After loading a state,
-            up to this many items are read again. Use more than 1 if the source's state is large. 0 saves a state only
-            at the beginning.
+            at most this number of items is reread. Use more than 1 if the source's state is large. 0 saves a state
+            only at the beginning.
 
     Raises:
         TypeError: `source` is not a node, or a number is not an integer.

@@ -22,7 +22,7 @@ class Shuffler(BaseNode[T]):
         seed: makes the order reproducible, with the same order in each epoch. None (the default): each epoch has
             another order.
         store_buffer: whether a state contains the items in the buffer. Otherwise, it contains the source's position at
-            the beginning of the epoch, from which all items are read again when the state is loaded. If the source has
+            the beginning of the epoch, and all items are reread when the state is loaded. If the source has
             no fixed order, the items are always stored.
 
     Raises:
@@ -87,7 +87,7 @@ class Shuffler(BaseNode[T]):
         #: Whether states contain the buffer. After loading such a state, the source is positioned after the buffered
         #: items.
         self._stores = self.store_buffer or stored or not is_repeatable(self.source)
-        #: The source's position and the random state from which the items of this epoch can be read again.
+        #: The source's position and the random state at the beginning of the epoch, for rereading its items.
         self._began = None if self._stores else (place_of(self.source), self._random.getstate())
         super().reset(initial_state)
         for number in range(repeated):

@@ -1,4 +1,4 @@
-"""Stores of snapshots, by which a node's thread passes the positions of its source to the code that yields the items.
+"""Stores of snapshots. With them, a node's thread passes the positions of its source to the code that yields items.
 
 Role: for user-defined nodes with threads, as in upstream. The nodes of this package send each snapshot together with
 its item.

@@ -1,4 +1,4 @@
-"""The protocol by which an iterable or a sampler saves its own position."""
+"""The protocol for iterables and samplers that save their own positions."""
 
 from __future__ import annotations
 

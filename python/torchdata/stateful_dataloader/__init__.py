@@ -1,7 +1,7 @@
-"""`torchdata.stateful_dataloader`: PyTorch's `DataLoader` with saved and restored positions, named after upstream's
-package.
+"""`torchdata.stateful_dataloader`: PyTorch's `DataLoader` with saved and restored positions. The name is that of the
+upstream package.
 
-Role: the public names. Importing this package imports PyTorch, which the rest of `torchdata` does not need.
+Role: the public names. Importing this package imports PyTorch, which other parts of `torchdata` do not need.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Copies a dataset for several shards in one process, so that each shard has what a worker process of its own would
-have.
+"""Copies a dataset for several shards in one process. Each shard then has the same data as a separate worker process
+would have.
 
 Role: the main process pickles the dataset and its functions once, as it does for workers started by spawn. Each shard
 unpickles them in the process that runs it. Arrays and tensors are in memory that all copies map privately. A page is

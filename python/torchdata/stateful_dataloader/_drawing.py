@@ -157,8 +157,7 @@ class Drawing:
     def going_on(self, moment: Moment) -> Iterator[None]:
         """Context in which a saved position is restored: the generators start from their saved states.
 
-        The program's global generators are not affected. The states at the end of the context are those that the loader
-        sees.
+        The program's global generators are not affected. The loader sees the states at the end of the context.
 
         Args:
             moment: the generators when the state was saved.

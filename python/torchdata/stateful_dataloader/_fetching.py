@@ -181,7 +181,7 @@ class Stream(_Timed, _IterableDatasetFetcher):
         self._data.extend(map(next, repeat(self.dataset_iter, count)))
 
     def _count(self, before: int, raised: int = 0) -> None:
-        """Counts the samples that were read after the first `before` ones of the batch, and those that raised."""
+        """Counts the samples of the batch beyond the first `before` samples, and the samples that raised."""
         if self.position is None:
             return
         first = self.position

@@ -1,6 +1,6 @@
 """Checks whether a state fits a loader: defines what each state records about its loader, and compares it on loading.
 
-Role: pure functions in the main process. Between two epochs, the loader may differ from the one that saved the state:
+Role: pure functions in the main process. Between two epochs, the loader may differ from the loader of the state:
 the dataset may have grown, and there may be more ranks. Within an epoch, the order depends on them, so a difference is
 an error. If the state was saved before the first batch of an epoch, a different order restarts the epoch, because no
 batch can be lost or repeated.
@@ -45,12 +45,12 @@ def facts_of(loader: Any) -> dict[str, Any]:
 
 
 def fitted(state: dict[str, Any], loader: Any, strict: bool) -> dict[str, Any]:
-    """Compares a loader with the one that saved a state, and returns the state in a form for this loader.
+    """Compares a loader with the loader that saved a state, and returns the state in a form for this loader.
 
     Args:
         state: a state as `_state.normalized` returns it.
-        loader: the loader that is to go on from it.
-        strict: whether another order inside an epoch is an error, and what is read again is compared.
+        loader: the loader that resumes from the state.
+        strict: whether a different order inside an epoch is an error, and recomputed samples are compared.
 
     Raises:
         ValueError: the remaining epoch cannot be reproduced exactly.

@@ -1,4 +1,4 @@
-"""Transports states from a worker as bytes, which nothing can modify and which need no unpickling on the way.
+"""Transports states from a worker as bytes, which cannot be modified and are not unpickled on the way.
 
 Role: a worker freezes its snapshot. The main process stores the bytes, and thaws them once if the user requests a
 state.

@@ -49,7 +49,7 @@ __all__ = [
     "write",
 ]
 
-#: The global generators: those of torch (on the CPU), Python and NumPy.
+#: The global generators of torch (on the CPU), Python and NumPy.
 GLOBAL = ("torch", "python", "numpy")
 #: The states of generators at one moment: by name for global generators, by number for others.
 Moment = dict[Any, Any]

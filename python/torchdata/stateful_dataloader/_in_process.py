@@ -41,7 +41,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         super().__init__(loader, state)
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
             torch.utils.data.graph_settings.apply_sharding(self._dataset, self._world_size, self._rank)
-        # The previous epoch's reader knows the state in which it left the dataset.
+        # The previous epoch's reader has stored the state in which it left the dataset.
         self._reader: Reader = loader._reader or Reader(self._reading)
         self._reader.reading = self._reading
         loader._reader = self._reader
@@ -51,7 +51,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         self._then: Moment = {}
         #: Their marks before the first read.
         self._marks: dict[str, Any] = {}
-        #: The state of the collate function at that time, for a dataset that is read again from its beginning.
+        #: The state of the collate function at that time, for a dataset that is reread from its beginning.
         self._collate: Any = None
         #: The last index drawn, and how many batches were returned before its batch.
         self._index: Any = _NONE

@@ -59,7 +59,7 @@ class StatefulIterator(_BaseDataLoaderIter):
 
     def __init__(self, loader: Any, state: dict[str, Any] | None) -> None:
         end_at_exit(self.turn)
-        #: The id of the process in which it reads.
+        #: The id of the process that created this iterator.
         self._process = os.getpid()
         self._drawing: Drawing = loader._drawing
         self._recorder: BatchRecorder = loader._recorder
@@ -222,10 +222,10 @@ class StatefulIterator(_BaseDataLoaderIter):
     def _state(
         self, waiting: list[Any], places: list[Any], last_worker: int, skipped: Counts | None = None
     ) -> dict[str, Any]:
-        """Returns the state of the loader in the form in which it is saved.
+        """Returns the state of the loader in its saved form.
 
         Args:
-            waiting: indices whose batches the user has not received, in the order in which they were drawn.
+            waiting: the indices of batches that the user has not received, in the order in which they were drawn.
             places: the reading position of each worker, or of the main process.
             last_worker: the worker that provided the last batch.
             skipped: the counts of skipped samples; None for the counts so far.

@@ -6,9 +6,9 @@ samplers:
 
 - PyTorch's `RandomSampler` and batches of it: a state contains the generator from before the order was drawn, and how
   many indices were received.
-- Samplers with `state_dict`, or whose iterators have it: their state is taken after each index, or after each n-th, and
-  kept until the user has received that index. It is requested only within an epoch, never before the first index or
-  after the last.
+- Samplers that have `state_dict`, or whose iterators have it: their state is taken after each index, or each n-th one,
+  and kept until the user has received that index. It is requested only within an epoch, never before the first index
+  or after the last one.
 - All other samplers are iterated again, with the generators from the beginning of the epoch, up to the saved position.
   Indices beyond what the user received are kept and come next. The generators are then set to their saved states.
 """
@@ -82,7 +82,7 @@ class IndexOrder:
     """The order of successive epochs.
 
     Args:
-        loader: the loader whose samplers are used.
+        loader: the loader, which provides the samplers.
         drawing: the loader's generators.
         ahead: how many indices may be drawn before the first one is returned.
     """
@@ -101,13 +101,13 @@ class IndexOrder:
         )
         self._never_ends = type(innermost) is _InfiniteConstantSampler
         self._iterator: Iterator[Any] = iter(())
-        #: Indices that precede those of the sampler.
+        #: Indices that are returned before those of the sampler.
         self._owed: deque[Any] = deque()
         #: Indices that a restored sampler has read ahead. They count as not yet drawn.
         self._early: deque[Any] = deque()
         #: Whether a restored sampler had ended.
         self._is_used_up = False
-        #: Whether incomplete batches are filled up, and the indices with which the next batches begin.
+        #: Whether incomplete batches are filled up, and the first indices of the next batches.
         self._fills: bool = loader.error_fill
         self._spare: deque[Any] = deque()
         #: Whether indices drawn before them were not returned. Such indices are part of the state.
@@ -146,8 +146,8 @@ class IndexOrder:
         """Returns the next index.
 
         Args:
-            is_busy: whether other batches are in progress, some of whose indices may be returned to this order. The
-                last batch of an epoch waits for these if batches are filled up.
+            is_busy: whether other batches are in progress, so that some of their indices may be given back. The
+                last batch of an epoch waits for these indices if batches are filled up.
 
         Raises:
             StopIteration: there are no more indices.
@@ -250,9 +250,9 @@ class IndexOrder:
         """Returns the state at this position: the part with keys of torchdata 0.11, and this package's part.
 
         Args:
-            waiting: indices whose batches the user has not received, in the order in which they were drawn.
+            waiting: the indices of batches that the user has not received, in the order in which they were drawn.
             finished: whether the epoch is over.
-            batches: for an iterable dataset, whose sampler never ends: how many batches and samples were returned.
+            batches: for an iterable dataset, whose sampler is endless: how many batches and samples were returned.
             in_order: whether the user has received the first batches without gaps.
         """
         if self.drawn == 0 and not self._ended and not self._never_ends and self._keeps_user_s:
@@ -263,7 +263,7 @@ class IndexOrder:
             "_sampler_iter_state": None, "_index_sampler_state": None, "_sampler_iter_yielded": given
         }  # fmt: skip
         ours: dict[str, Any] = {}
-        if waiting and (self._has_holes or not in_order):  # the state is as of all indices that were drawn
+        if waiting and (self._has_holes or not in_order):  # the sampler's state is from after all drawn indices
             ours["indices"], waiting = waiting, []
         now = self._drawing.now()
         if self._keeps_place:
@@ -287,9 +287,9 @@ class IndexOrder:
         return sum(map(len, indices)) if isinstance(self._iterator, BatchIndices) else len(indices)
 
     def _read_ahead(self, waiting: list[Any]) -> dict[str, Any]:
-        """How many indices the sampler has read that the user has not got, whether it has ended, and what it drew.
+        """Returns how far the sampler has read beyond what the user received, whether it has ended, and its draws.
 
-        A checksum of what it has read shows whether it repeats that.
+        The checksum of its indices later shows whether the sampler repeats them.
         """
         has_ended = self._ended or self._is_used_up
         if isinstance(self._iterator, BatchIndices):
@@ -302,7 +302,7 @@ class IndexOrder:
 
     @property
     def _keeps_user_s(self) -> bool:
-        """Returns whether the sampler, whose iterator may not have begun, has a user-defined state."""
+        """Returns whether the sampler has a user-defined state, even before its iterator begins."""
         return self._keeps_place or is_stateful(innermost_of(self._sampler))
 
     @property
@@ -444,7 +444,7 @@ class IndexOrder:
             batches.start_from(replay, given)
 
     def _pass_batches(self, count: int, state: dict[str, Any]) -> None:
-        """Reads as many samples as `count` indices, or batches of indices, had when the state was saved."""
+        """Reads as many samples as `count` indices, or batches of indices, contained when the state was saved."""
         if count == 0:
             return
         old = state["batch_size"]
@@ -454,7 +454,7 @@ class IndexOrder:
             self._iterator.pass_samples(count * old, most_missing=old - 1)
 
     def _settled(self, now: Moment) -> Moment:
-        """Returns the saved generators, except that of a PyTorch sampler, which draws once more at its end."""
+        """Returns the saved generators without the generator of a PyTorch sampler, which draws again at its end."""
         inner = innermost_of(self._sampler)
         own = inner.generator if isinstance(inner, TorchRandomSampler) else None
         return {key: one for key, one in now.items() if own is None or not self._drawing.is_own(key, own)}

@@ -42,7 +42,7 @@ class _Epoch(ReadAhead):
         self.failure: BaseException | None = None
 
     def run(self) -> None:
-        """Pins units until there are no more or the epoch is left."""
+        """Pins units until the epoch ends or is abandoned."""
         queue, prepared = self.queue, False
         hand: list[Any] = []
         while (slot := queue.reserve()) is not None:
@@ -72,7 +72,7 @@ class PinnedUnits:
 
     Args:
         pool: the workers, which end together with this object.
-        device: the kind of device for which memory is pinned.
+        device: the kind of device for the pinned memory.
     """
 
     def __init__(self, pool: Pool, device: str | None) -> None:

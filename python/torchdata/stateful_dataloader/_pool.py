@@ -3,8 +3,8 @@
 Role: runs in the main process. Orders are sent over the group's command links. A `Collector` takes batches from the
 workers in turn, and monitors the processes and the timeout.
 
-The main process never blocks on a worker that may be waiting for the main process. If there is no room for an order, it
-stays in a queue here until the worker has taken an earlier one.
+The main process never blocks on a worker that may be waiting for the main process. If a link has no room for an order,
+the order stays in a queue here until the worker has taken an earlier one.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Pool:
         # Persistent workers also need orders for an iterable dataset. They complete these orders when an epoch is left.
         self._iterates, self._timeout = job.reading.is_iterable and (job.lasts_one_epoch or not job.persistent), timeout
         self._epoch, num_shards = 0, max(1, job.num_shards)
-        #: By shard: orders without room, and how many orders were sent whose batch has not arrived.
+        #: By shard: orders that wait for room, and how many orders were sent whose batch has not arrived.
         self._queued: list[deque[Any]] = [deque() for _ in range(num_shards)]
         self._under_way = [0] * num_shards
         self._group = group = Group(
@@ -101,7 +101,7 @@ class Pool:
         self._stream: ItemStream
 
     def _finish_when_shut_down(self) -> None:
-        """Allows `shutdown` to tell a worker that waits for room that its batch is no longer needed."""
+        """Allows `shutdown` to notify a worker that waits for room that its batch is no longer needed."""
         self._group.ending.beforehand = partial(self.collector.finish_epoch, self._epoch)
 
     #: Snapshots of the shards that are known without waiting, as in `LocalPool`. For processes there are none.
@@ -115,7 +115,7 @@ class Pool:
         Args:
             ahead: how many batches each worker may be ahead of the main process.
             shared_seed: the seed of PyTorch pipes.
-            places: the position from which each shard resumes; None starts from the beginning.
+            places: the position at which each shard resumes; None starts from the beginning.
             fresh: whether the epoch of these positions is over, so that only state that is kept between epochs is
                 loaded.
             fillers: how many shards, from the first on, give up their first turn.
@@ -145,7 +145,7 @@ class Pool:
         self._stream = iter(self.collector)
 
     def beginning(self, shared_seed: int | None, fresh: bool, starts: list[Start]) -> tuple[Any, ...]:
-        """Returns the order with which the shards of a worker begin this epoch."""
+        """Returns the order that begins this epoch in the shards of a worker."""
         return ("epoch", self._epoch, self._iterates, shared_seed, fresh, starts)
 
     def shards_of(self, worker: int) -> range:

@@ -6,10 +6,10 @@ A snapshot is a dict. It contains the states at one moment within an epoch or at
 after this moment (`since`). A resume loads the states, and then reads and drops these batches. The states therefore
 need not be saved at each batch.
 
-If a stream has not returned anything in its epoch, it has no such moment there, and its next items depend on how the
-previous epochs were left. Its snapshot consists of the last moment before these epochs (`base`), the batches read since
-then, and the number of batches in each epoch that began later (`later`). A resume repeats these epochs as well. Before
-the first epoch, the base is `unbegun`: its states are loaded only if the dataset's current states differ.
+If a stream has not returned anything in its epoch, there is no such moment in that epoch, and its next items depend on
+how the previous epochs were left. Its snapshot consists of the last moment before these epochs (`base`), the batches
+read since then, and the number of batches in each epoch that began later (`later`). A resume repeats these epochs as
+well. Before the first epoch, the base is `unbegun`: its states are loaded only if the dataset's current states differ.
 
 While a batch is being read, the state of a stream includes a part of that batch. A snapshot that is requested then is
 based on the previous one.
@@ -45,7 +45,7 @@ from torchdata.stateful_dataloader._trails import STATES, Trails, base_of
 
 __all__ = ["NO_PLACE", "Reader", "Reading"]
 
-#: Generators to set while batches are read again, and how many batches are read after setting them.
+#: Generators to set while batches are recomputed, and how many batches are read after setting them.
 _Now = tuple[Moment | None, int]
 _NO_NOW: _Now = (None, 0)
 
@@ -73,7 +73,7 @@ class Reading:
     drop_last: bool
     #: Samples per batch, if an iterable dataset is read in batches.
     batch_size: int | None
-    #: Whether samples for which the dataset raises are skipped.
+    #: Whether samples are skipped if the dataset raises an exception for them.
     skips: bool = False
     #: Whether incomplete batches are filled up, and whether their samples are kept for the next batch.
     fills: bool = False
@@ -117,7 +117,7 @@ class Reader:
         self._is_uncounted = False
         #: Whether a batch was interrupted, for example by Ctrl-C.
         self._is_cut_off = False
-        #: The snapshot from which this epoch resumed; None if it began from the start.
+        #: The snapshot from which this epoch resumed; None if the epoch started from its beginning.
         self._came_from: dict[str, Any] | None = None
         #: Whether the dataset loaded a state in this process. A generator may not have applied it yet.
         self._was_given_state = False
@@ -173,7 +173,7 @@ class Reader:
 
     @property
     def must_go_back(self) -> bool:
-        """Whether a batch was interrupted so that its samples can only be read again from an earlier position."""
+        """Whether a batch was interrupted and its samples can be recomputed only from an earlier position."""
         return self._is_cut_off and self.reading.is_iterable and (self.restores_place or self._fetcher.is_broken)
 
     @property
@@ -277,7 +277,7 @@ class Reader:
         """Warns, or raises ValueError, because a stream without a state does not repeat itself.
 
         Args:
-            since: how many batches were read again.
+            since: how many batches were recomputed.
             is_noise: whether the difference may be due to numbers that are drawn for each sample.
         """
         if is_noise:
@@ -547,4 +547,4 @@ class _Trial:
 
 
 class _Reported(Exception):
-    """Signals that a batch raised its known error when it was read again."""
+    """Signals that a recomputed batch raised the error that was already reported."""

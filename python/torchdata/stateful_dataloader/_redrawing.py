@@ -1,8 +1,9 @@
 """Records the draws that a sampler without a state makes during an epoch, so that a new iterator can repeat them.
 
-Role: main; one object for each iterator of the loader. A sampler that is resumed is iterated anew with the generators
-as they were before its first index. That repeats its order if only the sampler draws. If the program or the dataset
-draws from the same generator in between, the generator's position before the sampler's next draw is noted here.
+Role: runs in the main process, with one object per iterator of the loader. To resume a sampler, its iterator is
+recreated with the generators from before its first index. This repeats the order if only the sampler draws. If the
+program or the dataset draws from the same generator meanwhile, the generator's position before the sampler's next draw
+is recorded here.
 
 A checksum of some of the indices shows whether the new iterator repeats the order.
 """
@@ -42,12 +43,12 @@ class Draws:
 
         Args:
             first: the generators before the first index.
-            noted: draws that a state has of the epoch.
-            digest: the checksum of the indices that were read; None if none was.
+            noted: the draws of this epoch in a loaded state.
+            digest: the checksum of the indices that were read; None if no indices were read.
         """
         self._first = first
         self._digest = digest or Digest()
-        #: The marks of the generators where the sampler has left them.
+        #: The marks of the generators after the sampler's last use.
         self._left: Moment = {}
         self._before: Moment = {}
         self._moment: Moment = {}
@@ -61,18 +62,18 @@ class Draws:
         self._left = self._drawing.marks()
 
     def before(self) -> None:
-        """Must be called before an index is read."""
+        """Records the generators. Call it before an index is read."""
         self._before = self._drawing.marks()
         moved = {key for key, mark in self._left.items() if mark != self._before[key]}
         self._moment = self._drawing.now(moved) if moved else {}
 
     def after(self, number: int, drawn: int, indices: list[Any]) -> None:
-        """To be called once an index, or a batch of them, was read.
+        """Records the draws of an index or a batch of indices. Call it once they were read.
 
         Args:
-            number: the indices that were read before it, as `Replay` counts them.
-            drawn: the same, as the order counts them.
-            indices: those that were read.
+            number: how many indices were read before, as `Replay` counts them.
+            drawn: how many indices were read before, as the order counts them.
+            indices: the indices that were read.
         """
         digest = self._digest
         while number <= digest.next < number + len(indices):
@@ -87,12 +88,12 @@ class Draws:
 
     @property
     def digest(self) -> list[int] | None:
-        """The checksum of the indices for a state; None if a replay cannot repeat them all."""
+        """Returns the checksum of the indices for a state; None if a replay cannot repeat all of them."""
         return list(self._digest.as_tuple()) if len(self.noted) < _MOST else None
 
 
 class _Sampled(Iterator[Any]):
-    """An iterator whose items are sampled as they are read."""
+    """An iterator that adds some of its items to a checksum."""
 
     def __init__(self, iterator: Iterator[Any]) -> None:
         self._iterator, self._read, self.digest = iterator, 0, Digest()
@@ -120,7 +121,7 @@ class Replay(Iterator[Any]):
     def run(
         self, given: int, ahead: int, draws: list[tuple[int, Moment]], drawing: Drawing, saved: Digest | None
     ) -> Digest | None:
-        """Reads what the earlier iterator had read, and returns the checksum of that if there is one to compare.
+        """Reads what the earlier iterator had read, and returns its checksum if there is one for comparison.
 
         Args:
             given: how many indices the user has received.
@@ -130,7 +131,7 @@ class Replay(Iterator[Any]):
             saved: the checksum of the indices that were read; None if they are not compared.
 
         Raises:
-            ValueError: the sampler gives fewer than `given`, or others.
+            ValueError: the sampler returns fewer than `given` indices, or different indices.
         """
         sampled = None if saved is None else _Sampled(self._iterator)
         iterator, read = sampled or self._iterator, 0

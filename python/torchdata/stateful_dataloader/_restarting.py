@@ -1,11 +1,11 @@
 """Replaces workers of a `StatefulDataLoader` that exit, or that hang and are killed.
 
-Role: runs in the main process. For each worker, the iterator knows its last snapshot, the batches received since then,
+Role: runs in the main process. For each worker, the iterator stores its last snapshot, the batches received since then,
 and the outstanding orders. A replacement process loads this snapshot, like a loader that resumes. It then reads and
-drops the batches that the main process has received, and the outstanding orders are sent again.
+drops the batches that the main process has received. The outstanding orders are sent to it.
 
-A worker has no snapshot in an epoch before the epoch's first batch. Its replacement therefore repeats what the worker
-had read in the previous epoch, and begins the new epoch after that, as the worker did.
+Before the first batch of an epoch, a worker has no snapshot in that epoch. Its replacement therefore repeats what the
+worker had read in the previous epoch, and begins the new epoch after that, as the worker did.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Beginning:
     """How a worker began an epoch.
 
     Args:
-        place: the snapshot from which it resumed; None for none.
+        place: the snapshot from which it resumed, or None.
         fresh: whether the epoch of this snapshot was over.
         shared_seed: the seed of PyTorch pipes.
         before: orders that repeat earlier, finished epochs.

@@ -33,7 +33,7 @@ class LocalPool:
         pin: copies a batch to pinned memory; None returns batches unchanged.
     """
 
-    #: As in `Pool`. There are no orders, no other thread ends it, and there are no processes.
+    #: As in `Pool`. This process needs no orders and has no workers, and no other thread ends the epoch.
     is_ordered = False
     pids: ClassVar[list[int]] = []
 
@@ -53,7 +53,7 @@ class LocalPool:
 
     @contextlib.contextmanager
     def _entered(self, shard: Shard | None) -> Iterator[None]:
-        """Context in which a shard has the process; None for one that is being made."""
+        """Context in which the process has the globals of a shard; None for a shard that is being created."""
         with one_at_a_time():
             try:
                 with InterruptsDeferred():
@@ -72,9 +72,9 @@ class LocalPool:
 
     @contextlib.contextmanager
     def outside(self) -> Iterator[None]:
-        """Context in which the program has its generators, also if a signal handler asks while a shard is read.
+        """Context in which the process has the program's generators, even in a signal handler while a shard is read.
 
-        Another thread waits until the batch is read.
+        Other threads wait until the batch is read.
         """
         with one_at_a_time():
             shard = self._running
@@ -90,7 +90,7 @@ class LocalPool:
                 shard.globals.enter()
 
     def begin(self, ahead: int, shared_seed: int | None, places: list[Any], fresh: bool, fillers: int) -> None:
-        """See `Pool.begin`. Fillers are not needed: reading starts with the shard whose turn it is."""
+        """See `Pool.begin`. Fillers are not needed, because reading starts with the shard whose turn it is."""
         self._turn = fillers
         for number, place in enumerate(places):
             with self._entered(None):

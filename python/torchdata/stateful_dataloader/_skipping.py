@@ -1,4 +1,4 @@
-"""Skips samples of a `StatefulDataLoader` for which the dataset raises an exception.
+"""Skips samples of a `StatefulDataLoader` if the dataset raises an exception for them.
 
 Role: the fetcher leaves these samples out and reports them, in the main process or in a worker. Its report travels with
 the batch, and the main process counts it (`Skipped`) when the batch is returned to the user. The counts therefore match
@@ -38,7 +38,7 @@ from torchdata.stateful_dataloader._fetching import Indexed, Stream, has_passed_
 
 __all__ = ["NOTHING", "Counts", "IndexedFetcher", "Skipped", "StreamFetcher", "check_on_error"]
 
-#: A placeholder for a batch whose samples were all skipped.
+#: A placeholder for a batch with only skipped samples.
 NOTHING = object()
 
 #: Maximum number of consecutive exceptions without a sample, after which the dataset's iterator counts as stuck.
@@ -105,7 +105,7 @@ _ENDS = (
 
 
 class IndexedFetcher(Indexed):
-    """A fetcher for map-style datasets that leaves out samples for which the dataset raises.
+    """A fetcher for map-style datasets that omits samples if the dataset raises an exception for them.
 
     Args:
         *how: the arguments of PyTorch's fetcher.
@@ -115,7 +115,7 @@ class IndexedFetcher(Indexed):
 
     #: For each sample left out of the last batch: its index, and the exception in the form of `line_of`.
     skipped: list[dict[str, Any]]
-    #: How many samples the last batch accounts for, including those that were left out.
+    #: How many samples the last batch accounts for, including omitted samples.
     seen = 0
     #: The positions of the indices that were read, for a batch to be filled up.
     left: list[int] | None = None
@@ -126,7 +126,7 @@ class IndexedFetcher(Indexed):
         self._fills, self._keeps = fills, keeps
         #: The positions of the indices that were left out.
         self._places: list[int] = []
-        #: The indices and samples with which the next batch begins.
+        #: The indices and samples at the beginning of the next batch.
         self._kept: tuple[list[Any], list[Any]] = [], []
 
     def fetch(self, possibly_batched_index: Any) -> Any:
@@ -319,7 +319,7 @@ def _plain(index: Any) -> int | float | str | None:
 
 
 class Skipped:
-    """What was skipped in an epoch, up to what the user has received.
+    """Counts the skipped samples of an epoch, up to what the user has received.
 
     Args:
         place: a description of the dataset.

@@ -1,26 +1,30 @@
 """Defines the layout of a `StatefulDataLoader` state, and validates and reads saved states.
 
 Role: pure functions in the main process. The layout is that of torchdata 0.8 to 0.11, which programs inspect. Its keys
-have the same meaning as there, as of what the user has received. The keys are the same before, during and after an
+have the same meaning as there, and describe what the user has received. They are the same before, during and after an
 epoch, because `torch.distributed.checkpoint` loads only the keys that the state of a new loader has. A new loader does
 not know the keys of a user's iterator states, so these are stored only in this package's part. That part is a tuple
 under a single key, `OURS`, which such a checkpoint treats as one value regardless of its contents. It contains:
 
-- "generators": where orders and seeds are drawn from, when the state was taken ("now"), and for samplers that keep no
-  place when their iterator was made ("iter") and before its first index ("first"); what did not change stands once
-- "indices": those that were drawn and not given, if the sampler's state is behind them: before the first batch of a
-  user's sampler, and out of order; "indices_since": how many indices its state is behind
-- "ahead": of a sampler that is read anew, how many indices it had read that were not given, samples where the loader
-  makes batches of them; "used_up": whether it had ended; "draws": generators before draws of it, where others had drawn
-  from them since the last one, each with how many indices it had read; "digest": a checksum of what it had read
-- "batch_size": how many samples a batch has, if the sampler tells
-- "epoch": that of a `DistributedSampler`
-- "skipped": if samples may be skipped, how many were, by kind of exception, and how many were seen
-- "workers", or with no worker "reading": by worker what its place has beyond the state of the dataset, see `_reading`
-- "sampler": the states of a user's sampler and of its iterator, also those that stand under keys of 0.11, because a
-  checkpoint may have lost some of their keys; those of datasets stand in the places, for the same reason
-- "loader": what a loader that loads the state must agree in, see `_fitting`
-- "unstarted": nothing was read yet
+- "generators": the states of the generators for orders and seeds: "now", when the state was taken; for samplers
+  without a position also "iter", when their iterator was created, and "first", before the first index. A value that
+  equals the previous one is omitted.
+- "indices": indices that were drawn but whose batches the user has not received, if the sampler's state is after them.
+  This applies before the first batch of a user's sampler, and if batches are out of order. "indices_since": how many
+  indices were drawn after the sampler's state
+- for samplers that are iterated again, "ahead": how many indices, or samples in batches of this package, the sampler
+  had returned beyond those received; "used_up": whether it had ended; "digest": a checksum of its indices; "draws":
+  the generators before those of its draws that followed draws of other code, each with the number of indices before
+- "batch_size": the number of samples per batch, if the sampler provides it
+- "epoch": the epoch of a `DistributedSampler`
+- "skipped": if samples may be skipped, how many were skipped by kind of exception, and the number of all samples
+- "workers", or "reading" without workers: for each worker, the parts of its position other than the dataset's state;
+  see `_reading`
+- "sampler": the states of a user's sampler and its iterator. They are included even if keys of 0.11 contain them,
+  because a checkpoint may have lost some of their keys. For the same reason, the positions include the states of
+  datasets
+- "loader": facts that must match in a loader that loads the state; see `_fitting`
+- "unstarted": whether nothing was read yet
 """
 
 from __future__ import annotations
@@ -42,7 +46,7 @@ OURS = "_torchdata_rs"
 _MANY = 1 << 53
 #: An upper limit for workers.
 _WORKERS = 1 << 16
-#: An upper limit for batches that are read again from epochs that were left.
+#: An upper limit for batches that are recomputed from abandoned epochs.
 _AGAIN = 1 << 24
 #: An upper limit for the batches between two snapshots of torchdata 0.11.
 _STEPS = 1 << 31
@@ -50,7 +54,7 @@ _STEPS = 1 << 31
 UNKNOWN: Any = object()
 #: The states of a snapshot that are stored both under keys of 0.11 and in this package's part.
 _TOLD = "dataset_state", "dataset_iter_state"
-#: Keys of 0.11 whose states may be left out because their own keys are unknown before an epoch.
+#: Keys of 0.11 with states that may be omitted, because the keys of these states are unknown before an epoch.
 _HIDDEN = "_sampler_iter_state", "dataset_iter_state"
 #: The keys of 0.11 that identify a state without workers, and a state with workers.
 _KINDS = {"_num_yielded", "_snapshot"}
@@ -63,7 +67,7 @@ _SAMPLER = "_sampler_iter_state", "_index_sampler_state", "_sampler_iter_yielded
 def laid_out(
     main: dict[str, Any], places: Sequence[dict[str, Any] | None], ours: dict[str, Any], num_workers: int
 ) -> dict[str, Any]:
-    """Returns a state in the form in which it is saved.
+    """Returns a state in its saved form.
 
     Args:
         main: the values of the main process, under their names there.
@@ -288,7 +292,7 @@ def _ours(state: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
                 f"the state is damaged: it is of {len(found['places'])} workers, and has {len(own)} places"
             )
         for number, (place, more) in enumerate(zip(found["places"], own, strict=True)):
-            # In addition to the returned batches, there are batches whose samples were all skipped.
+            # In addition to the returned batches, there may be batches without any sample, because all were skipped.
             found["places"][number] = _completed(
                 place, more, max(found["_num_yielded"], found["_sampler_iter_yielded"])
             )

@@ -1,6 +1,6 @@
 """Records how a stream reached its position: a snapshot, the batches read since, and the epochs that began later.
 
-Role: owned by a reader, in the process that reads. If a stream has returned nothing in its epoch, it has no snapshot
+Role: owned by a reader, in the process that reads. A stream that has returned nothing in its epoch has no snapshot
 within this epoch. The position where the previous epoch was left does not determine how the next one begins: some
 streams continue there, and others start over. A generator applies a loaded state only with its first item. Repeating
 the recorded steps produces the same position for all of them.
@@ -17,7 +17,7 @@ __all__ = ["STATES", "Trails", "base_of"]
 
 #: The keys of the states that form a snapshot.
 STATES = "dataset_state", "dataset_iter_state", "collate_state"
-#: Maximum number of epochs to repeat, each of which was left before its second batch.
+#: Maximum number of epochs to repeat, if each of them was left before its second batch.
 _MOST = 256
 
 
@@ -61,7 +61,7 @@ class Trails:
 
     @classmethod
     def before_all(cls, states: dict[str, Any]) -> Trails:
-        """Returns the trails of a dataset from which nothing was read yet.
+        """Returns the trails of a dataset that was not read yet.
 
         Args:
             states: the states of dataset, iterator and collate function.
@@ -110,11 +110,11 @@ class Trails:
         self._trails = [trail]
 
     def told(self) -> dict[str, Any]:
-        """Returns the snapshot fields for an epoch that has begun but in which nothing was read."""
+        """Returns the snapshot fields for an epoch that has begun but has returned nothing."""
         return _told(self._trails[0])
 
     def told_inside(self) -> dict[str, Any]:
-        """Returns the snapshot fields for an epoch in which batches were read."""
+        """Returns the snapshot fields for an epoch that has returned batches."""
         trail = self._trails[-1]
         if trail.later:
             return _told(trail) | {"ended": False}

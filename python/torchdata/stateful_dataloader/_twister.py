@@ -51,7 +51,7 @@ def set_torch_state(generator: torch.Generator, state: bytes) -> None:
 
 
 def torch_parts(state: bytes) -> tuple[int, Words, bytes]:
-    """Splits a state into the seed, the words and the rest."""
+    """Splits a state into the seed, the words and the remaining bytes."""
     words = numpy.frombuffer(state, dtype="<u8", count=624, offset=_WORDS).astype("<u4")
     left = int.from_bytes(state[_LEFT:_SEEDED], "little")
     return int.from_bytes(state[:_LEFT], "little"), (words, 625 - left), state[_REST:]

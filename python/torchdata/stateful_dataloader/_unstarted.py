@@ -1,4 +1,4 @@
-"""Builds a loader's state before its first loop, from what is known without beginning an epoch.
+"""Builds a loader's state before its first loop, from facts that are available before an epoch begins.
 
 Role: pure functions in the main process. They create no iterator of a dataset or of a user's sampler. The keys of
 torchdata 0.11 never change, so states of such iterators are stored in this package's part of a state instead.
@@ -34,7 +34,7 @@ def unstarted_sampler(index_sampler: Any) -> dict[str, Any]:
 
 
 def shown(index_sampler: Any, state: Any) -> Any:
-    """Returns the part of a user's sampler iterator state whose keys are known before an epoch."""
+    """Returns the part of a user's sampler iterator state with the keys that are fixed before an epoch."""
     if not _iterates_as(index_sampler, BatchSampler):
         return None
     return {key: state[key] for key in ("samples_yielded", "sampler_state") if key in state}

@@ -1,7 +1,7 @@
 """The iterator of a loader with workers: distributes indices to them and returns their batches in turn.
 
-Role: runs in the main process. Draws indices at the same times as PyTorch's loader: first as many as the workers may be
-ahead, and then one with each batch.
+Role: runs in the main process. Draws indices at the same times as PyTorch's loader: first all indices that the workers
+may be ahead, and then one with each batch.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
     def _place_of_program(self, place: dict[str, Any] | None, state: dict[str, Any]) -> dict[str, Any] | None:
         """Returns a position saved without workers in the form for a worker that continues from it.
 
-        Batches that were read with the generators from the beginning of the epoch are read again with these. Later
+        Batches that were read with the generators from the beginning of the epoch are recomputed with these. Later
         batches use the program's generators from the time of the state.
         """
         if place is None:
@@ -284,7 +284,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         Args:
             places: the position from which each worker resumes; None starts from the beginning.
             fresh: whether the epoch of these positions is over.
-            first: the worker whose turn it is.
+            first: the worker that returns the next batch.
         """
         self._finished = False
         #: Threads that have read in this epoch.
@@ -300,7 +300,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             for progress, place in zip(self._progress, places, strict=True):
                 progress.load(place)
         self._is_stateful = any(is_stateful(one) for one in (reading.dataset, reading.collate_fn))
-        #: Workers that have not reported in this epoch, and whose position may therefore be out of date.
+        #: Workers that have not reported in this epoch, so their position may be out of date.
         tells = reading.is_iterable or self._is_stateful or self._has_begun
         self._unheard = set(range(self._num_workers)) if tells else set()
         self._has_begun = True
@@ -310,7 +310,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         self._hand: list[Any] = []
         #: Units that were taken before their turn.
         self._held: deque[Any] = deque()
-        #: By number: indices that were ordered, and whose batches the user has not received.
+        #: By number: ordered indices whose batches the user has not received.
         self._waiting: dict[int, Any] = {}
         #: By worker: the numbers of its outstanding orders.
         self._busy: list[deque[int]] = [deque() for _ in places]

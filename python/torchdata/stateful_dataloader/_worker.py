@@ -1,9 +1,9 @@
 """The program of a `StatefulDataLoader` worker, which reads what the main process orders and sends the batches.
 
 Role: runs in the worker process, as the program of a worker group of the engine. Orders of the main process arrive over
-the command link, in the sequence in which they are executed: begin an epoch, read an index, stop. Batches are sent over
-another link, served by the engine's pump, whose iterator (`Batches`) takes an order and returns the batch. An iterable
-dataset needs no orders: the main process grants how far it may read ahead.
+the command link, and are executed in sequence: begin an epoch, read an index, stop. Batches are sent over another link
+by the engine's pump. Its iterator (`Batches`) takes an order and returns the batch. An iterable dataset needs no
+orders, because the main process grants how far it may read ahead.
 
 A worker runs one shard: its part of the dataset, with its own reader, random numbers and worker info. If the epoch of a
 state was begun by more workers, a worker runs several shards in turn, each with a copy of the dataset.
@@ -11,10 +11,10 @@ state was begun by more workers, a worker runs several shards in turn, each with
 A unit is (shard, number of the order, batch, news). `news` is a dict or, in most units, None:
 
 - "before", "after": the frozen snapshot from before this batch, or from after it
-- "failure": why there is no batch
-- "skipped": which samples of the batch were skipped; "seen": how many samples the batch accounts for including skipped
-  ones, if that differs from its order; "empty": there is no batch; "left": the positions of indices that were read, for
-  use in another batch
+- "failure": the reason why there is no batch
+- "skipped": the skipped samples of the batch; "seen": how many samples the batch accounts for including skipped ones,
+  if that differs from its order; "empty": there is no batch; "left": the positions of indices that were read, for use
+  in another batch
 - "digest": a checksum of some of the samples so far, for a stream without a state, if it has changed
 - "ended": the iterable dataset has ended; "filler": an empty unit that leaves the first turn to another worker
 """
@@ -143,7 +143,7 @@ class Shard:
             tell(self.number, job.num_shards, job.reading.dataset)
 
     def described(self, error: BaseException) -> Any:
-        """Returns an exception in the form in which the main process receives it."""
+        """Returns an exception in the form for the main process."""
         return error if self.is_local else describe(error, self.name)
 
     def index_of(self, ordered: Any) -> Any:
@@ -167,7 +167,7 @@ class Shard:
         """Begins an epoch, and returns its units for the pump.
 
         Args:
-            iterates: whether the epoch needs no orders.
+            iterates: whether the epoch runs without orders.
             shared_seed: the seed of PyTorch pipes.
             fresh: whether the snapshot's epoch is over, so that only state that is kept between epochs is loaded.
             start: where the epoch begins.
@@ -339,7 +339,7 @@ class Job(Program):
     persistent: bool
     #: The number of batches between two snapshots of a worker.
     every: int = 1
-    #: The number of shards. 0 for a worker that continues from a program without workers: it has no worker info, and
+    #: The number of shards; 0 for a worker that continues from a program without workers. It gets no worker info, but
     #: the program's global generators.
     num_shards: int = 0
     generators: Moment = field(default_factory=dict)
@@ -398,7 +398,7 @@ class Batches(Iterator[Unit]):
         self._news: dict[str, Any] | None = None
         #: The news of the last unit.
         self._brought: dict[str, Any] | None = None
-        #: Whether there are no more units.
+        #: Whether no batch remains to be read.
         self.is_over = False
         #: Whether snapshots include the position in the dataset, rather than only the generators.
         self._takes_places = False
@@ -522,7 +522,7 @@ class Batches(Iterator[Unit]):
         return frozen
 
     def _with_skipped(self, news: dict[str, Any] | None, reader: Reader, index: Any) -> dict[str, Any] | None:
-        """Returns the news of a unit with what was skipped of its batch."""
+        """Returns the news of a unit, together with the skipped samples of its batch."""
         if reader.skipped:
             news = {**(news or {}), "skipped": reader.skipped}
         if reader.seen != self._shard.job.reading.samples_of(index):

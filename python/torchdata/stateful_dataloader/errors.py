@@ -1,4 +1,4 @@
-"""Exceptions of `StatefulDataLoader`, each of which is also a `RuntimeError`, as PyTorch's loader raises."""
+"""Exceptions of `StatefulDataLoader`. All of them derive from `RuntimeError`, which PyTorch's loader raises."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ __all__ = ["TooManySkipped", "WorkerExitedError", "WorkerTimeoutError"]
 
 
 class WorkerTimeoutError(RuntimeError, TimeoutError):
-    """No batch came from a worker within the loader's `timeout`."""
+    """Raised if no batch arrives from a worker within the loader's `timeout`."""

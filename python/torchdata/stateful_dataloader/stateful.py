@@ -1,4 +1,4 @@
-"""The protocol by which a dataset, an iterator, a sampler or a collate function saves its own state."""
+"""The protocol for datasets, iterators, samplers and collate functions that save their own state."""
 
 from __future__ import annotations
 

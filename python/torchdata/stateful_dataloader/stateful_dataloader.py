@@ -63,7 +63,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
     `load_state_dict`, the next loop resumes after the last batch, or begins the next epoch if the last one was over.
 
     Datasets, their iterators, samplers and collate functions that have `state_dict` and `load_state_dict` are saved and
-    restored by these methods. An iterable dataset or a sampler without them is read again from its beginning.
+    restored by these methods. Other iterable datasets and samplers are reread from the beginning.
 
     Threads may share an iterator, in which case each batch goes to one of them. A copy (by `copy` or pickle) is an
     independent loader that has not begun.
@@ -88,11 +88,11 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         pin_memory_device: deprecated by PyTorch.
         in_order: whether batches are returned in the order of their indices, rather than as soon as they are ready.
         snapshot_every_n_steps: the number of batches between snapshots of datasets and samplers. A state is exact at
-            each batch nevertheless: after a resume, the batches since the last snapshot are read again and dropped.
+            each batch nevertheless: after a resume, the batches since the last snapshot are reread and dropped.
             Snapshots that take long are taken less often.
         on_worker_exit: what happens if a worker process exits. "error" raises `WorkerExitedError`. "restart" replaces
             the worker, issues a `RuntimeWarning`, and continues: no batch is lost or repeated, and the order is the
-            same. Batches since the worker's last snapshot are read again. The third exit in a row at the same batch
+            same. Batches since the worker's last snapshot are reread. The third exit in a row at the same batch
             always raises.
         on_timeout: what happens if no batch arrives within `timeout` seconds. "error" raises `WorkerTimeoutError`,
             which is also PyTorch's `RuntimeError`. "restart" kills and replaces the worker as with
@@ -117,8 +117,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             line), `index`, `error`, `message` and `notes`. For a stream, the index counts the samples of that worker's
             iterator from 0; it is null if the dataset loaded a state within an epoch. None: no file.
         error_fill: whether incomplete batches are filled up with the next indices of the sampler, so that all batches
-            except the last are full. In workers, such a batch is read again together with the added samples, as the
-            next ordered batch. Its samples therefore arrive after those of the batches that were ordered earlier.
+            except the last are full. In workers, such a batch is reread together with the added samples, as the
+            next ordered batch. Its samples therefore arrive after the samples of batches that were ordered earlier.
         stats: how often batches are timed. "counts" times few enough to cost less than 1 %; "full" times every batch.
             None uses the environment variable `TORCHDATA_STATS`, or else "counts". See `stats()`.
         wait_warning: the fraction of an epoch that the program may spend waiting for batches. The first epoch of at
@@ -223,7 +223,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             own["sampler"] = RandomSampler(self.sampler.data_source, generator=generator)
         if batch_sampler is None and self.batch_sampler is not None:
             own["batch_sampler"] = BatchSampler(self.sampler, self.batch_size or 1, self.drop_last)
-        #: The state with which the next loop begins.
+        #: The state from which the next loop resumes.
         self._loaded: Any = None
         self._is_strict = True
         #: The generators for orders and seeds.
@@ -234,7 +234,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
     # -- iterating -----------------------------------------------------------------------------------
 
     def __iter__(self) -> Any:
-        """Returns an iterator over an epoch, or over the rest of the epoch whose state was loaded."""
+        """Returns an iterator over an epoch, or over the remaining epoch of the loaded state."""
         if self._loaded is not None:
             state = fitted(normalized(self._loaded), self, self._is_strict)
             self._reader = self._reader and self._reader.anew()
@@ -327,10 +327,10 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         loop warns if the state belongs to another rank.
 
         Args:
-            state_dict: what `state_dict` returned; an empty dict for none.
-            strict: whether the next loop raises `ValueError` if the order is another one, as above, or if a stream or a
-                sampler without a state, which is read again, gives other samples or indices than before. False passes
-                over as many batches in both cases, so samples may repeat or be missing.
+            state_dict: a result of `state_dict`; an empty dict for none.
+            strict: whether the next loop raises `ValueError` if the order differs, as above, or if a stream or a
+                sampler without a state yields different samples or indices when it is reread. False passes over the
+                same number of batches in both cases, so samples may repeat or be missing.
 
         Raises:
             TypeError: `state_dict` is not a dict.

@@ -1,7 +1,7 @@
 """Tools that look at a pipe graph and change it: find, list, replace, remove and seed its pipes.
 
 A graph is a nested dictionary `{id(pipe): (pipe, graph of its sources)}` with one entry, the last pipe. It describes
-the moment at which `traverse_dps` was called.
+the connections at the moment when `traverse_dps` was called.
 
 Role: the public names. Runs in any process that has pipes. Graphs hold only references to pipes.
 """

@@ -43,7 +43,7 @@ LockType = type(Lock())
 #: Containers that are copied, by exact type, because a subclass may have more data than its members.
 _CONTAINERS = frozenset({list, tuple, set, frozenset, deque, bytearray, dict, defaultdict, OrderedDict, Counter})
 
-#: Types whose objects `copy.deepcopy` shares in any case.
+#: Types whose objects `copy.deepcopy` always shares.
 _ATOMS = frozenset({NoneType, bool, int, float, str, bytes, type, range, FunctionType, BuiltinFunctionType})
 
 
@@ -199,7 +199,7 @@ def _copied(generator: Any) -> Any:
 
 #: Data of at least this many bytes, and containers too large to be searched for pipes, are shared by all replicas.
 _SHARED_BYTES = 1 << 16
-#: Types that cannot be copied, or whose objects never change.
+#: Types that cannot be copied, or whose objects are immutable.
 _SHARED_TYPES = (type, FunctionType, BuiltinFunctionType, ModuleType, GeneratorType, IOBase, LockType)
 
 

@@ -34,9 +34,9 @@ class DispatchedSource(IterDataPipe[Any]):
     The dispatching process stores its position in the stream. The state of this pipe only contains how far it has read.
 
     Attributes:
-        open_stream: creates an iterator over the items that are dealt to this worker. The worker runtime sets it;
-            pickling leaves it out.
-        share: returns what was read of them: the pass; items and checksum. Set and left out in the same way.
+        open_stream: creates an iterator over the items for this worker. The worker runtime sets it, and pickling omits
+            it.
+        share: returns the pass, and the count and checksum of the items read in it. Set and omitted in the same way.
     """
 
     open_stream: Callable[[], Iterator[Any]] | None = state(saved=False, lasts=True)
@@ -51,18 +51,18 @@ class DispatchedSource(IterDataPipe[Any]):
         return self.open_stream()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the share that was read in this pass: items and checksum."""
+        """Returns the count and checksum of the items read in this pass."""
         return {"share": list(self.share()[1]) if self.share is not None else [0, 0]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Does nothing, because the next stream is opened where the last one was left."""
+        """Does nothing, because the next stream is opened where the last one stopped."""
 
 
 class _DummyIterDataPipe(IterDataPipe[Any]):
     """The pipe in a worker's graph of 0.9, which a function of the worker connected to the dispatching process.
 
-    Functions with which users replace `process_init_fn` search for it. They find none, because the worker runtime
-    connects a `DispatchedSource`, and therefore do nothing. In their own graphs, it represents dispatched items.
+    Functions that users wrote to replace `process_init_fn` search for this pipe. The worker runtime connects a
+    `DispatchedSource` instead, so they find none and do nothing. In their own graphs, it represents dispatched items.
     """
 
 
@@ -89,7 +89,7 @@ def find_lca_round_robin_sharding_dp(graph: Graph | DataPipeGraph) -> DataPipe |
         if id(pipe) in dispatched:
             return pipe
         if id(pipe) not in cuts:
-            cuts[id(pipe)] = None  # seen by a cycle for its own beginning
+            cuts[id(pipe)] = None  # if the search returns to this pipe in a cycle
             found = {id(cut): cut for cut in map(cut_of, graph.sources(pipe)) if cut is not None}
             cuts[id(pipe)] = pipe if len(found) > 1 else next(iter(found.values()), None)
         return cuts[id(pipe)]
@@ -114,7 +114,7 @@ def skipping_as_before(part: Graph, graph: Graph) -> Graph:
 
     Args:
         part: the part.
-        graph: the graph from which it was cut.
+        graph: the whole graph before the cut.
     """
     for skipper in graph:
         if not isinstance(skipper, OnError):
@@ -134,7 +134,7 @@ def skipping_as_before(part: Graph, graph: Graph) -> Graph:
 def find_non_dispatching_branches(graph: Graph | DataPipeGraph) -> list[DataPipe]:
     """Returns the ends of the branches without dispatched items, which workers shard themselves.
 
-    Dispatched items come from a `DispatchedSource`, or from the `_DummyIterDataPipe` of old code.
+    A `DispatchedSource`, or the `_DummyIterDataPipe` of old code, yields the dispatched items.
 
     Args:
         graph: a worker's graph, or a result of `traverse_dps` for it.
@@ -158,9 +158,9 @@ def _is_replicable(datapipe: DataPipe) -> bool:
 def find_replicable_branches(graph: Graph | DataPipeGraph) -> list[DataPipe]:
     """Returns the ends of the branches that may be copied to worker processes.
 
-    A pipe whose `is_replicable()` is False must exist only once, and so must all its direct and indirect readers. The
-    other pipes form branches. Of branches that read from each other, the one closest to the end is returned. If pipes
-    refer to each other in a cycle, a pipe does not count as a reader of another one that is closer to the end.
+    A pipe with `is_replicable()` False must exist only once, and so must all its direct and indirect readers. The
+    remaining pipes form branches. If one branch reads from another, only the branch closer to the end is returned.
+    If pipes refer to each other in a cycle, a pipe does not count as a reader of another one that is closer to the end.
 
     Args:
         graph: the graph, or a result of `traverse_dps`.

@@ -46,7 +46,7 @@ _WHY_PICKLED = (
 
 
 class Snapshot:
-    """A graph or a service at one moment, from which any number of copies can be created later.
+    """A graph or a service at one moment, as a template for any number of later copies.
 
     Args:
         obj: a pipe, a reading service or None.
@@ -139,7 +139,7 @@ def clone(obj: T) -> T:
 
 
 def serialize_datapipe(datapipe: Any) -> bytes:
-    """Returns the pipe (or the one in a `Snapshot`) and all its sources as bytes.
+    """Returns the pipe (or the pipe in a `Snapshot`) and all its sources as bytes.
 
     Raises:
         TypeError: it cannot be pickled; the message names the responsible pipe and attribute.

@@ -61,8 +61,8 @@ def set_datapipes_seed(datapipes: Iterable[DataPipe], seed_generator: SeedGenera
     """Gives each pipe that has `set_seed` its own seed.
 
     Args:
-        datapipes: the pipes, in the order in which seeds are drawn; pipes without `set_seed` are skipped.
-        seed_generator: the generator from which seeds are drawn.
+        datapipes: the pipes, in the order of drawing; pipes without `set_seed` are skipped.
+        seed_generator: the generator that provides the seeds.
         distributed_shared: whether the seeds are the same on all workers and ranks.
 
     Example:
@@ -89,7 +89,7 @@ def set_graph_random_seed(datapipe: DataPipe | Graph, seed_generator: SeedGenera
 
     Args:
         datapipe: the last pipe of the graph, or the graph.
-        seed_generator: the generator from which seeds are drawn; in a worker, one that was spawned with the worker's
+        seed_generator: the generator that provides the seeds; in a worker, it was spawned with the worker's
             number.
 
     Returns:
@@ -129,7 +129,7 @@ def apply_sharding(
         num_of_instances: the number of copies of the graph that share the items.
         instance_id: the number of this copy, from 0.
         sharding_group: the level of sharding (a `SHARDING_PRIORITIES`): ranks, workers, or unspecified. A filter for
-            one group ignores the others.
+            one group ignores all other groups.
 
     Returns:
         The same pipe.
@@ -147,7 +147,7 @@ def apply_sharding(
     told: set[int] = set()
 
     def descend(graph: DataPipeGraph, behind: Any) -> None:
-        """Visits a part of the graph. `behind` is the filter that its items pass later, if any."""
+        """Visits a part of the graph. `behind` is the next filter after it in the graph, if any."""
         for pipe, sources in graph.values():
             if (id(pipe), id(behind)) in seen:
                 continue

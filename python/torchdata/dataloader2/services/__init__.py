@@ -1,1 +1,1 @@
-"""How a loader runs its pipe graph: in this process, in worker processes, among ranks, one after the other."""
+"""Reading services, which run a loader's pipe graph in this process, in worker processes, or on several ranks."""

@@ -1,8 +1,8 @@
-"""Sharding among the ranks of a distributed job, on `torch.distributed`, on MPI, or on what the user brings.
+"""Sharding among the ranks of a distributed job, over `torch.distributed`, MPI, or an object from the user.
 
 Role: divides the pipe graph by rank, gives all ranks the same shared seeds, and ends the graph in `fullsync`, so that
 their epochs end together. Runs in the main process of every rank and owns two groups of ranks: one for seeds, one for
-`fullsync`, whose thread must not be mixed up with the main thread.
+`fullsync`, because messages of its thread must not mix with messages of the main thread.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class DistributedReadingService(ReadingServiceInterface):
         check_timeout(timeout, whose)
         if backend not in _BACKENDS:
             raise ValueError(f"backend must be one of {', '.join(map(repr, _BACKENDS))}, but got {backend!r}")
-        #: The ranks of a process group of torch, as the job numbers them.
+        #: The ranks in a process group of torch, by their numbers in the job.
         self._members = members_of(process_group, whose)
         given: Any = None if self._members is not None else process_group
         if given is not None:
@@ -108,14 +108,14 @@ class DistributedReadingService(ReadingServiceInterface):
         self._pg: RankGroup | None = None
         self._sync_group: RankGroup | None = None
         self._fullsync: Any = None
-        #: Whether the epoch that begins next, and the one that runs, have the seeds of a run without ranks.
+        #: Whether the epoch that begins next, and the running epoch, have the seeds of a run without ranks.
         self._keeps_next = self._keeps_seeds = False
         self._resumed: Callable[[], Sequence[Shard] | None] | None = None
         #: Whether the epoch that begins has shards that other ranks began.
         self._has_moved = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedReadingService:
-        """A copy that talks through the same group, if the user brought one.
+        """Returns a copy that communicates through the same group, if the user provided one.
 
         Raises:
             TypeError: the service is in use.
@@ -128,7 +128,7 @@ class DistributedReadingService(ReadingServiceInterface):
         return duplicate
 
     def initialize(self, datapipe: DataPipe) -> DataPipe:
-        """Shards the graph by rank; ends it in `fullsync`, so that no rank goes on when another has no item left.
+        """Shards the graph by rank, and appends `fullsync`, which ends all ranks' epochs once one has no items left.
 
         Raises:
             RuntimeError: `torch.distributed` is not initialised.
@@ -158,7 +158,7 @@ class DistributedReadingService(ReadingServiceInterface):
         return datapipe
 
     def count_ranks(self) -> int:
-        """The number of ranks, also before the first epoch.
+        """Returns the number of ranks, also before the first epoch.
 
         Raises:
             TypeError: the job has not begun yet.
@@ -178,11 +178,11 @@ class DistributedReadingService(ReadingServiceInterface):
         raise TypeError(f"the number of ranks is not known before {name} is initialised")
 
     def count_shares(self) -> Shares:
-        """One share for each rank."""
+        """Returns one share for each rank."""
         return Shares(ranks=self.count_ranks())
 
     def rank_in_epoch(self) -> RankInEpoch | None:
-        """The rank, once the graph is shared out."""
+        """Returns the rank, once the graph is sharded; None before."""
         if self._datapipe is None:
             return None
         return RankInEpoch(self._rank, self._world_size, self._keeps_seeds)
@@ -196,11 +196,11 @@ class DistributedReadingService(ReadingServiceInterface):
         """Takes the shared seed of rank 0 on all ranks, and seeds the graph.
 
         Raises:
-            ValueError: the ranks go on from different states.
+            ValueError: the ranks resume from different states.
         """
         if self._datapipe is None or self._pg is None:
             raise RuntimeError("DistributedReadingService.initialize must be called before initialize_iteration")
-        # The read-ahead of the last epoch is ended first, so that no other messages are under way.
+        # First ends the read-ahead of the last epoch, so that no other messages are in transit.
         self._fullsync.reset()
         self._keeps_seeds, self._keeps_next = self._keeps_next, False
         seed = (copy.copy(seed_generator) if self._keeps_seeds else seed_generator).generate_shared_seed()
@@ -225,7 +225,7 @@ class DistributedReadingService(ReadingServiceInterface):
         resumed: Callable[[], Sequence[Shard] | None],
         ranks: Callable[[], RankInEpoch | None],
     ) -> None:
-        """Notes the shards of a loaded state."""
+        """Stores the function that returns the shards of a loaded state."""
         self._resumed = resumed
 
     def agree_on_seeds(self, seed_generator: SeedGenerator) -> None:
@@ -236,11 +236,11 @@ class DistributedReadingService(ReadingServiceInterface):
             seed_generator.__setstate__(bytes.fromhex(self._pg.agree(seed_generator.exported().hex())))
 
     def keep_seeds(self) -> None:
-        """Lets the next epoch have the seeds that the loader would have without ranks: it goes on with such a one."""
+        """Makes the next epoch use the seeds without ranks, because it resumes an epoch that began without ranks."""
         self._keeps_next = True
 
     def finalize(self) -> None:
-        """Ends the synchronisation with the other ranks, and closes the service's own groups."""
+        """Ends the synchronization with all ranks, and closes the service's own groups."""
         fullsync, self._fullsync = self._fullsync, None
         if fullsync is not None:
             fullsync.shutdown()
@@ -251,7 +251,7 @@ class DistributedReadingService(ReadingServiceInterface):
 
 
 def _check_torch() -> None:
-    """Raises RuntimeError unless `torch.distributed` is there to be initialised later."""
+    """Raises RuntimeError unless `torch.distributed` is available."""
     from torchdata._ranks.torch_group import require_available
 
     require_available("DistributedReadingService")

@@ -1,6 +1,6 @@
 """`InProcessReadingService`: runs the pipe graph in the main process.
 
-Role: seeds the graph for each epoch, and reads ahead in a thread if that is wanted.
+Role: seeds the graph for each epoch, and reads ahead in a thread if requested.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class InProcessReadingService(ReadingServiceInterface):
         return datapipe
 
     def _with_prefetching(self, datapipe: DataPipe) -> DataPipe:
-        """The graph with a thread that reads ahead before `fullsync`, because pausing after `fullsync` waits for other
-        ranks.
+        """Returns the graph with a thread that reads ahead. The thread is before `fullsync`, because pausing after
+        `fullsync` waits for other ranks.
         """
         if not isinstance(datapipe, FullSync):
             return cast("IterDataPipe[Any]", datapipe).prefetch(self._prefetch_cnt)
@@ -100,23 +100,23 @@ class InProcessReadingService(ReadingServiceInterface):
         return partial(_reset, self._reset_fn, seed_generator, iter_reset_fn)
 
     def with_shards(self) -> ReadingServiceInterface:
-        """A service that calls the functions for each shard."""
+        """Returns a service that calls the functions for each shard."""
         from torchdata.dataloader2.services.multiprocessing import MultiProcessingReadingService
 
         return MultiProcessingReadingService.without_workers(self._init_fn, self._reset_fn)
 
     def count_items(self, datapipe: DataPipe) -> int | None:
-        """The length of the graph, unless the user's functions may still change the graph."""
+        """Returns the length of the graph, unless the user's functions may still change the graph."""
         keeps_graph = self._init_fn is None and self._reset_fn is None
         return len(cast("Any", datapipe)) if keeps_graph or self._end_datapipe is not None else None
 
     def count_shares(self) -> Shares:
-        """There is one share."""
+        """Returns a single share."""
         refuse_functions(self, init_fn=self._init_fn, reset_fn=self._reset_fn)
         return Shares()
 
     def set_prefetch_counts(self, main: PrefetchCount | None, worker: PrefetchCount | None) -> None:
-        """Sets `prefetch_cnt` to `main`. There are no workers."""
+        """Sets `prefetch_cnt` to `main`. The other count has no effect, because there are no workers."""
         if main is not None:
             self._prefetch_cnt = main
 
@@ -144,7 +144,7 @@ class InProcessReadingService(ReadingServiceInterface):
 def _reset(
     reset_fn: _ResetFn, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn | None, datapipe: DataPipe
 ) -> DataPipe:
-    """The reset function of an in-process service. It is a module function so that it can be pickled."""
+    """Resets the graph of an in-process service. This is a module function so that it can be pickled."""
     if iter_reset_fn is not None:
         datapipe = iter_reset_fn(datapipe)
     return reset_fn(datapipe, _ONLY_WORKER, seed_generator)

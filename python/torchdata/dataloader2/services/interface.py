@@ -1,7 +1,7 @@
 """The interface of reading services to `DataLoader2`.
 
-Role: the contract between the loader, which owns a copy of the service, and the service, which owns whatever runs the
-pipe graph. All methods are called in the main process, in the thread that uses the loader.
+Role: the contract between the loader, which owns a copy of the service, and the service, which owns the objects that
+run the pipe graph. All methods are called in the main process, in the thread that uses the loader.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
     "contract_of",
 ]
 
-#: A number of items that are read ahead, or that it is to be chosen.
+#: The number of items that are read ahead, or "auto" to let the pipe or service choose it.
 PrefetchCount: TypeAlias = int | Literal["auto"]
 
 #: Changes the pipe graph at the start of an epoch.
@@ -98,7 +98,7 @@ class ReadingServiceInterface(ABC):
     _pause: ClassVar[Callable[..., Any] | None] = None
     _resume: ClassVar[Callable[..., Any] | None] = None
     _limit: ClassVar[Callable[..., Any] | None] = None
-    #: Whether `checkpoint` and `restore` are there.
+    #: Whether the service defines `checkpoint` and `restore`.
     is_checkpointable: ClassVar[bool] = False
 
     @abstractmethod
@@ -122,7 +122,7 @@ class ReadingServiceInterface(ABC):
 
         Args:
             seed_generator: the loader's source of seeds. Draw all seeds from it to make runs repeatable.
-            iter_reset_fn: what the previous service in a `SequentialReadingService` returned.
+            iter_reset_fn: the return value of the previous service in a `SequentialReadingService`.
 
         Returns:
             A function that the next service, or finally the loader, applies to the graph; or None.
@@ -135,7 +135,7 @@ class ReadingServiceInterface(ABC):
     def set_prefetch_counts(self, main: PrefetchCount | None, worker: PrefetchCount | None) -> None:  # noqa: B027 - optional
         """Sets the number of items that are read ahead in the main process and in each worker.
 
-        None leaves a number as it is, and "auto" leaves it to the service. `PrefetchPolicy` calls this before
+        None leaves a number as it is, and "auto" lets the service choose. `PrefetchPolicy` calls this before
         `initialize`. Services that read nothing ahead ignore it.
         """
 
@@ -147,17 +147,17 @@ class ReadingServiceInterface(ABC):
         resumed: Callable[[], Sequence[Shard] | None],
         ranks: Callable[[], RankInEpoch | None],
     ) -> None:
-        """Tells how the graph is to be run. Called once, before `initialize` or `restore`.
+        """Passes settings of the run to the service. Called once, before `initialize` or `restore`.
 
         Args:
-            full_stats: whether the time of each pipe is taken.
-            resumed: returns the shards of the epoch in which the loader resumes, once the rank is known; None at the
+            full_stats: whether the time of each pipe is measured.
+            resumed: returns the shards of the epoch that the loader resumes, once the rank is known; None at the
                 beginning of an epoch.
             ranks: returns the rank, once it is known.
         """
 
     def with_shards(self) -> ReadingServiceInterface:
-        """The service that runs an epoch with shards that workers have begun. By default this service."""
+        """Returns the service that runs an epoch with shards that workers have begun. By default this service."""
         return self
 
     def runs_shards(self) -> bool:
@@ -165,10 +165,10 @@ class ReadingServiceInterface(ABC):
         return False
 
     def divide_into(self, splits: int) -> None:  # noqa: B027 - optional
-        """Divides each epoch into so many shards, over all ranks, if the service runs shards."""
+        """Divides each epoch into `splits` shards, over all ranks, if the service runs shards."""
 
     def count_items(self, datapipe: DataPipe) -> int | None:
-        """The number of items of an epoch, if the service knows it. Called by `len(loader)`, at any time.
+        """Returns the number of items of an epoch, if the service can determine it. `len(loader)` calls it at any time.
 
         Args:
             datapipe: the graph that the loader reads; before `initialize`, the user's graph.
@@ -179,10 +179,10 @@ class ReadingServiceInterface(ABC):
         return None
 
     def count_shares(self) -> Shares:
-        """The numbers of processes among which `sharding_filter` divides the items. Called at any time; starts nothing.
+        """Returns among how many processes `sharding_filter` divides the items. Called at any time; starts nothing.
 
         Raises:
-            TypeError: the numbers are not known, so the loader has no length; the message says why.
+            TypeError: the numbers are not known, so the loader has no length; the message gives the reason.
         """
         raise TypeError(f"it depends on how {type(self).__name__} shares out the items")
 
@@ -191,11 +191,11 @@ class ReadingServiceInterface(ABC):
         return False
 
     def rank_in_epoch(self) -> RankInEpoch | None:
-        """The rank as which the loader runs; None without ranks, and before `initialize`."""
+        """Returns the rank as which the loader runs; None without ranks, and before `initialize`."""
         return None
 
     def agree_on_seeds(self, seed_generator: SeedGenerator) -> None:  # noqa: B027 - optional
-        """Makes the seeds equal to those of other loaders that read the same items, before a new epoch begins.
+        """Makes the seeds equal to the seeds of other loaders that read the same items, before a new epoch begins.
 
         Args:
             seed_generator: the loader's source of seeds, which is changed.
@@ -205,13 +205,13 @@ class ReadingServiceInterface(ABC):
         """Keeps the seeds of the next epoch, because it continues the epoch of a loader without ranks."""
 
     def stats_notes(self) -> Sequence[str]:
-        """Sentences to print below the table of `DataLoader2.stats`. Called at any time, in any thread."""
+        """Returns sentences to print below the table of `DataLoader2.stats`. Called at any time, in any thread."""
         return ()
 
     def engine_processes(self) -> Any:
-        """The processes of this package's engine that run the graph, whose counters the loader shows.
+        """Returns the processes of this package's engine that run the graph, whose counters the loader shows.
 
-        None if the service starts no such processes; the loader then counts in the main process.
+        Returns None if the service starts no such processes; the loader then counts in the main process.
         """
         return None
 
@@ -242,7 +242,7 @@ class CheckpointableReadingServiceInterface(ReadingServiceInterface):
 
     @abstractmethod
     def checkpoint(self) -> bytes:
-        """The state of the service. Called by `DataLoader2.state_dict`."""
+        """Returns the state of the service. Called by `DataLoader2.state_dict`."""
 
     @abstractmethod
     def restore(self, datapipe: DataPipe, serialized_state: bytes) -> DataPipe:
@@ -250,7 +250,7 @@ class CheckpointableReadingServiceInterface(ReadingServiceInterface):
 
         Args:
             datapipe: the last pipe of the loader's graph.
-            serialized_state: what `checkpoint` returned.
+            serialized_state: the return value of `checkpoint`.
 
         Returns:
             The pipe that the loader reads.

@@ -1,8 +1,8 @@
-"""Shards in the main process: how an epoch ends that workers began, where the loader has no workers.
+"""Shards in the main process: completes an epoch that workers began, in a loader without workers.
 
-Role: takes the place of the worker processes for a `WorkerOutput`. Runs in the threads that read the loader, one at a
-time, and owns a copy of the pipes for each shard. While a shard runs, the process has its worker info and its global
-generators; between two items it has its own.
+Role: replaces the worker processes for a `WorkerOutput`. Runs in the threads that read the loader, one at a
+time, and owns a copy of the pipes for each shard. While a shard runs, the process has the shard's worker info and
+global generators. Between two items, it has its own.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ __all__ = ["LocalShards"]
 
 
 class LocalShards:
-    """Runs the shards of one epoch in this process, one item of each in turn. Speaks as `Children` and their collector.
+    """Runs the shards of one epoch in this process, one item of each in turn. Acts as `Children` and their collector.
 
     Args:
-        program: what each shard runs.
-        num_shards: how many there are.
+        program: the program of the shards.
+        num_shards: the number of shards.
     """
 
     num_workers = 0
@@ -42,11 +42,11 @@ class LocalShards:
         self.collector = self
         self.stall_warning: float | None = None
         self._programs = program.replicas(num_shards)
-        #: By shard: how many items were given, in earlier runs of the epoch, too.
+        #: By shard: the number of items that were delivered, including earlier runs of the epoch.
         self._given: list[Account] = [(0, 0)] * num_shards
         self._iterators: list[Iterator[Any] | None] = []
         self._turn = self._delivered = 0
-        #: Whether an item is being made, which the thread that makes it sees if a signal handler asks for the places.
+        #: Whether an item is being computed. A signal handler that requests positions then gets none.
         self._is_busy = self._is_stopped = False
         for shard, each in enumerate(self._programs):
             with self._as_shard(each, enters=False):
@@ -54,7 +54,7 @@ class LocalShards:
 
     @contextmanager
     def _as_shard(self, program: EpochProgram, *, enters: bool = True) -> Iterator[None]:
-        """Context in which the process is a shard's."""
+        """Context that gives the process the globals of a shard."""
         with one_at_a_time(), torch_as_it_was():
             generators, replica, worker, witness = (
                 save_generators(),
@@ -103,7 +103,7 @@ class LocalShards:
                 program.call(function)
 
     def end_epoch(self) -> None:
-        """Nothing is counted that would tell of the epoch."""
+        """Does nothing, because nothing is counted during an epoch."""
 
     def shutdown(self) -> None:
         """Ends the threads of the pipes."""
@@ -114,12 +114,12 @@ class LocalShards:
     # -- as a collector --------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
-        """The items of all shards, one of each in turn."""
+        """Yields the items of all shards, one of each in turn."""
         while items := self._next():
             yield items.pop()
 
     def _next(self) -> list[Any]:
-        """The next item in a list, which is empty at the end. Another thread sees the shards before or after it."""
+        """Returns the next item in a list; empty at the end. Other threads see the shards only between items."""
         with one_at_a_time():
             while not self._is_stopped and any(iterator is not None for iterator in self._iterators):
                 shard, self._turn = self._turn, (self._turn + 1) % self.num_shards
@@ -138,11 +138,11 @@ class LocalShards:
             return []
 
     def delivered(self) -> int:
-        """Items that came since the epoch began here."""
+        """Returns the number of items since the epoch began here."""
         return self._delivered
 
     def places(self, delivered: int | None = None) -> tuple[list[tuple[Account, Any]], int, None] | None:
-        """Where all shards are, with a snapshot of each; None where that is not known: for some items ago, for one."""
+        """Returns the positions of all shards, with a snapshot of each; None if unknown, as for earlier items."""
         with one_at_a_time():
             if self._is_busy or delivered not in (None, self._delivered):
                 return None
@@ -156,14 +156,14 @@ class LocalShards:
             return found, turn, None
 
     def follow(self, delivery: object) -> None:
-        """Every item is given at once."""
+        """Does nothing, because every item is delivered at once."""
 
     def stop(self) -> None:
-        """Yields nothing more of the epoch."""
+        """Stops yielding items of the epoch."""
         self._is_stopped = True
 
     def pause(self) -> None:
-        """Nothing is made ahead."""
+        """Does nothing, because no items are computed ahead."""
 
     def resume(self) -> None:
-        """Nothing is made ahead."""
+        """Does nothing, because no items are computed ahead."""

@@ -1,7 +1,7 @@
 """`MultiProcessingReadingService`: the pipe graph in worker processes, over the Rust engine.
 
-Role: cuts the graph into what runs in the dispatching process, in the workers and in main, starts the processes, and
-turns the loader's calls into commands to them. Runs in main; owns the `Children`.
+Role: divides the graph between the dispatching process, the workers and main, starts the processes, and turns the
+loader's calls into commands to them. Runs in main; owns the `Children`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     process has received are recomputed, compared by checksum and dropped, so the pipeline must repeat itself. Each
     restart is a `RuntimeWarning`. Three exits at the same item raise `WorkerExitedError` with the item's number. If
     there is a dispatching process, all processes are replaced together. Under "fork", a helper process is forked at the
-    start, from which replacements are forked, so that threads and CUDA of the main process do no harm.
+    start. Replacements are forked from it, so that threads and CUDA of the main process do no harm.
 
     `on_timeout="restart"` does the same for processes that hang, with their Python stacks in the warning. A process
     hangs if the main process has waited for it for `timeout` seconds, and no pipe in it has yielded an item. A filter
@@ -111,7 +111,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         [0, 1, 2, 3]
     """
 
-    #: Whether the time of each pipe is taken; the loader says so before the workers start.
+    #: Whether the time of each pipe is measured; the loader sets this before the workers start.
     _full_stats = False
 
     def __init__(
@@ -168,21 +168,21 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         check_on_timeout(_NAME, on_timeout, timeout, patience)
         self.on_timeout, self.patience = on_timeout, patience
         self._children: Children | LocalShards | None = None  # once initialised
-        #: The choice of "auto", once made.
+        #: The choice for "auto", once made.
         self._choice: Choice | None = None
-        #: The shards of the epoch of a loaded state, in which the loader resumes, and those of the epoch that runs.
+        #: Returns the shards of the epoch that the loader resumes, if it has loaded a state.
         self._resumed: Callable[[], Sequence[Shard] | None] = _none
         self._ask_rank: Callable[[], RankInEpoch | None] = _none
         self._rank: tuple[int, int, bool] = (0, 1, False)
-        #: Into how many shards each epoch is divided, over all ranks; None for one for each worker.
+        #: The number of shards of each epoch, over all ranks; None for one shard per worker.
         self.splits: int | None = None
         self._shards: Sequence[Shard] = ()
-        #: What the workers and the dispatching process run.
+        #: The graphs in the workers and in the dispatching process.
         self._graphs: tuple[DataPipe, DataPipe | None] | None = None
         self._worker_output: WorkerOutput | None = None
         self._end_datapipe: DataPipe | None = None
         self._dispatches = False
-        #: Of the graph in the workers, and of that in the dispatching process.
+        #: The epochs of datasets in the workers' graph, and in the dispatching process's graph.
         self._epochs = DatasetEpochs(None), DatasetEpochs(None)
 
     # -- the graph ---------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             refuse_ranks(Graph(datapipe))
             say(self._chosen().line)
         resumed, self._rank = self._resumed(), self._ask_rank() or (0, 1, False)
-        self._resumed, self._ask_rank = _none, _none  # both refer to the loader
+        self._resumed, self._ask_rank = _none, _none  # both hold references to the loader
         if self.num_workers == 0 and resumed is None and self.splits is None:
             self._end_datapipe = function_in_use("process_init_fn")(datapipe, WorkerInfo(1, 0), self.worker_init_fn)
             return self._end_datapipe
@@ -232,7 +232,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return end
 
     def _warn_of_copies(self, graph: Graph) -> None:
-        """Warns of items that several workers would yield, unless functions of the user's may divide them."""
+        """Warns of items that several workers would yield, unless functions of the user may divide them."""
         from torchdata.dataloader2.linter import warn_of_silent_findings
 
         no_functions = self.worker_init_fn is None and self.worker_reset_fn is None
@@ -241,15 +241,15 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             warn_of_silent_findings(graph, shards)
 
     def _context(self) -> BaseContext:
-        """What starts the processes."""
+        """Returns the context that starts the processes."""
         return multiprocessing.get_context(self.multiprocessing_context)
 
     def _workers_for(self, shards: int) -> int:
-        """How many workers run so many shards: what is dispatched goes to one shard of each."""
+        """Returns how many workers run these shards. With dispatched items, each worker runs one shard."""
         return shards if self._dispatches else min(shards, self.num_workers)
 
     def _own_shards(self) -> Sequence[Shard]:
-        """The shards of an epoch that begins: one for each worker, or the splits of this rank."""
+        """Returns the shards of a new epoch: one for each worker, or the splits of this rank."""
         if self.splits is not None:
             rank, ranks, _ = self._rank
             if ranks > self.splits:
@@ -289,7 +289,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
     @property
     def num_workers(self) -> int:
-        """How many worker processes there are, or are to be."""
+        """The number of worker processes, also before they start."""
         return self._chosen().number if self._num_workers == "auto" else self._num_workers
 
     @num_workers.setter
@@ -309,26 +309,26 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         resumed: Callable[[], Sequence[Shard] | None],
         ranks: Callable[[], RankInEpoch | None],
     ) -> None:
-        """Notes whether the time of each pipe is taken, and the shards of a loaded state."""
+        """Stores whether the time of each pipe is measured, the shards of a loaded state, and the rank."""
         self._full_stats, self._resumed, self._ask_rank = full_stats, resumed, ranks
 
     def runs_shards(self) -> bool:
-        """It does."""
+        """Returns True."""
         return True
 
     def divide_into(self, splits: int) -> None:
-        """Divides each epoch into so many shards, over all ranks."""
+        """Divides each epoch into `splits` shards, over all ranks."""
         self.splits = splits
 
     @classmethod
     def without_workers(cls, init_fn: Any = None, reset_fn: Any = None) -> MultiProcessingReadingService:
-        """A service that runs shards in this process."""
+        """Returns a service that runs shards in this process."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return cls(0, worker_init_fn=init_fn, worker_reset_fn=reset_fn)
 
     def count_shares(self) -> Shares:
-        """One share for each worker, if no function of the user's may change the graph there."""
+        """Returns one share for each worker, unless a function of the user may change the graph there."""
         refuse_functions(self, worker_init_fn=self.worker_init_fn, worker_reset_fn=self.worker_reset_fn)
         if replaced_functions():
             raise TypeError(f"{', '.join(replaced_functions())} may change the graph in the workers")
@@ -337,15 +337,15 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return Shares(workers=self.splits or self.num_workers)
 
     def has_workers(self) -> bool:
-        """Whether there is a worker; without one the graph runs in main."""
+        """Whether there is a worker; without workers the graph runs in main."""
         return self.num_workers > 0
 
     def stats_notes(self) -> Sequence[str]:
-        """The choice of "auto"."""
+        """Returns the choice for "auto"."""
         return () if self._choice is None else (self._choice.line,)
 
     def engine_processes(self) -> Children | None:
-        """The processes that are at work, once initialised."""
+        """Returns the running processes, once initialized."""
         return None if isinstance(self._children, LocalShards) else self._children
 
     def _running(self) -> Children | LocalShards:
@@ -360,13 +360,13 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     ) -> ResetFn | None:
         """Seeds the pipes in main and starts the epoch in all processes."""
         end = self._initialised()
-        set_graph_random_seed(end, copy.copy(seed_generator))  # the next epoch is not to depend on what is drawn
+        set_graph_random_seed(end, copy.copy(seed_generator))  # the next epoch must not depend on the seeds drawn here
         if self._worker_output is not None:
             generator = copy.copy(seed_generator)
-            # As bytes: pickling an object asks each reducer that torch has registered.
+            # As bytes, because pickling an object calls each reducer that torch has registered.
             in_workers, dispatching = (epochs.and_then(iter_reset_fn) for epochs in self._epochs)
             self._divide_anew(self._worker_output)
-            # The last one is the dispatching process's; what it draws is shared, and so the same whatever its number.
+            # The last seed is for the dispatching process, which draws shared seeds only, so its number has no effect.
             seeds = [*(seeds_of(generator, shard) for shard in self._shards), generator.spawn(len(self._shards))]
             number = len(self._shards)
             self._worker_output.start_epoch(
@@ -375,9 +375,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return None
 
     def _divide_anew(self, output: WorkerOutput) -> None:
-        """Starts other workers where a new epoch is to have other shards.
+        """Starts other workers if a new epoch has other shards.
 
-        What lasts beyond an epoch lasts in its shard, so a graph that keeps something keeps its shards.
+        State that lasts beyond an epoch belongs to its shard, so a graph with such state keeps its shards.
         """
         own = self._own_shards()
         if not own or list(self._shards) == list(own) or output.resumes or output.lasts:
@@ -390,7 +390,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         output.adopt(self._children, None if self.splits is None else own)
 
     def finalize_iteration(self) -> None:
-        """Ends the epoch: nobody runs ahead for it any more."""
+        """Ends the epoch, so that no process reads ahead for it."""
         if self._children is not None:
             self._children.collector.stop()
 
@@ -412,7 +412,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     # -- pausing -----------------------------------------------------------------------------------
 
     def _pause(self, pause_fn: ResetFn | None = None) -> None:
-        """Halts prefetching in main and in the workers; `pause_fn` is then applied to the graph of each."""
+        """Stops prefetching in main and in the workers; `pause_fn` is then applied to the graph of each."""
         pause_pipes(self._main_graph())
         self._running().collector.pause()
         if pause_fn is not None:
@@ -429,7 +429,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     def _limit(
         self, num_batches: int | None, limit_fn: Callable[[DataPipe, int | None], DataPipe] | None = None
     ) -> None:
-        """Applies `limit_fn` to the graphs of all processes; the loader itself counts what it hands out."""
+        """Applies `limit_fn` to the graphs of all processes; the loader itself counts the items that it delivers."""
         if limit_fn is not None:
             self._call(_Limit(limit_fn, num_batches if self._dispatches else None))
             limit_fn(self._initialised(), num_batches)
@@ -456,7 +456,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
 
 class _Limit:
-    """`limit_fn` with its count, on its way to the children."""
+    """`limit_fn` with its count, in a form that is sent to the children."""
 
     def __init__(self, limit_fn: Callable[[DataPipe, int | None], DataPipe], num_batches: int | None) -> None:
         self.limit_fn = limit_fn
@@ -465,7 +465,7 @@ class _Limit:
     def __call__(self, datapipe: DataPipe) -> None:
         self.limit_fn(datapipe, self.num_batches)
 
-    # Of several with the same function the latest counts, for who takes a place later.
+    # Of several calls with the same function, only the latest is repeated in a process that starts later.
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Limit) and other.limit_fn == self.limit_fn
@@ -475,7 +475,7 @@ class _Limit:
 
 
 def _countable(items: int) -> int:
-    """A window: at least one item, and at most as many as the engine can count."""
+    """Returns a valid window: at least one item, and at most the engine's maximum."""
     return min(max(1, items), sys.maxsize)
 
 
@@ -484,11 +484,11 @@ def _none() -> None:
 
 
 def seeds_of(generator: SeedGenerator, shard: Shard) -> SeedGenerator:
-    """The seeds of a shard.
+    """Returns the seeds of a shard.
 
     Args:
-        generator: those of the loader on its rank; if the shard was moved, those of the whole job.
-        shard: the shard. One that main has begun has the seeds of the loader itself.
+        generator: the seeds of the loader on its rank; if the shard was moved, the seeds of the whole job.
+        shard: the shard. A shard that main began has the seeds of the loader itself.
     """
     if shard.splits:  # these seeds are the same on all ranks
         return SeedGenerator(copy.copy(generator).generate_shared_seed()).spawn(shard.worker)

@@ -1,7 +1,7 @@
 """`RayReadingService`: the workers of a `MultiProcessingReadingService` on a Ray cluster.
 
-Role: checks what the user says of the cluster, and has the workers made there. All else is as with workers on this
-machine: which graph they run, in which order their items come, what a state says. Runs in main.
+Role: checks the user's settings of the cluster, and starts the workers there. The graph in the workers, the order of
+the items and the contents of states are the same as with workers on this machine. Runs in main.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from torchdata.datapipes._pipe.checks import check_int
 __all__ = ["RayReadingService"]
 
 _NAME = "RayReadingService"
-#: Items that a worker is ahead: more than on one machine, as what main says takes milliseconds to come there.
+#: Items that a worker is ahead: more than on one machine, because a message from main takes milliseconds to arrive.
 _AHEAD = 1_000
-#: Options of an actor that are not the user's, and why.
+#: Options of an actor that the user must not set, and the reasons.
 _OWN = {
     "concurrency_groups": "the service has its own",
     "max_concurrency": "the service has its own",
@@ -41,8 +41,8 @@ _OWN = {
 class RayReadingService(MultiProcessingReadingService):
     """Runs the pipe graph in workers on the machines of a Ray cluster. Experimental: names and defaults may change.
 
-    The items, their order and the state of the loader are those of `MultiProcessingReadingService` with the same number
-    of workers, and each of the two can resume from states of the other. Each worker is a process next to a Ray actor,
+    The items, their order and the state of the loader are the same as with `MultiProcessingReadingService` and the same
+    number of workers. Each service can resume from states of the other. Each worker is a process next to a Ray actor,
     and ends with the loader. The service joins a running cluster (`ray.init(address="auto")`), unless the program has
     called `ray.init()` itself.
 
@@ -59,18 +59,18 @@ class RayReadingService(MultiProcessingReadingService):
         worker_reset_fn: see `MultiProcessingReadingService`.
         ray_remote_args: options of each worker's actor, such as `{"num_cpus": 2, "resources": {"fast_disk": 1}}`; one
             CPU by default.
-        scheduling: where Ray places the workers: the name of a strategy ("SPREAD", "DEFAULT"), a strategy of
+        scheduling: how Ray distributes the workers: the name of a strategy ("SPREAD", "DEFAULT"), a strategy of
             `ray.util.scheduling_strategies` or a placement group.
         runtime_env: the environment of the actors, as for Ray.
-        chunk_bytes: bytes of available items from which a worker sends them as one message; 8 MiB by default.
+        chunk_bytes: bytes of available items until a worker sends them as one message; 8 MiB by default.
         in_order: see `MultiProcessingReadingService`.
         memory_budget: bytes of shared memory for items in the main process, and the same amount in flight at the
             workers; None (the default) for a quarter of the machine's memory.
         timeout: seconds to wait for an item before the action of `on_timeout`; None (the default) or 0 for no limit.
         on_worker_exit: "error" raises `WorkerExitedError` if a worker, its actor or its machine is lost. "restart"
-            makes Ray place a new worker, which resumes from the last snapshot.
+            makes Ray start a new worker, which resumes from the last snapshot.
         on_timeout: "error" raises TimeoutError after `timeout` seconds without an item. "restart" ends the worker that
-            hangs, reports its stack, and makes Ray place a new one.
+            hangs, reports its stack, and makes Ray start a new worker.
         patience: with `on_timeout="restart"`, the seconds that a worker gets if it uses a processor, according to its
             host. None (the default) for `timeout`.
     """
@@ -121,7 +121,7 @@ class RayReadingService(MultiProcessingReadingService):
         self._cluster: Any = None
 
     def _workers_for(self, shards: int) -> int:
-        """A worker there runs one shard."""
+        """Returns `shards`, because each worker on the cluster runs one shard."""
         return shards
 
     def _start(self, branch: DataPipe, dispatching: DataPipe | None, shards: Sequence[Shard]) -> Children | LocalShards:
@@ -150,8 +150,8 @@ def _check_options(options: dict[str, Any]) -> dict[str, Any]:
     """Checks the options of actors that a user gives.
 
     Raises:
-        TypeError: they are no dictionary of names.
-        ValueError: one of them is not for the user to give.
+        TypeError: `options` is not a dictionary with string keys.
+        ValueError: the user must not set one of the options.
     """
     if not isinstance(options, dict) or not all(isinstance(key, str) for key in options):
         raise TypeError(f"{_NAME}: ray_remote_args must be a dictionary of options of Ray's actors, not {options!r}")

@@ -1,4 +1,4 @@
-"""Compares the orders in which workers read their sources.
+"""Compares the orders of the items that workers read.
 
 Role: runs in the main process. Receives the samples that each worker takes before its `sharding_filter`
 (`_pipe/witnessing.py`), and raises an exception if workers read the same items in different orders. A different value
@@ -26,7 +26,7 @@ class _Order:
     """The samples of one filter in one epoch."""
 
     def __init__(self) -> None:
-        #: By checksum: its first position, and the worker.
+        #: By checksum: the first position of that checksum, and the worker.
         self._first: dict[int, tuple[int, int]] = {}
         #: By position: the first checksum.
         self._at: dict[int, int] = {}
@@ -51,7 +51,7 @@ class _Order:
         return found or self._of_short_ones(worker, note)
 
     def _of_short_ones(self, worker: int, note: Note) -> tuple[int, int, int] | None:
-        """Compares sources of which each item was sampled."""
+        """Compares sources whose items were all sampled."""
         if note.start == 0:
             self._begun.setdefault(worker, []).extend(checksum for _, checksum in note.samples)
         if note.length is None or len(mine := self._begun.pop(worker, [])) != note.length:
@@ -99,7 +99,7 @@ class Orders:
         self._orders, self._shares = {}, {}
 
     def hear(self, worker: int, notes: Sequence[Note]) -> None:
-        """Compares the items of a worker with those of the others.
+        """Compares the items of a worker with the items of the other workers.
 
         Raises:
             RuntimeError: the orders differ, or workers have read the same part of a source that splits itself.

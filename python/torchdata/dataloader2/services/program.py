@@ -1,8 +1,8 @@
 """The work of a process on its copy of the pipe graph: once when it starts, and at the start of every epoch.
 
 Role: `process_init_fn` and `process_reset_fn` are called by the reading services, in the workers and in the dispatching
-process of a multi-process service and in the main process of an in-process one. They own the graph; the functions
-return the pipe to read. The engine runs `GraphProgram` in the children.
+process of a multi-process service, and in the main process of an in-process service. They own the graph, and return the
+pipe to read. The engine runs `GraphProgram` in the children.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _FACE = "torchdata.dataloader2.reading_service"
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """Which of how many worker processes this one is.
+    """The number of this worker process, and the number of all worker processes.
 
     Args:
         num_workers: the number of worker processes.
@@ -93,14 +93,14 @@ def process_init_fn(
 ) -> DataPipe:
     """Prepares a graph for the process that reads it: shards it, lets the user change it, prefetches.
 
-    Branches that read from the dispatching process are not sharded: their items are dealt out already.
+    Branches that read from the dispatching process are not sharded, because their items are distributed already.
 
     Args:
         datapipe: the last pipe of the graph.
         worker_info: which of how many processes this one is.
         custom_init_fn: called with the sharded graph and `worker_info`; returns the pipe to read.
         worker_prefetch_cnt: how many items a thread of this process reads ahead; 0 for no thread.
-        dispatching_req_queue: must be None; a `DispatchedSource` in the graph takes the place of the queues.
+        dispatching_req_queue: must be None; a `DispatchedSource` in the graph replaces the queues.
         dispatching_res_queue: must be None, likewise.
 
     Returns:
@@ -141,7 +141,7 @@ def process_reset_fn(
         datapipe: the last pipe of the graph.
         worker_info: which of how many processes this one is.
         seed_generator: where seeds are drawn, spawned with the worker's id.
-        distributed_shared_seed: whether all seeds are those that workers and ranks share, as in the
+        distributed_shared_seed: whether all seeds are the ones that workers and ranks share, as in the
             dispatching process, which exists once.
         iter_reset_fn: the reset function of the reading services before this one.
         custom_reset_fn: the user's reset function, called last.
@@ -166,32 +166,32 @@ def process_reset_fn(
 
 
 def function_in_use(name: str) -> Callable[..., Any]:
-    """`process_init_fn` or `process_reset_fn`, or what users have put in its place under its public name."""
+    """Returns `process_init_fn` or `process_reset_fn`, or the user's replacement under its public name."""
     face = loaded(_FACE)  # a process that has not imported it has nothing in its place
     function: Callable[..., Any] = globals()[name] if face is None else getattr(face, name)
     return function
 
 
 def replaced_functions() -> dict[str, Callable[..., Any]]:
-    """By name, what users have put in the place of the two functions. A spawned process has ours."""
+    """Returns the user's replacements of the two functions, by name. A spawned process has the original functions."""
     ours = {"process_init_fn": process_init_fn, "process_reset_fn": process_reset_fn}
     return {name: function_in_use(name) for name in ours if function_in_use(name) is not ours[name]}
 
 
 def refuse_functions(service: Any, **functions: Callable[..., Any] | None) -> None:
-    """Raises TypeError if a service has a function of the user's, which may change the graph."""
+    """Raises TypeError if a service has a function from the user, which may change the graph."""
     for name, function in functions.items():
         if function is not None:
             raise TypeError(f"{name} of the {type(service).__name__} may change the graph")
 
 
 class _Share(NamedTuple):
-    """From where on dispatched items are to come.
+    """The position where a share of dispatched items resumes.
 
     Args:
-        number: of the pass, from 1; 0 if nothing is dispatched.
-        read: what was read of it: items and checksum.
-        is_read_out: whether that is all of it, and its end was met.
+        number: the number of the pass, from 1; 0 if nothing is dispatched.
+        read: the count and checksum of the items that were read.
+        is_read_out: whether these are all items of the share, and its end was reached.
     """
 
     number: int
@@ -204,9 +204,9 @@ class GraphProgram(EpochProgram):
 
     Args:
         datapipe: the last pipe of the graph.
-        init_fn: the user's function of a worker's start, or None.
-        reset_fn: the user's function of an epoch's start, or None.
-        shards: the shards of the epoch, by number; None for one of each worker.
+        init_fn: the user's function for the start of a worker, or None.
+        reset_fn: the user's function for the start of an epoch, or None.
+        shards: the shards of the epoch, by number.
     """
 
     runner: ClassVar[type[EpochRunner]] = EpochRunner
@@ -225,23 +225,23 @@ class GraphProgram(EpochProgram):
         self.replaced = replaced_functions()
         self._witness: Witness | None = None
         self._passes = 0
-        #: What this shard has of the process while another one runs there.
+        #: The random numbers of this shard, while another shard runs in the process.
         self._own = ShardGlobals()
-        #: Describes it to torch; None if it is not described.
+        #: How to describe the shard to torch; None if it is not described.
         self._telling: Telling | None = None
-        #: Holds the threads that read ahead for this shard while another one runs: they draw random numbers, too.
+        #: Stops this shard's threads that read ahead while another shard runs, because they draw random numbers, too.
         self._held = ExitStack()
-        #: The pipes of these threads; None if they are not known.
+        #: The pipes of these threads; None until they are searched for.
         self._reading_ahead: list[Any] | None = None
         #: The graph that replaces this one in the next epoch.
         self._successor: DataPipe | None = None
         #: Why no snapshot can be made in this epoch.
         self._unsaved: Exception | None = None
-        #: Whether there is one in this epoch.
+        #: Whether a snapshot was made in this epoch.
         self._saved = False
-        #: Whether the graph went on behind the end of its share.
+        #: Whether the graph resumed after the end of its share.
         self._is_behind_share = False
-        #: The graph, and which of its filters sample what they read; None if that is not decided.
+        #: The graph, and its filters that sample the items they read; None if the graph was not searched yet.
         self._watched: tuple[DataPipe, list[tuple[Any, str]]] | None = None
 
     def why_unpicklable(self, start_method: str, error: Exception) -> str:
@@ -254,7 +254,7 @@ class GraphProgram(EpochProgram):
         return [self, *(GraphProgram(graph, self.init_fn, self.reset_fn, self.shards) for graph in graphs)]
 
     def enter(self) -> None:
-        """Gives the shard what it shares with the process: its number, and its random numbers."""
+        """Gives the process the number and the random numbers of this shard."""
         skipping_items.worker = self._info.worker_id
         witnessing.current = self._witness
         if not self._own.enter() and self._telling is not None:
@@ -274,7 +274,7 @@ class GraphProgram(EpochProgram):
             with suppress(TimeoutError):  # a thread that takes this long for an item is not stopped
                 self._held.enter_context(pipe.standing_still())
         if _LOCKS in sys.modules and (locks := loaded(_LOCKS)) is not None:
-            locks.release_all_of(None)  # another shard may need the files, and these threads write none meanwhile
+            locks.release_all_of(None)  # another shard may need the files; the stopped threads do not write to them
         self._own.leave()
 
     def prepare(self, child: ChildInfo) -> None:
@@ -291,7 +291,7 @@ class GraphProgram(EpochProgram):
             source.share = child.share
         self._tell_torch()
         own_random.is_replica = True
-        # All that users' own functions may expect to get is given.
+        # Includes all arguments that users' replacements may expect.
         self.datapipe = self._in_use("process_init_fn")(
             self.datapipe,
             worker_info=self._info,
@@ -337,20 +337,20 @@ class GraphProgram(EpochProgram):
                 witnessing.current = Witness(self._watched[1])
 
     def note(self) -> object:
-        """What the sharding filters have sampled since the last call."""
+        """Returns the samples of the sharding filters since the last call."""
         witness = self._witness if self._own.is_away else witnessing.current
         return None if witness is None else witness.notes()
 
     def beginning_unread(self) -> AbstractContextManager[None]:
-        """Context in which threads do not read yet: one that waits for a dispatched item would hold up the snapshot,
-        for which the other workers wait, and these the item."""
+        """Context that keeps threads from reading. A thread that waits for a dispatched item would delay the snapshot.
+        The other workers wait for that snapshot, and the item waits for them."""
         return beginning_unread()
 
     def snapshot(self) -> tuple[int, tuple[int, int], bytes] | None:
-        """The state of the graph and of the global generators, as of the last item.
+        """Returns the state of the graph and of the global generators after the last item.
 
-        None if the graph cannot be saved, and in later passes of what is dispatched: an earlier snapshot, or the
-        epoch's beginning, is gone on from then.
+        Returns None if the graph cannot be saved, and in later passes over dispatched items. The worker then resumes
+        from an earlier snapshot, or from the epoch's beginning.
         """
         if self._unsaved is not None or self._passes > 1:
             return None
@@ -366,11 +366,11 @@ class GraphProgram(EpochProgram):
             return share.number, share.read, content
         except Exception as error:
             self._unsaved = error
-            # In the place of the first snapshot; an earlier one is worth more.
+            # The reason is sent if there is no snapshot; an earlier snapshot is more useful.
             return None if self._saved else (int(self._child.share is not None), (0, 0), reason(error))
 
     def _share_in(self, graph: Graph, entries: Sequence[Entry]) -> _Share | None:
-        """From where on dispatched items are to come with a state of the graph."""
+        """Returns the position where dispatched items resume for a state of the graph."""
         if self._child.share is None:
             return _Share(0)
         reached, read = self._child.share()
@@ -378,7 +378,7 @@ class GraphProgram(EpochProgram):
             return None
         source = graph.first(_is_dispatched)
         if source is None or reached == 0:
-            return _Share(1, read)  # what comes first may have been held by a pipe: the share is opened later
+            return _Share(1, read)  # a pipe may yield items that it holds first, and open the share later
         entry = entries[graph.index(source)]
         if entry.restores and not entry.finished:
             items, checksum = (entry.state or {})["share"]
@@ -388,10 +388,10 @@ class GraphProgram(EpochProgram):
             return None if entry.restores else _Share(1)
         if self._is_behind_share or token_of(source).finished:
             return _Share(1, read, is_read_out=True)
-        return _Share(2)  # it was left in the middle: the next pass would be the second
+        return _Share(2)  # reading stopped in the middle: the next pass would be the second
 
     def go_on_from(self, snapshot: bytes | None, strict: bool = True) -> Iterator[Any]:
-        """An iterator over the graph behind a snapshot; None begins with the first item."""
+        """Returns an iterator over the graph after a snapshot; None starts with the first item."""
         set_strictness(self.datapipe, strict)
         self._passes += 1
         if snapshot is None:
@@ -403,7 +403,7 @@ class GraphProgram(EpochProgram):
     def _go_on(self, saved: Content) -> Iterator[Any]:
         entries = saved.entries or ()
         if saved.read_out:
-            self._read_share_out()  # first: if another epoch interrupts this, that is not to go on from the state
+            self._read_share_out()  # first: if another epoch interrupts this, that epoch must not resume from the state
         if len(entries) > len(Graph(self.datapipe).pipes) and self._shard.of_main:
             self.datapipe = cast("IterDataPipe[Any]", self.datapipe).prefetch("auto")  # as main read ahead
             self._reading_ahead = None
@@ -413,10 +413,11 @@ class GraphProgram(EpochProgram):
         return iterate(self.datapipe)
 
     def _read_share_out(self) -> None:
-        """Waits until the dispatching process has come to its end: nobody else asks, and some of it may outlive that.
+        """Waits for the end of the dispatched items, which no pipe requests. The dispatching process may keep state
+        beyond this epoch, so it must reach the end.
 
         Raises:
-            RuntimeError: there was another item.
+            RuntimeError: another item arrived.
         """
         source = Graph(self.datapipe).first(_is_dispatched)
         for _ in source.open_stream():
@@ -427,20 +428,20 @@ class GraphProgram(EpochProgram):
         self._is_behind_share = True
 
     def call(self, function: Callable[[DataPipe], DataPipe | None]) -> None:
-        """Applies a function to the graph; what it returns, if anything, takes the graph's place."""
+        """Applies a function to the graph; a pipe that it returns replaces the graph in the next epoch."""
         self._watched = self._reading_ahead = None  # the function may change the graph
         replaced = function(self.datapipe if self._successor is None else self._successor)
         if replaced is not None:
-            self._successor = replaced  # the graph that runs is the one that snapshots are taken of
+            self._successor = replaced  # snapshots are taken of the graph that runs
 
     def _in_use(self, name: str) -> Callable[..., Any]:
         return self.replaced.get(name) or function_in_use(name)
 
 
 def _seed_global_generators(seed_generator: SeedGenerator, shared: bool) -> None:
-    """Seeds `random`, and torch and NumPy: now if they are loaded, in a child else when they are imported.
+    """Seeds `random`, torch and NumPy. A child seeds a library that is not loaded yet when it is imported.
 
-    Always draws three seeds, so that what the pipes get does not depend on which libraries a process has loaded.
+    Always draws three seeds, so that the seeds of the pipes do not depend on the libraries that a process has loaded.
     """
     draw = seed_generator.generate_shared_seed if shared else seed_generator.generate_seed
     python_seed, torch_seed, numpy_seed = draw(), draw(), draw()
@@ -451,7 +452,7 @@ def _seed_global_generators(seed_generator: SeedGenerator, shared: bool) -> None
         seed_torch(torch, torch_seed)
     else:
         awaited["torch"] = torch_seed
-    numpy_random = loaded("numpy.random")  # which NumPy itself imports late
+    numpy_random = loaded("numpy.random")  # NumPy imports this module late
     if numpy_random is not None:
         numpy_random.seed(numpy_seed >> 32)  # the legacy generator takes 32 bits
     else:

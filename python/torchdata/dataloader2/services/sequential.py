@@ -1,7 +1,7 @@
-"""Several reading services, one after the other.
+"""Several reading services, one after another.
 
-Role: passes every call of the loader on to each of the services: what begins something in their order, what
-ends something in the reverse order. Runs in the main process and owns the services.
+Role: forwards every call of the loader to each of the services. Calls that begin something are made in the order of the
+services, and calls that end something in reverse order. Runs in the main process and owns the services.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ __all__ = ["SequentialReadingService", "holds_nothing"]
 
 
 def holds_nothing(serialized_state: Any) -> bool:
-    """Whether what `SequentialReadingService.checkpoint` returned is of services without a state."""
+    """Whether a state that `SequentialReadingService.checkpoint` returned belongs to services without a state."""
     try:
         return not any(_states_in(serialized_state))
     except ValueError:
-        return False  # of another service
+        return False  # the state belongs to another service
 
 
 def _states_in(serialized_state: Any) -> list[Any]:
-    """The states of the services, by what `SequentialReadingService.checkpoint` returned here or in torchdata 0.9.
+    """Returns the states of the services from a result of `SequentialReadingService.checkpoint`, here or in 0.9.
 
     Raises:
-        ValueError: it is of something else, or damaged.
+        ValueError: the state has another origin, or is damaged.
     """
     if is_sealed(serialized_state):
         saved = unseal(serialized_state, "the state of the reading services")
@@ -68,7 +68,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
     """Runs the pipe graph through several reading services, for example a distributed and a multi-process service.
 
     Args:
-        *reading_services: the services, in the order in which each takes over what the previous one returned.
+        *reading_services: the services. Each takes over the result of the previous one.
 
     Raises:
         TypeError: an argument is not a reading service.
@@ -89,19 +89,19 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         self.reading_services = reading_services
 
     def initialize(self, datapipe: DataPipe) -> DataPipe:
-        """Lets each service take over what the one before it returned."""
+        """Passes the pipe through all services, each of which takes over the result of the previous one."""
         for service in self.reading_services:
             datapipe = service.initialize(datapipe)
         return datapipe
 
     def finalize(self) -> None:
-        """Finalizes all services, the last one first; an error in one does not keep the others from it."""
+        """Finalizes all services, the last one first. An error in one service does not prevent the others' calls."""
         self._in_reverse("finalize")
 
     def initialize_iteration(
         self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn | None = None
     ) -> IterResetFn | None:
-        """Prepares an epoch in each service, which gets the reset function that the one before it returned."""
+        """Prepares an epoch in each service, which gets the reset function that the previous service returned."""
         for service in self.reading_services:
             iter_reset_fn = service.initialize_iteration(seed_generator=seed_generator, iter_reset_fn=iter_reset_fn)
         return iter_reset_fn
@@ -130,7 +130,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
                 service.set_prefetch_counts(main, worker)
 
     def checkpoint(self) -> bytes:
-        """The states of all services; of one without a `checkpoint`, nothing: the loader's state has its position."""
+        """Returns the states of all services. For a service without `checkpoint`, the loader saves the position."""
         states = []
         for service in self.reading_services:
             if callable(getattr(service, "checkpoint", None)):
@@ -140,14 +140,14 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         return _checkpoint(states)
 
     def restore(self, datapipe: DataPipe, serialized_state: bytes) -> DataPipe:
-        """Restores each service from its own state; one that has none is initialized.
+        """Restores each service from its own state, or initializes a service that has no state.
 
         Raises:
-            ValueError: the state was saved from another number of services, or by something else, or is damaged.
+            ValueError: the state was saved from another number of services, or has another origin, or is damaged.
         """
         states = _states_in(serialized_state)
         if len(states) != len(self.reading_services) and not any(states):
-            return self.initialize(datapipe)  # others ran there, of which none had a state
+            return self.initialize(datapipe)  # the saved services were different, but none of them had a state
         if len(states) != len(self.reading_services):
             raise ValueError(
                 f"the state holds {len(states)} reading services, but this SequentialReadingService has "
@@ -172,12 +172,12 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         resumed: Callable[[], Sequence[Shard] | None],
         ranks: Callable[[], RankInEpoch | None],
     ) -> None:
-        """Tells all services."""
+        """Forwards the call to all services."""
         for service in self._contracts:
             service.before_initialize(full_stats, resumed, ranks)
 
     def count_shares(self) -> Shares:
-        """The shares of all services: each rank has its workers."""
+        """Returns the shares of all services: each rank has its workers."""
         workers, ranks = 0, None
         for service in self._contracts:
             shares = service.count_shares()
@@ -185,7 +185,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         return Shares(workers, ranks)
 
     def with_shards(self) -> ReadingServiceInterface:
-        """The services, each with shards."""
+        """Returns the services, each with shards."""
         return SequentialReadingService(*(service.with_shards() for service in self._contracts))
 
     def runs_shards(self) -> bool:
@@ -193,34 +193,34 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         return any(service.runs_shards() for service in self._contracts)
 
     def divide_into(self, splits: int) -> None:
-        """Divides each epoch into so many shards."""
+        """Divides each epoch into `splits` shards."""
         for service in self._contracts:
             service.divide_into(splits)
 
     def has_workers(self) -> bool:
-        """Whether one of the services has."""
+        """Whether one of the services has workers."""
         return any(service.has_workers() for service in self._contracts)
 
     def rank_in_epoch(self) -> RankInEpoch | None:
-        """The rank by the first service that knows it."""
+        """Returns the rank from the first service that has one."""
         return next(filter(None, (service.rank_in_epoch() for service in self._contracts)), None)
 
     def agree_on_seeds(self, seed_generator: SeedGenerator) -> None:
-        """Asks all services."""
+        """Forwards the call to all services."""
         for service in self._contracts:
             service.agree_on_seeds(seed_generator)
 
     def keep_seeds(self) -> None:
-        """Tells all services."""
+        """Forwards the call to all services."""
         for service in self._contracts:
             service.keep_seeds()
 
     def stats_notes(self) -> Sequence[str]:
-        """The sentences of all services."""
+        """Returns the sentences of all services."""
         return [note for service in self._contracts for note in service.stats_notes()]
 
     def engine_processes(self) -> Any:
-        """Those of the first service that has any."""
+        """Returns the processes of the first service that has any."""
         return next(filter(None, (service.engine_processes() for service in self._contracts)), None)
 
     def _pause(self, pause_fn: IterResetFn | None = None) -> IterResetFn | None:

@@ -1,4 +1,4 @@
-"""Which sharding filters sample what they read, so that the main process can compare the orders of the workers.
+"""Finds the sharding filters that sample the items they read, so that main can compare the orders of the workers.
 
 Role: pure functions over graphs. They run once per graph in each worker.
 """
@@ -25,20 +25,20 @@ __all__ = ["watched_filters"]
 #: Types of plain data that all processes read in the same order.
 _ORDERED = (bytes, dict, list, range, str, tuple)
 
-#: Pipes whose order follows from that of their source and from the seed that all workers share.
+#: Pipes whose order follows from the order of their source and from the seed that all workers share.
 _KEEP_ORDER = (MapMapper, MapShuffler, ShardingFilter, Shuffler)
 
 
 def watched_filters(graph: Graph, *, is_seeded: bool) -> list[tuple[Any, str]]:
-    """The sharding filters of a graph whose workers may read different orders, and the sources of each in words.
+    """Returns the filters whose workers may read different orders, and a description of each filter's sources.
 
     Args:
         graph: the graph of a worker.
-        is_seeded: whether functions of this package alone have prepared it, so that its shuffles have the shared seed.
+        is_seeded: whether only functions of this package have prepared it, so that its shuffles have the shared seed.
     """
-    # Torch's own, which is a virtual subclass, samples nothing.
+    # Torch's own filter, a virtual subclass, does not take samples.
     filters = [pipe for pipe in graph if ShardingFilter in type(pipe).__mro__]
-    # Where items that raise are skipped, functions of users decide how many come.
+    # If items that raise are skipped, functions of users determine the number of items.
     is_known = is_seeded and not any(isinstance(pipe, OnError) for pipe in graph)
     return [
         (pipe, _sources_of(graph, pipe))
@@ -48,7 +48,7 @@ def watched_filters(graph: Graph, *, is_seeded: bool) -> list[tuple[Any, str]]:
 
 
 def _has_known_order(pipe: Any) -> bool:
-    """Whether the order of a pipe's items is the same in all workers if that of its sources is.
+    """Whether the order of a pipe's items is the same in all workers if the order of its sources is.
 
     Functions of users may change items, but neither their number nor their order.
     """
@@ -68,7 +68,7 @@ def _is_plain(data: Any) -> bool:
 
 
 def _sources_of(graph: Graph, pipe: Any) -> str:
-    """The sources that a pipe reads, in words."""
+    """Returns the sources of a pipe, in words."""
     names = []
     for source in graph.at(pipe):
         if type(source) is IndexSampler:

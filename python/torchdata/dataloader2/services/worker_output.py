@@ -1,6 +1,6 @@
-"""The pipe that stands in main's graph for the branch that runs in the workers.
+"""The pipe that represents, in main's graph, the branch that runs in the workers.
 
-Role: runs in main; the reading service that made it owns the children from which it reads.
+Role: runs in main, and reads from the children. The reading service that created this pipe owns them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Run", "WorkerOutput"]
 
 @dataclass(frozen=True)
 class Run:
-    """The epoch that workers run, as one value: others see it whole, or the one before.
+    """The epoch that workers run, as one value, so that other threads see either this epoch or the previous one.
 
     Args:
         children: the processes.
@@ -36,19 +36,19 @@ class Run:
 
 
 class WorkerOutput(IterDataPipe[Any]):
-    """Stands in main's graph for the branch that runs in the workers: yields what they send, in turn.
+    """Represents the branch that runs in the workers, in main's graph. It yields the items that they send, in turn.
 
     Args:
         children: the processes.
-        lasts: whether something in their graphs outlives an epoch. Then each later epoch begins with snapshots.
+        lasts: whether a pipe in the children keeps state beyond an epoch. Then each later epoch begins with snapshots.
         in_order: whether main takes items in strict turn.
-        lasts_in_workers: the names of the pipes in the workers of which something outlives an epoch.
-        lasts_dealt: those in the dispatching process.
-        shards: those of the epoch that runs, if it was begun with other workers.
-        pipes: how many pipes each worker runs.
+        lasts_in_workers: the names of the pipes in the workers that keep state beyond an epoch.
+        lasts_dealt: the names of such pipes in the dispatching process.
+        shards: the shards of the running epoch, if it was begun with other workers.
+        pipes: the number of pipes that each worker runs.
     """
 
-    #: Where the workers are is not its own state.
+    #: The positions of the workers are not part of this pipe's own state.
     iteration_state = ()
 
     def __init__(
@@ -62,21 +62,21 @@ class WorkerOutput(IterDataPipe[Any]):
         pipes: int = 0,
     ) -> None:
         self.pipes_in_workers = pipes
-        #: Those of the epoch that runs, if it was begun with other workers.
+        #: The shards of the running epoch, if it was begun with other workers.
         self.shards_begun = shards
         self.run = Run(children, iter(()))
         self.lasts = lasts
         self.in_order = in_order
         self._lasts_in_workers, self._lasts_dealt = lasts_in_workers, lasts_dealt
         self._commands: Callable[[int], tuple[Any, Any]] | None = None
-        #: Whether what reads it begins a pass only for having begun it, and no epoch.
+        #: Whether a reader only restores the end of a pass, so that no epoch begins.
         self.is_between_epochs = False
         self._fresh = False
-        #: Whether the epoch that begins is one that an earlier run has begun.
+        #: Whether an earlier run began the epoch that begins now.
         self.resumes = False
-        #: Epochs that were begun in the processes; and passes, if a pipe in main reads an epoch more than once.
+        #: The number of epochs begun in the processes, and of passes, if a pipe in main reads an epoch more than once.
         self._epochs = self._passes = self._passes_before = 0
-        #: Why a process could make no snapshot, if that shows in the place that was taken last.
+        #: Why a process could not make a snapshot, according to the position that was taken last.
         self.unsaved: str | None = None
         self._place: tuple[WorkersPosition, bool] | None = None
         self._delivery: Delivery | None = None
@@ -91,14 +91,14 @@ class WorkerOutput(IterDataPipe[Any]):
         return self._children.num_workers == 0
 
     def adopt(self, children: Children | LocalShards, shards: Sequence[Shard] | None) -> None:
-        """Reads other processes from the next epoch on, in which they run these shards; those before have ended."""
+        """Reads from other processes, which run these shards, from the next epoch on. The old processes have ended."""
         self.shards_begun = shards
         self.run = Run(children, iter(()))
         children.collector.follow(self._delivery)
 
     @property
     def num_shards(self) -> int:
-        """Into how many shards the epoch is divided."""
+        """The number of shards of the epoch."""
         return self._children.num_shards
 
     def _number_of_shares(self) -> int:
@@ -106,15 +106,15 @@ class WorkerOutput(IterDataPipe[Any]):
 
     @property
     def dispatches(self) -> bool:
-        """Whether a dispatching process deals items out to them."""
+        """Whether a dispatching process distributes items to the workers."""
         return self._children.dispatches
 
     def go_on_at(self, place: WorkersPosition, strict: bool) -> None:
-        """Makes the next epoch one that goes on at a place that an earlier run has reached.
+        """Makes the next epoch resume at a position that an earlier run has reached.
 
         Args:
-            place: what `place` returned.
-            strict: whether an error says that the graph does not repeat itself.
+            place: a position that `place` returned.
+            strict: whether the recomputed items are compared, with an error if the graph does not repeat itself.
 
         Raises:
             ValueError: it was reached with other processes.
@@ -142,18 +142,18 @@ class WorkerOutput(IterDataPipe[Any]):
         self.run = Run(children, iter(children.collector))
 
     def follow(self, delivery: Delivery | None) -> None:
-        """Lets the children's books know how many items the user was given; None: nobody knows."""
+        """Gives the children's books the counter of items that the user has received; None if nothing counts them."""
         if delivery is not self._delivery:  # a thread that reads may hold the collector
             self._delivery = delivery
             self._children.collector.follow(delivery)
 
     @property
     def delivered(self) -> int:
-        """Items that came since the epoch began here."""
+        """The number of items that have arrived since the epoch began here."""
         return self._children.collector.delivered()
 
     def place(self, delivered: int) -> WorkersPosition | None:
-        """Where all processes were when so many items of the epoch had come here; None if that is too long ago.
+        """Returns the position of all processes when `delivered` items had arrived here; None if that is too long ago.
 
         May be called at any time: while another thread takes items, or from a signal handler.
         """
@@ -166,10 +166,10 @@ class WorkerOutput(IterDataPipe[Any]):
 
     @property
     def shares(self) -> list[int] | None:
-        """By shard, how many items of the epoch came; None if that does not tell who has ended with how many.
+        """By shard, the number of items of the epoch; None if these numbers do not show which shards have ended.
 
-        In strict turn, a worker that has given nothing when another one has given two has ended: it was asked before. A
-        dispatching process deals to all workers alike.
+        In strict turn, a worker without items has ended if another one has given two, because it was asked first.
+        A dispatching process distributes items evenly among all workers.
         """
         run = self.run
         if not self.in_order or self.dispatches:
@@ -179,14 +179,14 @@ class WorkerOutput(IterDataPipe[Any]):
 
     @property
     def is_in_first_pass(self) -> bool:
-        """Whether nothing reads the epoch once more."""
+        """Whether the epoch is being read for the first time."""
         return self._passes == self._passes_before + 1
 
     def untold(self, place: WorkersPosition | None) -> str | None:
-        """Why a place does not tell what the processes remember of what they have run, in words; None if it does.
+        """Returns why a position lacks the state that processes keep from earlier passes; None if it has that state.
 
         Args:
-            place: the place; None for the beginning of the epoch.
+            place: the position; None for the beginning of the epoch.
         """
         lasting = self._lasts_dealt or self._lasts_in_workers
         if not lasting or (self._epochs if place is None else self._passes) <= 1:
@@ -207,7 +207,7 @@ class WorkerOutput(IterDataPipe[Any]):
         )
 
     def read_out(self) -> None:
-        """Waits until the workers end their epoch, which goes on behind the last item: nobody else asks them.
+        """Waits until the workers end their epoch, which resumed after its last item. No other reader requests this.
 
         Raises:
             RuntimeError: there was another item.
@@ -217,11 +217,11 @@ class WorkerOutput(IterDataPipe[Any]):
                 "this pipeline does not repeat itself, so it cannot go on from the state: the workers yield more items "
                 "than those that were given before the state was saved"
             )
-        self._fresh = False  # who reads this once more in the epoch begins another pass
+        self._fresh = False  # a further iteration in this epoch begins another pass
 
     @property
     def is_unread(self) -> bool:
-        """Whether nothing has begun to read the epoch that runs in the workers."""
+        """Whether no iteration has begun to read the epoch that runs in the workers."""
         return self._fresh
 
     def __iter__(self) -> Iterator[Any]:
@@ -231,7 +231,7 @@ class WorkerOutput(IterDataPipe[Any]):
             raise RuntimeError(
                 "the workers have not been told to start an epoch: iterate the DataLoader2, not its pipe"
             )
-        if not self._fresh:  # a pipe in main reads the workers' output once more in the same epoch
+        if not self._fresh:  # a pipe in main reads the workers' output repeatedly in one epoch
             self._start(self._commands)
         self._fresh = False
         return self.run.items
@@ -253,7 +253,7 @@ def _go_on(
     in_order: bool,
     strict: bool,
 ) -> None:
-    """Starts an epoch at a place."""
+    """Starts an epoch at a position."""
     starts = resumptions(place, children.num_shards, children.dispatches, strict)
     given, kept = [shard.given for shard in place.shards], [shard.snapshot for shard in place.shards]
     left = Place(given, place.turn, starts, (kept, place.dispatching))
@@ -263,7 +263,7 @@ def _go_on(
 def _resume_of(
     children: Children | LocalShards, in_order: bool, strict: bool
 ) -> Callable[[Received], list[Resumption | None]]:
-    """The function that tells where each child goes on. It refers to no object that the children must not hold."""
+    """Returns a function that computes where each child resumes. It holds no reference to the children."""
     return partial(_resume, children.num_shards, children.dispatches, in_order, strict)
 
 
@@ -274,6 +274,6 @@ def _resume(
     strict: bool,
     received: Received,
 ) -> list[Resumption | None]:
-    """From what was received of the workers, where each child goes on."""
+    """Computes where each child resumes, from the items received from the workers."""
     places, dealt = received
     return resumptions(position_of((places, 0, dealt), dispatches, in_order), num_shards, dispatches, strict)

@@ -1,1 +1,1 @@
-"""States of a loader: their layout, whether they may be believed, places in an epoch, and other numbers of workers."""
+"""States of a loader: their layout, their validation, positions in an epoch, and other numbers of workers."""

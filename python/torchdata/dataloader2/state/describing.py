@@ -1,6 +1,6 @@
 """A loader's state in words, for people who look at a checkpoint.
 
-Role: pure functions; nothing of the user's is unpickled.
+Role: pure functions, which unpickle no values of the user.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ __all__ = ["describe"]
 
 
 def describe(state: Mapping[str, Any]) -> str:
-    """Tells in words what a loader's state holds: the place in the epoch, the workers, the pipes and their sizes.
+    """Describes a loader's state in words: the position in the epoch, the workers, the pipes and their sizes.
 
-    It runs no code of the state's, even of a forged one: nothing in it is unpickled.
+    Runs no code from the state, even if the state is forged, because nothing is unpickled.
 
     Args:
         state: what `DataLoader2.state_dict` returned.
 
     Raises:
-        TypeError, ValueError: it is not the state of a loader, or a damaged one.
+        TypeError, ValueError: `state` is not the state of a loader, or is damaged.
 
     Example:
         >>> from torchdata.dataloader2 import DataLoader2, describe
@@ -72,7 +72,7 @@ def _shards(workers: WorkersPosition) -> Iterator[str]:
 
 
 def _graph(where: str, sealed: Any) -> Iterator[str]:
-    """The pipes of a graph, each with the size of its state."""
+    """Yields the pipes of a graph, each with the size of its state."""
     if sealed is None:
         return
     yield f"{where}: {_size(len(sealed))}"
@@ -81,7 +81,7 @@ def _graph(where: str, sealed: Any) -> Iterator[str]:
 
 
 def _weight(value: Any) -> int:
-    """About how many bytes a value has; what stands in it at several places counts once."""
+    """Returns the approximate size of a value in bytes; containers that occur several times count once."""
     weight, waiting, seen = 0, [value], set()
     while waiting:
         part = waiting.pop()

@@ -1,6 +1,6 @@
-"""The identity of a loader's pipeline, by which its states know it again: bytes, their number, a fingerprint.
+"""The identity of a loader's pipeline, for comparison with states: its bytes, their number, and a fingerprint.
 
-Role: found out when a state is asked for, as long as no service has taken the graph over, and kept. Owned by the
+Role: computed when a state is requested, unless a service has taken over the graph, and then kept. Owned by the
 loader.
 """
 
@@ -22,11 +22,11 @@ _LARGE = 1 << 20
 
 
 class Identity:
-    """The identity of a loader's pipeline before a service takes it over: found out when it is asked for.
+    """The identity of a loader's pipeline before a service takes it over; computed when it is requested.
 
     Args:
         snapshot: the pipeline.
-        serialize: makes bytes of it.
+        serialize: pickles it.
     """
 
     def __init__(self, snapshot: Snapshot, serialize: Callable[[Snapshot], bytes] = serialize_datapipe) -> None:
@@ -38,14 +38,14 @@ class Identity:
         self._checksum: int | None = None
 
     def note(self, datapipe: Any) -> None:
-        """Looks at the graph, as long as it is whole; only the first call does anything."""
+        """Computes the fingerprint of the graph, while it is whole; only the first call has an effect."""
         if self._fingerprint is None and is_pipe(datapipe):
             self._fingerprint = fingerprint(datapipe)
 
     @property
     def outline(self) -> Outline:
         """The part that a state holds: the fingerprint, and the number of the pipe's bytes, or 0 if it was not pickled.
-        If a state does not hold the pipe, a hash of the bytes would tell which of some passwords is in the pipe."""
+        If a state does not contain the pipe, a hash of its bytes would make it possible to guess a password in it."""
         if self._in_words is None:
             import json
 
@@ -58,7 +58,7 @@ class Identity:
         return self._checksum
 
     def pickled(self, wanted: bool | None) -> bytes | None:
-        """The pipe as bytes.
+        """Returns the pipe as bytes.
 
         Args:
             wanted: whether the bytes are wanted. With False this returns None; with None it does so for a pipe that has
@@ -80,7 +80,7 @@ class Identity:
         """Raises ValueError if a state is of another pipeline.
 
         Args:
-            outline: what the state says of its pipeline.
+            outline: the description of the pipeline in a state.
             between_epochs: whether no item of an epoch was given when the state was saved.
         """
         if self._fingerprint is None:
@@ -96,10 +96,10 @@ class Identity:
 
 
 def require_same_settings(outline: Outline, found: Fingerprint) -> None:
-    """Raises ValueError if a pipeline differs from that of a state in nothing but what cannot change inside an epoch.
+    """Raises ValueError if a pipeline differs from a state's only in settings that must not change in an epoch.
 
     Args:
-        outline: what a state that was saved inside an epoch says of its pipeline.
+        outline: the description of the pipeline in a state that was saved inside an epoch.
         found: the fingerprint of the pipeline that is to resume.
     """
     saved = outline.fingerprint

@@ -1,6 +1,6 @@
-"""The layout of a loader's state: `dump` makes plain data of its values, and `parse` values of plain data.
+"""The layout of a loader's state: `dump` converts its values to plain data, and `parse` converts them back.
 
-Role: pure functions. No other module knows the keys. This module unpickles nothing that may run code.
+Role: pure functions. No other module contains the keys. This module does not unpickle anything that may run code.
 
 States are kept in files and downloaded from hubs. The checksums of the fields show damage, but not who wrote the state.
 `parse` therefore checks the type and range of each value, also in snapshots, before the value is used. The pipe in a
@@ -59,30 +59,30 @@ SERIALIZED_DATAPIPE_KEY_NAME = "serialized_datapipe"
 READING_SERVICE_STATE_KEY_NAME = "reading_service_state"
 RANDOMNESS_STATE_KEY_NAME = "randomness_state"
 _VERSION = "version"
-#: Place of the state inside an epoch; None if the state says only which epoch it is.
+#: The position of the state inside an epoch; None if the state contains only the seeds of the epoch.
 _POSITION = "iteration_state"
 #: A checksum of each other field but the version, by its name; absent in states of torchdata 0.9.
 _CHECKSUMS = "checksums"
-#: The fingerprint of the pipeline, and how many bytes it has.
+#: The fingerprint of the pipeline, and the size of its pickle in bytes.
 _PIPELINE = "pipeline"
-#: Absent where there were none.
+#: Absent without ranks.
 _RANKS = "ranks"
 
-#: Version of the layout written here. States without a version are those of torchdata 0.9, which had the
-#: first two or three keys.
+#: The version of the layout written here. States without a version are from torchdata 0.9, which wrote only the first
+#: two or three keys.
 STATE_VERSION = 3
 
 #: The keys that every state of a loader has.
 _REQUIRED = (SERIALIZED_DATAPIPE_KEY_NAME, READING_SERVICE_STATE_KEY_NAME)
-#: Those that none of torchdata 0.9 has.
+#: The keys that no state of torchdata 0.9 has.
 _NEW = (_VERSION, _POSITION, _CHECKSUMS, _PIPELINE, _RANKS)
 
-#: More items than anybody has given.
+#: A limit for numbers of items, beyond any real epoch.
 _MOST = 1 << 46
-#: More shards than anybody has.
+#: A limit for numbers of shards.
 _MOST_SHARDS = 1 << 20
 
-#: What the fields of a position hold; of a few there may be none.
+#: The types of the fields of a position; some fields may be None.
 _KINDS: dict[str, set[type]] = {"given": {int}, "drop": {int}, "ended": {bool}, "in_main": {bool}}
 _KINDS |= {"seconds": {float, NoneType}, "own_seeds": {bool, NoneType}}
 _SEALED = ("graph", "generators", "beginning")
@@ -98,7 +98,7 @@ _SUMMED = frozenset({NoneType, bool, int, bytes})
 
 
 def dump(state: LoaderState, of_pipe: int | None = None) -> dict[str, Any]:
-    """The state as plain data; `of_pipe` is the checksum of the pipe, if it is known already."""
+    """Returns the state as plain data; `of_pipe` is the checksum of the pipe, if it is known already."""
     plain: dict[str, Any] = {
         SERIALIZED_DATAPIPE_KEY_NAME: state.pipe,
         READING_SERVICE_STATE_KEY_NAME: state.service,
@@ -148,7 +148,7 @@ def _dump_workers(workers: WorkersPosition) -> dict[str, Any]:
 
 
 def checksums(state: Mapping[str, Any], of_datapipe: int | None = None) -> dict[str, int]:
-    """The checksums that stand in a state, by the names of its fields.
+    """Returns the checksums in a state, by the names of its fields.
 
     Args:
         state: the state.
@@ -199,12 +199,12 @@ def _add_words(value: Any, words: list[str]) -> None:
 
 
 def checksum_of(data: bytes) -> int:
-    """The checksum of a field that holds bytes alone."""
+    """Returns the checksum of a field that holds only bytes."""
     return _checksum((data,))
 
 
 def _checksum(parts: Iterable[Any]) -> int:
-    """CRC-32 of all parts, their types and their lengths."""
+    """Returns the CRC-32 of all parts, their types and their lengths."""
     crc = 0
     for part in parts:
         data = part if isinstance(part, bytes) else repr(part).encode()
@@ -216,14 +216,14 @@ def _checksum(parts: Iterable[Any]) -> int:
 
 
 def parse(state: Any, *, allow_pickle: bool = True) -> LoaderState:
-    """The values that a state holds.
+    """Returns the values in a state.
 
     Args:
         state: the state.
-        allow_pickle: whether it may hold what has to be unpickled. The pipe does not count, which need not be.
+        allow_pickle: whether it may contain pickled values. The pipe is exempt, because it need not be unpickled.
 
     Raises:
-        TypeError, ValueError: it is none, of another version, or damaged; or it holds what is not to be unpickled.
+        TypeError, ValueError: it is not a state, is of another version or damaged, or contains forbidden pickles.
     """
     if not isinstance(state, Mapping):
         raise TypeError(f"a loader's state is the dictionary that state_dict() returned, but got {state!r}")
@@ -267,7 +267,7 @@ def parse(state: Any, *, allow_pickle: bool = True) -> LoaderState:
 
 @contextmanager
 def _naming(field: str) -> Iterator[None]:
-    """Lets errors of what is not as it should be name the field. Layouts have no circles, and are not deep."""
+    """Adds the name of the field to errors about invalid contents. Valid states have no cycles and little nesting."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -277,7 +277,7 @@ def _naming(field: str) -> Iterator[None]:
 
 
 def _check_checksums(state: Mapping[str, Any], expected: Any) -> None:
-    """Raises ValueError if a field is not the one that was saved."""
+    """Raises ValueError if the contents of a field differ from the saved contents."""
     found = checksums(state)
     if not isinstance(expected, Mapping):
         raise damaged(_CHECKSUMS, f"it is of type {type(expected).__name__} where checksums should be")
@@ -306,10 +306,10 @@ def _ranks(ranks: Any) -> SavedRanks | None:
 
 
 def _randomness(packed: Any, is_of_0_9: bool) -> Randomness | None:
-    """The randomness that a state holds, if any.
+    """Returns the randomness in a state, if any.
 
-    The generators of torchdata 0.9 are pickles, and draw other numbers. They are not opened: the user's seed applies
-    again.
+    The generators of torchdata 0.9 are pickles, and draw other numbers. They are not unpickled: the user's seed
+    applies again.
     """
     if packed is None:
         return None
@@ -404,7 +404,7 @@ def _dealt(dealt: Any, workers: int) -> KeptDealt:
 
 
 def _account(account: Any, whose: str) -> Account:
-    """A number of items and their checksum."""
+    """Returns a number of items and their checksum."""
     items, checksum = account
     if type(items) is not int or not 0 <= items < _MOST or type(checksum) is not int or not 0 <= checksum < 2**64:
         raise ValueError(f"{whose} has {items!r} items")
@@ -415,7 +415,7 @@ def _account(account: Any, whose: str) -> Account:
 
 
 def _snapshots(position: Position) -> Iterator[bytes]:
-    """All that is sealed in a position."""
+    """Yields all sealed parts of a position."""
     yield from filter(None, (position.graph, position.generators, position.beginning))
     if position.workers is not None:
         yield from (shard.snapshot[3] for shard in position.workers.shards if shard.snapshot)
@@ -424,7 +424,7 @@ def _snapshots(position: Position) -> Iterator[bytes]:
 
 
 def sealed(content: Content) -> bytes:
-    """A snapshot of pipes, and of what goes with them."""
+    """Returns a snapshot of pipes, and of the generators, if any."""
     graph = dump_graph(content.entries or ())
     if content.generators is None:
         return seal(graph)
@@ -433,7 +433,7 @@ def sealed(content: Content) -> bytes:
 
 
 def opened(snapshot: Any, what: str) -> Content:
-    """The content of a snapshot, checked. The ValueError for a damaged one calls it `what`."""
+    """Returns the contents of a snapshot after checking them. The error for damage calls the snapshot `what`."""
     content = unseal(snapshot, what)
     if not isinstance(content, dict):
         raise ValueError(f"{what} holds an object of type {type(content).__name__}")
@@ -447,7 +447,7 @@ def opened(snapshot: Any, what: str) -> Content:
 
 
 def generators_in(snapshot: Any) -> dict[str, Any]:
-    """The global generators that are sealed in a loader's state."""
+    """Returns the global generators that are sealed in a loader's state."""
     generators = opened(snapshot, "the generators of this loader state").generators
     if generators is None:
         raise ValueError("the generators of this loader state are none")
@@ -455,5 +455,5 @@ def generators_in(snapshot: Any) -> dict[str, Any]:
 
 
 def entries_in(snapshot: Any, what: str = "the graph of this loader state") -> list[Entry]:
-    """The positions of the pipes that are sealed in a loader's state; none of generators."""
+    """Returns the positions of the pipes that are sealed in a loader's state; empty if only generators are."""
     return [*(opened(snapshot, what).entries or ())]

@@ -1,7 +1,7 @@
-"""Positions of worker processes in an epoch: from the engine's books, and to commands for a later run.
+"""Positions of worker processes in an epoch: converts the engine's books to positions, and these to commands.
 
-Role: pure functions. A later run starts each process from its snapshot, and what was given after it is made again,
-compared and dropped.
+Role: pure functions. A later run starts each process from its snapshot. Items that were delivered after the snapshot
+are recomputed, compared and dropped.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from torchdata.datapipes._pipe.state.hooks import hooks_of
 
 __all__ = ["lasts", "names_of_lasting", "position_of", "resumptions", "why_unsaved"]
 
-#: More items than an epoch has.
+#: A number beyond the items of any epoch.
 _ALL = 1 << 62
 
-#: Seeds, which each epoch gets anew.
+#: Seeds, which are drawn anew for each epoch.
 _SEEDS = frozenset({"_seed", "_epoch_seed"})
 
 
 def position_of(found: tuple[Any, int, Any], dispatches: bool, in_order: bool) -> WorkersPosition:
-    """The content of the engine's books as the position that a state has."""
+    """Returns the contents of the engine's books as the position in a state."""
     places, turn, dealt = found
     shards = [
         ShardPosition(given, None if snapshot and reason_in(snapshot[3]) else snapshot) for given, snapshot in places
@@ -33,23 +33,23 @@ def position_of(found: tuple[Any, int, Any], dispatches: bool, in_order: bool) -
 
 
 def why_unsaved(found: tuple[Any, int, Any]) -> str | None:
-    """Why a process could make no snapshot, if what the engine's books say holds that."""
+    """Returns why a process could not make a snapshot, if the engine's books contain a reason."""
     places, _, dealt = found
     contents = [snapshot[3] for _, snapshot in places if snapshot] + ([dealt[2]] if dealt else [])
     return next(filter(None, map(reason_in, contents)), None)
 
 
 def resumptions(place: WorkersPosition, num_shards: int, dispatches: bool, strict: bool) -> list[Resumption | None]:
-    """Where each shard goes on, and the dispatching process last.
+    """Returns where each shard resumes, and the dispatching process last.
 
     Args:
-        place: the place.
-        num_shards: how many shards there are now.
+        place: the saved position.
+        num_shards: the current number of shards.
         dispatches: whether there is a dispatching process now.
-        strict: whether what is made again is compared.
+        strict: whether recomputed items are compared.
 
     Raises:
-        ValueError: there were others.
+        ValueError: the state was saved with other processes.
     """
     if len(place.shards) != num_shards:
         raise ValueError(
@@ -65,7 +65,7 @@ def resumptions(place: WorkersPosition, num_shards: int, dispatches: bool, stric
         items, checksum = shard.given
         sent, read_pass, share, content = shard.snapshot or ((0, 0), 1, (0, 0), None)
         shares.append((read_pass, share))
-        start = (sent, items - sent[0], checksum or None if strict else None)  # main does not sum up what it gives
+        start = (sent, items - sent[0], checksum or None if strict else None)  # main computes no checksum
         whole = read_pass > 1
         children.append(
             Resumption(content, [start], place.turn, passed=int(whole), share=(0, 0) if whole else share, strict=strict)
@@ -92,12 +92,12 @@ def _of_dispatching(
 
 
 def lasts(*datapipes: DataPipe | Graph | None) -> bool:
-    """Whether something in the graphs outlives an epoch: the seeds alone do not tell how the next one begins then."""
+    """Whether a pipe keeps state beyond an epoch, so that the seeds alone do not determine how the next one begins."""
     return any(_lasts(pipe) for datapipe in datapipes if datapipe is not None for pipe in graph_of(datapipe))
 
 
 def names_of_lasting(datapipe: DataPipe | Graph | None) -> list[str]:
-    """The names of the pipes of which something outlives an epoch; parts of other pipes begin anew with them."""
+    """Returns the names of the pipes that keep state beyond an epoch, without internal parts of pipes."""
     names = [] if datapipe is None else [type(pipe).__name__ for pipe in graph_of(datapipe) if _lasts(pipe)]
     return [name for name in names if not name.startswith("_")]
 
@@ -105,7 +105,7 @@ def names_of_lasting(datapipe: DataPipe | Graph | None) -> list[str]:
 def _lasts(pipe: Any) -> bool:
     kind = type(pipe)
     if not hasattr(kind, "iteration_state"):
-        ours = kind.__module__.startswith("torchdata.")  # these begin anew if they do not declare what lasts
+        ours = kind.__module__.startswith("torchdata.")  # they keep nothing unless they declare it
         return not ours and hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
     if hooks_of(pipe)._outlives_epochs():
         return True

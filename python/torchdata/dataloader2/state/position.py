@@ -1,6 +1,6 @@
-"""What a loader's state holds, as values: `layout.parse` makes them of a state, and `layout.dump` a state of them.
+"""The contents of a loader's state, as values: `layout.parse` creates them from a state, and `layout.dump` reverses it.
 
-Role: pure data. A value is made where a state is taken or loaded, never for each item, and nothing changes it.
+Role: pure data. Values are created when a state is taken or loaded, never for each item, and are immutable.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
     "WorkersPosition",
 ]
 
-#: The number of a rank, how many there were, and whether their epoch had the seeds of one without ranks.
+#: The number of a rank, the number of ranks, and whether their epoch had the seeds of a run without ranks.
 SavedRanks = tuple[int, int, bool]
 
 
@@ -40,10 +40,10 @@ class Shard:
         workers: how many workers each rank had.
         rank: the number of that rank.
         ranks: how many ranks there were; 1 without ranks.
-        of_main: whether no worker began it but the process of the loader, with the loader's own seeds.
-        moved: whether it is divided by its own numbers rather than by this rank's, and its seeds follow from those of
-            the job rather than of this rank.
-        splits: whether it is one of a given number of splits.
+        of_main: whether the loader's process began it instead of a worker, with the loader's own seeds.
+        moved: whether `rank` and `ranks` determine its items instead of the current rank's numbers, and its seeds
+            follow from the job's seeds instead of the current rank's.
+        splits: whether it is one of a fixed number of splits.
     """
 
     worker: int
@@ -55,19 +55,20 @@ class Shard:
     splits: bool = False
 
     def of_rank(self, rank: int, ranks: int) -> Shard:
-        """The same shard where another number of ranks has it."""
+        """Returns the same shard for a rank in a job with another number of ranks."""
         return replace(self, rank=rank, ranks=ranks, moved=True)
 
 
 class ShardPosition(NamedTuple):
-    """What of a shard's items was given to the user, and its newest snapshot before that; None for its beginning."""
+    """How many of a shard's items the user has received, and its latest snapshot before; None for its beginning."""
 
     given: Account
     snapshot: Kept | None = None
 
 
 class WorkersPosition(NamedTuple):
-    """The positions of all shards, whose turn it was, and the dispatching process's snapshot that fits to these."""
+    """The positions of all shards, whether main took items in turn and from which shard next, and the matching snapshot
+    of the dispatching process."""
 
     shards: Sequence[ShardPosition]
     turn: int
@@ -85,22 +86,22 @@ class Processes(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Where a loader was in an epoch: what was known of it after an item, and how many items were given since.
+    """The position of a loader in an epoch: a snapshot after an item, and the number of items delivered since.
 
     Args:
-        given: items of the epoch that were given.
-        drop: the last of them, which came after main's part of the graph was looked at.
+        given: the number of items of the epoch that were delivered.
+        drop: how many of them were delivered after the snapshot of main's part of the graph.
         ended: whether the epoch had ended.
-        graph: the state of main's part, sealed; None if it begins, or holds nothing that counts.
-        generators: the global generators, sealed, where main runs functions of the user's.
-        beginning: those with which the epoch began, where they are needed to begin it anew.
-        workers: where the workers were.
+        graph: the state of main's part, sealed; None at its beginning, or if it holds no relevant state.
+        generators: the global generators, sealed, if main runs functions of the user.
+        beginning: the generators at the beginning of the epoch, if they are needed to begin it anew.
+        workers: the positions of the workers.
         in_main: whether no worker processes ran the graph.
-        seconds: how long the epoch had taken.
-        processes: which ones ran the graph; None without workers.
-        shards: those of the epoch, if it was begun with other workers.
-        own_seeds: whether the pipes had drawn the seeds of the epoch by themselves; None with workers.
-        untold: why the workers' part does not tell what lasts in them beyond the pass that ran then, if it does not.
+        seconds: the duration of the epoch so far.
+        processes: the processes that ran the graph; None without workers.
+        shards: the shards of the epoch, if it was begun with other workers.
+        own_seeds: whether the pipes had drawn the seeds of the epoch themselves; None with workers.
+        untold: why the workers' part lacks the state that lasts beyond their current pass; None if it has that state.
             States do not hold this.
     """
 
@@ -129,10 +130,10 @@ class Position(NamedTuple):
 
 
 class Content(NamedTuple):
-    """What is sealed in a snapshot: of the pipes of main, of its generators, or of what a child runs.
+    """The contents of a sealed snapshot: of main's pipes, of main's generators, or of a child's graph.
 
     Args:
-        entries: the positions of pipes; None of generators alone.
+        entries: the positions of pipes; None if there are only generators.
         generators: the global generators.
         read_out: whether the share of dispatched items had been read to its end.
     """
@@ -151,13 +152,13 @@ class Randomness(NamedTuple):
     initial: SeedGenerator
 
     def packed(self) -> tuple[int | None, bool, bytes, bytes]:
-        """The randomness as plain data."""
+        """Returns the randomness as plain data."""
         return self.seed, self.is_due, self.generator.exported(), self.initial.exported()
 
 
 @dataclass(frozen=True)
 class Outline:
-    """What a pipeline is made of, as JSON; and how many bytes its pickle has, 0 if there is none."""
+    """A description of a pipeline as JSON, and the size of its pickle in bytes, 0 if there is none."""
 
     words: str
     length: int
@@ -173,12 +174,12 @@ class LoaderState(NamedTuple):
     """The state of a loader.
 
     Args:
-        pipe: the pickled pipe, if it holds that.
-        service: what the reading service says of itself.
+        pipe: the pickled pipe, if the state contains it.
+        service: the reading service's own state.
         randomness: the seeds of the epochs.
-        outline: of the pipeline; states of torchdata 0.9 have none.
-        position: in the epoch; None if the state says only which epoch it is.
-        ranks: of the loader; None if there were none.
+        outline: the description of the pipeline; states of torchdata 0.9 have none.
+        position: the position in the epoch; None if the state contains only the seeds of the epoch.
+        ranks: the rank of the loader; None if there were none.
         is_of_0_9: whether torchdata 0.9 saved it, which saved no version and no position.
         saved: the state that was loaded, as it was given.
     """
@@ -194,5 +195,5 @@ class LoaderState(NamedTuple):
 
     @property
     def is_between_epochs(self) -> bool:
-        """Whether no item of its epoch is made again or passed over."""
+        """Whether no item of the epoch is recomputed or passed over."""
         return self.position is None or (self.position.ended and self.position.workers is None)

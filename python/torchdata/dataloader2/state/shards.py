@@ -1,7 +1,7 @@
-"""The shards of an epoch that resumes, for a loader with other workers or ranks than those that began it.
+"""The shards of a resumed epoch, for a loader with other workers or ranks than at the beginning of the epoch.
 
-Role: pure functions over positions. An epoch keeps the shards with which it began: a loader that resumes it deals them
-out to the workers that it has, and the ranks take them in turn.
+Role: pure functions over positions. An epoch keeps the shards with which it began. A loader that resumes it distributes
+the shards among its workers, and the ranks take them in turn.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from torchdata.dataloader2.state.layout import entries_in, generators_in, sealed
 from torchdata.dataloader2.state.position import Content, Position, Processes, Shard, ShardPosition, WorkersPosition
 from torchdata.datapipes._pipe.state.layout import Entry
 
-#: The class of the pipe with which an in-process service reads ahead.
+#: The class of the pipe that an in-process service uses to read ahead.
 AHEAD = "Prefetcher"
 
 __all__ = ["AHEAD", "among_ranks", "in_workers", "shards_of"]
 
 
 def shards_of(place: Position) -> Sequence[Shard]:
-    """The shards of a rank that was at a position, in turn."""
+    """Returns the shards of a rank that was at a position, in turn."""
     if place.shards is not None:
         return place.shards
     if place.in_main or place.processes is None:
@@ -28,15 +28,15 @@ def shards_of(place: Position) -> Sequence[Shard]:
 
 
 def among_ranks(places: Mapping[int, Position], rank: int, ranks: int) -> Position:
-    """The position of one of another number of ranks: it takes every `ranks`-th shard of all.
+    """Returns the position of one rank in a job with another number of ranks: it takes every `ranks`-th shard.
 
     Args:
         places: by rank, the positions of all ranks of the saved job, each with workers.
         rank: the number of this rank.
-        ranks: how many there are now.
+        ranks: the current number of ranks.
 
     Raises:
-        ValueError: a rank was at an item that it had not given yet.
+        ValueError: a rank was at an item that it had not delivered yet.
     """
     old, by_rank = len(places), []
     for number, place in sorted(places.items()):
@@ -48,7 +48,7 @@ def among_ranks(places: Mapping[int, Position], rank: int, ranks: int) -> Positi
             )
         shards = [each if each.moved else each.of_rank(number, old) for each in shards_of(place)]
         by_rank.append([*zip(shards, workers.shards, strict=True)])
-    # The turn goes round the ranks, and then on to the next shard of each.
+    # The turn passes through all ranks, and then to the next shard of each rank.
     longest = max(map(len, by_rank))
     each = [(turn, shards[turn]) for turn in range(longest) for shards in by_rank if turn < len(shards)]
     own = each[rank::ranks]
@@ -72,10 +72,10 @@ def among_ranks(places: Mapping[int, Position], rank: int, ranks: int) -> Positi
 
 
 def _without_held(place: Position) -> WorkersPosition:
-    """Where the shards were after the items that were given. They compute again what pipes in main held.
+    """Returns where the shards were after the delivered items. Items that pipes in main held are recomputed.
 
     Raises:
-        ValueError: it is not known which shards the held items are of.
+        ValueError: the shards of the held items are unknown.
     """
     workers, given = place.workers, place.given
     if workers is None:
@@ -96,13 +96,13 @@ def _without_held(place: Position) -> WorkersPosition:
 
 
 def in_workers(place: Position, pipes: int | None, *, alone: bool = False) -> Position:
-    """The place of a pipeline that ran in main, as that of one shard that a worker runs.
+    """Returns the position of a pipeline that ran in main as the position of one shard that a worker runs.
 
     Args:
-        place: where main was.
-        pipes: how many pipes the worker runs; the others stay in main. None if that is not known yet.
-        alone: whether nothing that pipes of main have held may be part of it: then the shard begins anew, and makes
-            the items again that were given.
+        place: the position of main.
+        pipes: the number of pipes that the worker runs, while the other pipes stay in main; None if still unknown.
+        alone: whether the result must not contain state of pipes that stay in main. If there is such state, the shard
+            starts from the beginning, and recomputes the delivered items.
 
     Raises:
         ValueError: the pipes drew seeds that workers do not have.
@@ -117,9 +117,9 @@ def in_workers(place: Position, pipes: int | None, *, alone: bool = False) -> Po
     if place.graph is not None:
         entries, generators = entries_in(place.graph), generators_in(place.generators or place.beginning)
         own, others = entries[:pipes], entries[pipes:] if pipes is not None else []
-        if others and others[0].type == AHEAD:  # of an in-process service, which has put it there
+        if others and others[0].type == AHEAD:  # an in-process service has added this pipe
             own, others = entries[: len(own) + 1], others[1:]
-        holds = bool(others)  # what they hold may be in a pickle
+        holds = bool(others)  # the items that they hold may be pickled
         read = own[-1].yielded if holds else place.given - place.drop
         content = sealed(Content(own, generators))
         snapshot = None if alone and (holds or place.drop) else ((read, 0), 1, (0, 0), content)

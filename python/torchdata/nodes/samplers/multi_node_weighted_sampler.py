@@ -74,7 +74,7 @@ class MultiNodeWeightedSampler(MultiNode[T]):
     _num_yielded = 0
     #: Whether an item of this epoch was requested.
     _started = False
-    #: The name of a source that has raised an error, and is read again by the next call.
+    #: The name of a source that has raised an error. The next call reads from this source.
     _chosen: str | None = None
 
     def __init__(
@@ -128,7 +128,7 @@ class MultiNodeWeightedSampler(MultiNode[T]):
         """Returns the choices of an epoch: an iterator over names of sources, with a `state_dict`.
 
         Args:
-            initial_state: the state to which the node is reset; None for the beginning of an epoch.
+            initial_state: the state for the reset; None for the beginning of an epoch.
         """
         state: Any = None
         if initial_state is not None:

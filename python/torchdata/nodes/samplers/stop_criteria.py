@@ -6,7 +6,7 @@ __all__ = ["StopCriteria"]
 
 
 class StopCriteria:
-    """The criteria by which a node over several sources ends its epoch.
+    """The criteria that end the epoch of a node over several sources.
 
     Example:
         >>> from torchdata.nodes import StopCriteria
