@@ -76,7 +76,7 @@ Point = collections.namedtuple("Point", "x y")
 
 
 class Named(dict):
-    """A dict of a class of its own."""
+    """A subclass of dict."""
 
 
 SPECIAL = {

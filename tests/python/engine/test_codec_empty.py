@@ -1,4 +1,4 @@
-"""An array of `torchdata.empty` crosses uncopied only where nobody else can change the consumer's item any more."""
+"""An array of `torchdata.empty` is sent without a copy only if no other code can still change the consumer's item."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHAPE = (100, 200)
 
 @pytest.fixture
 def loopback(loopback, monkeypatch):
-    """An encoder with a sender in whose memory `torchdata.empty` creates arrays."""
+    """An encoder with a sender; `torchdata.empty` creates arrays in the memory of this sender."""
     monkeypatch.setattr(_engine, "current_sender", loopback.sender)
     return loopback
 
@@ -94,7 +94,7 @@ def kept_pointer(array):
     return array, np.ctypeslib.as_array(pointer, SHAPE), pointer
 
 
-#: The array that a producer yields, and the one through which it writes afterwards.
+#: The array that a producer yields, and the array through which it writes later.
 KEPT = {
     "the array": lambda array: (array, array),
     "a view": lambda array: (array, array[:]),

@@ -41,7 +41,7 @@ class Slotted:
 
 @functools.cache
 def whole(dtype, size):
-    """Memory that many arrays of an item lie in."""
+    """Returns memory that contains many arrays of an item."""
     numbers = np.random.default_rng(1).integers(-3, 300, (size, size, 3))
     if dtype == "O":
         return numpy_objects(size)
@@ -128,7 +128,7 @@ trees = st.recursive(leaves, combined, max_leaves=8)
 
 @st.composite
 def items(draw):
-    """A tree into which some objects, whole branches of it too, were put at several places."""
+    """Returns a tree that contains some objects, including whole branches, several times."""
     pool = draw(st.lists(trees, min_size=1, max_size=4))
     again = st.recursive(st.sampled_from(pool) | leaves, combined, max_leaves=10)
     return draw(again)
@@ -178,7 +178,7 @@ class Comparison:
 
     @staticmethod
     def check_array(sent, received):
-        # NumPy's own pickles of arrays of the other byte order may bring this one.
+        # NumPy may unpickle an array of the other byte order in the native byte order.
         assert (sent.dtype.newbyteorder("="), sent.shape) == (
             received.dtype.newbyteorder("="),
             received.shape,

@@ -1,4 +1,4 @@
-"""The check for leftovers in shared memory finds those of tests, and ignores other programs."""
+"""The check for leftovers in shared memory finds leftovers of tests, and ignores other programs."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_what_a_child_leaves_is_ours_also_when_it_has_ended():
 
 
 def test_what_other_programs_have_there_is_not_ours():
-    """The program's parent has ended, so that it is no descendant of this package, as those next to us are none."""
+    """The program's parent has exited, so the program is no longer a descendant of this process, like an unrelated program."""
     command = [sys.executable, "-c", OTHER_PROGRAM, str(SHARED_MEMORY)]
     launch = f"import subprocess, sys; subprocess.Popen({command!r}, stdin=0, stdout=1)"
     reading, writing = os.pipe()

@@ -258,7 +258,7 @@ SMALL_SHM += ['mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$0" "$@"']
 
 
 def runs_small_shm():
-    """Whether this machine lets a test mount a /dev/shm of its own (containers often do not)."""
+    """Returns whether this machine lets a test mount a separate /dev/shm (containers often do not)."""
     try:
         return subprocess.run([*SMALL_SHM, "true"], capture_output=True, timeout=30).returncode == 0
     except FileNotFoundError:

@@ -9,7 +9,7 @@ from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 
 
 class OwnExit(BaseException):
-    """One of the user's own that is no Exception."""
+    """A user's class that is not derived from Exception."""
 
 
 STEERING = {

@@ -74,7 +74,7 @@ def expected(way):
     return [(x, None if x % 3 else WAYS[way]) for x in range(COUNT)]
 
 
-# Each way under each family comes in the random ones below.
+# The random programs below combine all ways with all families.
 @pytest.mark.parametrize(
     ("family", "way"),
     [*(("DataLoader2", way) for way in WAYS), *itertools.product(list(FAMILIES)[1:], ["returns", "raises late"])],

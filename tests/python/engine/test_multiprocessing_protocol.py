@@ -26,7 +26,7 @@ def dispatched(items):
 
 
 def in_turn(shares):
-    """The order in which the main process takes the items of workers."""
+    """Yields the items of workers in the order of the main process."""
     shares = [list(share) for share in shares]
     for place in range(max(map(len, shares))):
         yield from (share[place] for share in shares if place < len(share))
@@ -60,7 +60,7 @@ def is_even(number):
 
 
 class HeldUp:
-    """A function for which one item waits until a file is there; each item takes a while."""
+    """A slow function, which waits at one item until a file exists."""
 
     def __init__(self, path, number):
         self.path, self.number = path, number
@@ -138,7 +138,7 @@ def test_a_worker_that_stops_early_keeps_nobody_waiting(in_order):
 
 
 class EndsAtOnce(IterDataPipe):
-    """Takes one item in worker 0, all in the others."""
+    """Takes one item in worker 0, and all items in other workers."""
 
     def __init__(self, source):
         self.source = source
