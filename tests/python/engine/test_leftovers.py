@@ -84,7 +84,7 @@ def test_what_a_child_leaves_is_ours_also_when_it_has_ended():
 
 
 def test_what_other_programs_have_there_is_not_ours():
-    """The program's parent has exited, so the program is no longer a descendant of this process, like an unrelated program."""
+    """The program's parent has exited, so the program is no longer a descendant of this process."""
     command = [sys.executable, "-c", OTHER_PROGRAM, str(SHARED_MEMORY)]
     launch = f"import subprocess, sys; subprocess.Popen({command!r}, stdin=0, stdout=1)"
     reading, writing = os.pipe()
