@@ -36,7 +36,7 @@ def address(array):
 
 
 def sent_and_received(loopback, wrap):
-    """Where the array was made, and the item as it arrives, where nothing is kept."""
+    """Returns the address of the array, and the received item; keeps no reference to the array."""
     places = []
 
     def make(_):
@@ -49,7 +49,7 @@ def sent_and_received(loopback, wrap):
 
 
 def peak(loopback):
-    """Most bytes that blocks took at a time."""
+    """Returns the peak of the bytes in blocks."""
     ((_, most, _),) = loopback.sender.arena_usage()
     return most
 
@@ -212,7 +212,7 @@ def torch_of(capsule):
 
 
 class TestTensors:
-    """The same of a tensor."""
+    """Returns the same for a tensor."""
 
     torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -227,7 +227,7 @@ class TestTensors:
 
     @staticmethod
     def most_blocks(loopback, item):
-        """As many blocks of an item's size as were in use at a time."""
+        """Returns the peak number of blocks in use, in units of an item."""
         return peak(loopback) // item.nbytes
 
     @pytest.mark.parametrize("dtype", DTYPES)

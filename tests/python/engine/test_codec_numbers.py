@@ -1,4 +1,4 @@
-"""Numbers, times and UUIDs arrive as pickle would bring them: value, type, order, and which objects are one."""
+"""Numbers, times and UUIDs arrive as with pickle: the same values, types, order, and identities of objects."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ class Maker:
     """Random items of numbers, times and UUIDs with repeated members.
 
     Args:
-        seed: makes them the same again.
+        seed: determines the items.
     """
 
     def __init__(self, seed):

@@ -1,4 +1,4 @@
-"""Random items of all kinds arrive equal, and what was one object in an item is one object on arrival."""
+"""Random items of all kinds arrive equal, and references to one object still refer to one object."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def items(draw):
 
 
 class Comparison:
-    """Walks two items side by side."""
+    """Traverses two items in parallel."""
 
     def __init__(self):
         self.arrived = {}
@@ -187,7 +187,7 @@ class Comparison:
         assert not np.shares_memory(sent, received)
 
     def check_apart(self):
-        """No two arrays that arrived share memory: each can be changed alone."""
+        """Checks that no two received arrays share memory, so that each can be modified separately."""
         found = [one for one in self.arrived.values() if isinstance(one, np.ndarray)]
         for number, one in enumerate(found):
             for other in found[:number]:

@@ -148,7 +148,7 @@ VIEWS = {
 
 
 class StorageOf:
-    """Holds the storage of a tensor alone."""
+    """Holds only the storage of a tensor."""
 
     def __init__(self, tensor):
         self.untyped = tensor.untyped_storage()

@@ -159,7 +159,7 @@ def test_a_process_that_works_has_as_long_as_patience_says_and_any_other_the_tim
 
 
 def compute(seconds):
-    """Uses the processor for so long."""
+    """Uses the processor for this many seconds."""
     end = time.process_time() + seconds
     while time.process_time() < end:
         pass

@@ -13,7 +13,7 @@ import pytest
 
 from leftovers import SHARED_MEMORY, is_gone, shared_files, started_children
 
-#: Puts a file into shared memory, says its name, and keeps it open until the end of its input.
+#: Creates a file in shared memory, prints its name, and keeps the file open until the end of the input.
 OTHER_PROGRAM = """
 import os, sys, tempfile
 with tempfile.NamedTemporaryFile(dir=sys.argv[1], prefix=f"torch_{os.getpid()}_") as file:

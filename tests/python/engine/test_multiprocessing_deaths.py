@@ -1,4 +1,4 @@
-"""Processes that exit, hang or are interrupted: what is reported, how fast, and what is left afterwards: nothing."""
+"""Processes that exit, hang or are interrupted: the report and its delay. No process or memory is left afterwards."""
 
 from __future__ import annotations
 

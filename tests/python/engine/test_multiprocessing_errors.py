@@ -19,7 +19,7 @@ from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 
 
 class FailsAt:
-    """Raises when the item comes."""
+    """Raises at an item."""
 
     def __init__(self, at, make_error):
         self.at = at

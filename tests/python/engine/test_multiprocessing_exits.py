@@ -1,4 +1,4 @@
-"""Exceptions that steer a process (sys.exit(), StopIteration, …) are errors where a worker raises them."""
+"""Exceptions that control a process (sys.exit(), StopIteration, …) are errors if a worker raises them."""
 
 from __future__ import annotations
 

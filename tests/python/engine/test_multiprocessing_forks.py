@@ -1,4 +1,4 @@
-"""Processes that user code forks, in the main process and in workers: what is the parent's stays the parent's."""
+"""Processes that user code forks, in the main process and in workers: the child does not affect its parent."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WAYS = {
 
 
 class Forks:
-    """Forks a process at each third item, which leaves in some way; gives the item and the exit code of the process."""
+    """Forks a process at each third item, which exits in a given way; returns the item and the exit code."""
 
     def __init__(self, way):
         self.way = way
