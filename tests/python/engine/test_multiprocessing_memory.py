@@ -1,4 +1,4 @@
-"""The shared memory of real worker processes: what goes back, what damage does, what a full disk does, descriptors."""
+"""The shared memory of real worker processes: released memory, damaged memory, a full disk, and descriptors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def regions():
 
 
 def resident():
-    """Bytes of shared memory of this package that exist."""
+    """Returns the size in bytes of all shared memory of this package."""
     text = Path("/proc/self/smaps").read_text()
     ours = re.findall(OURS + r"[^\n]*\n(?:[A-Z].*\n)*?Rss: +(\d+) kB", text)
     return 1024 * sum(map(int, ours))
@@ -114,7 +114,7 @@ def test_arrays_that_die_one_by_one_do_not_wake_the_worker():
         counts = []
         for _ in range(5):
             arrays = next(iterator)
-            time.sleep(0.1)  # not for a race: the worker is to have gone to sleep, which can only lower the count
+            time.sleep(0.1)  # not for a race: the worker should be asleep, which can only lower the count
             before, began = switches(pid), time.monotonic()
             while arrays:
                 arrays.pop()
@@ -176,7 +176,7 @@ def own_descriptors(pid):
 
 
 def foreign_mappings(pid):
-    """How many regions of shared memory of this package a process maps."""
+    """Returns the number of this package's shared memory regions that a process maps."""
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     return len({line.split()[4] for line in lines if "memfd:torchdata " in line})
 

@@ -1,6 +1,6 @@
 """Messages between main, workers and the dispatching process: epochs, uneven work, calls, passes, exits.
 
-Every test here once hung, lost items or named no process, before the protocol was defined.
+Each of these tests once hung, lost items or did not name the process, before the protocol was defined.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def in_turn(shares):
 
 
 class Paced(IterDataPipe):
-    """Numbers that take a while to make."""
+    """Numbers that are slow to create."""
 
     def __init__(self, count, seconds):
         self.count, self.seconds = count, seconds
@@ -133,7 +133,7 @@ def test_a_worker_that_stops_early_keeps_nobody_waiting(in_order):
         for _ in range(3):
             items = list(dl)
             assert len(set(items)) == len(items) == 10
-            if in_order:  # else whoever is free has them
+            if in_order:  # otherwise any idle worker gets them
                 assert items == list(range(10))
 
 

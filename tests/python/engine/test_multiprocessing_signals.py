@@ -1,5 +1,5 @@
-"""Signals to all processes of a program: main's handlers run in the main process alone, and workers live as long as
-the main process does."""
+"""Signals to all processes of a program: the program's handlers only run in the main process, and workers run as
+long as the main process."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ class Raises:
 
 
 class Rings:
-    """Has a signal come while it is pickled."""
+    """Receives a signal while it is pickled."""
 
     def __call__(self, x):
         return x
