@@ -1,4 +1,4 @@
-"""What the examples share: handwritten digits as a pipeline, and the two models that learn them."""
+"""The common parts of the examples: a pipeline of handwritten digits, and two models that learn to classify them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from sklearn.datasets import load_digits
 
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 
-#: The first digits are for training, the others for testing.
+#: The number of digits for training; the remaining digits are for testing.
 TRAINED_ON = 1437
 
 
 def normalised(sample: tuple[Any, Any]) -> tuple[Any, Any]:
-    """An image of 8 x 8 pixels as 64 numbers between 0 and 1, and its label."""
+    """Returns an image of 8 x 8 pixels as 64 numbers between 0 and 1, and its label."""
     image, label = sample
     return (np.asarray(image, dtype=np.float32) / 16).reshape(64), int(label)
 
 
 def training_digits(batch_size: int) -> IterDataPipe[Any]:
-    """Batches of shuffled training digits. If there are workers, they share out the items at `sharding_filter`."""
+    """Returns batches of shuffled training digits. Workers, if any, share the items at `sharding_filter`."""
     digits = load_digits()
     samples = list(zip(digits.images[:TRAINED_ON], digits.target[:TRAINED_ON], strict=True))
     pipe = IterableWrapper(samples, deepcopy=False).shuffle(buffer_size=TRAINED_ON).sharding_filter()
@@ -28,7 +28,7 @@ def training_digits(batch_size: int) -> IterDataPipe[Any]:
 
 
 def test_digits() -> tuple[Any, Any]:
-    """All test digits at once, as NumPy arrays."""
+    """Returns all test digits at once, as NumPy arrays."""
     digits = load_digits()
     samples = zip(digits.images[TRAINED_ON:], digits.target[TRAINED_ON:], strict=True)
     images, labels = zip(*map(normalised, samples), strict=True)
@@ -43,7 +43,7 @@ def torch_model() -> Any:
 
 
 def torch_accuracy(model: Any) -> float:
-    """Share of the test digits that the model gets right."""
+    """Returns the share of the test digits that the model classifies correctly."""
     import torch
 
     images, labels = test_digits()

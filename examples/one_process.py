@@ -1,4 +1,4 @@
-"""Train in one process, with no workers: `python examples/one_process.py`."""
+"""Train in one process, without workers: `python examples/one_process.py`."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Train on several ranks without PyTorch, on MPI: `mpirun -n 2 python examples/ranks_mpirun.py`."""
+"""Train on several ranks with MPI, without PyTorch: `mpirun -n 2 python examples/ranks_mpirun.py`."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from torchdata.dataloader2 import (
 
 
 def gradient(weights: np.ndarray, images: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Of the cross-entropy of a softmax classifier."""
+    """Returns the gradient of a softmax classifier's cross-entropy."""
     scores = images @ weights
     chances = np.exp(scores - scores.max(axis=1, keepdims=True))
     chances /= chances.sum(axis=1, keepdims=True)
@@ -21,11 +21,11 @@ def gradient(weights: np.ndarray, images: np.ndarray, labels: np.ndarray) -> np.
 
 
 def main() -> None:
-    from mpi4py import MPI  # not at the top: workers import this file anew, and are no ranks
+    from mpi4py import MPI  # not at the top, because workers import this file too, but are not MPI ranks
 
     ranks = MPI.COMM_WORLD
     weights = np.zeros((64, 10))
-    # Workers are spawned rather than forked: many an MPI does not survive a fork.
+    # Workers are spawned rather than forked, because many MPI implementations do not support fork.
     service = SequentialReadingService(
         DistributedReadingService(timeout=60, backend="mpi"),
         MultiProcessingReadingService(num_workers=1, multiprocessing_context="spawn"),

@@ -14,11 +14,11 @@ from torchdata.dataloader2 import (
 
 
 def main() -> None:
-    dist.init_process_group("gloo")  # "nccl" with GPUs: the loader's own groups are gloo in any case
+    dist.init_process_group("gloo")  # "nccl" with GPUs; the loader's own groups always use gloo
     torch.manual_seed(0)
     model = DistributedDataParallel(torch_model())
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    # Items are shared out by rank and then by worker, and all ranks make equally many steps.
+    # Items are distributed by rank and then by worker, and all ranks run the same number of steps.
     service = SequentialReadingService(
         DistributedReadingService(timeout=60), MultiProcessingReadingService(num_workers=1)
     )

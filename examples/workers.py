@@ -10,9 +10,9 @@ def main() -> None:
     torch.manual_seed(0)
     model = torch_model()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    # On a machine with a GPU end the pipeline in `.pin_memory()`, and copy with `images.to("cuda", non_blocking=True)`.
+    # With a GPU, end the pipeline with `.pin_memory()` and copy with `images.to("cuda", non_blocking=True)`.
     pipe = training_digits(batch_size=32)
-    # `with` ends the workers at the end of the block, also after an exception.
+    # `with` stops the workers at the end of the block, also after an exception.
     with DataLoader2(pipe, reading_service=MultiProcessingReadingService(num_workers=2)) as loader:
         for epoch in range(5):
             for images, labels in loader:

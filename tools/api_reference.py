@@ -1,7 +1,8 @@
-"""Writes the sources of the API reference: which object stands on which page.
+"""Writes the sources of the API reference, and decides on which page each object is documented.
 
-Role: names the public modules and gives each a page, the pipes one page for each group of `pipe_groups.py`. Sphinx
-makes the rest out of the docstrings. Each object has one place; other modules that export it, too, link there.
+Role: lists the public modules and gives each of them a page. The pipes get one page for each group of `pipe_groups.py`.
+Sphinx fills the pages from the docstrings. An object that several modules export is documented on one page, and the
+pages of the other modules link to it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pipe_groups import GROUPS
 from torchdata.datapipes import iter as iter_pipes
 from torchdata.datapipes import map as map_pipes
 
-#: The public modules and their titles. The names in their `__all__` are in the reference, and no others.
+#: The public modules and their titles. The reference contains exactly the names in their `__all__`.
 MODULES = {
     "torchdata": "The package",
     "torchdata.dataloader2": "DataLoader2",
@@ -37,7 +38,7 @@ MODULES = {
     "torchdata.datapipes.utils": "Utilities",
     "torchdata.datapipes.utils.decoder": "Decoders",
 }
-if importlib.util.find_spec("torch"):  # which the import of this one needs
+if importlib.util.find_spec("torch"):  # the import of this module requires torch
     MODULES["torchdata.nodes"] = "Nodes"
     MODULES["torchdata.stateful_dataloader"] = "StatefulDataLoader"
     MODULES["torchdata.stateful_dataloader.sampler"] = "Samplers"
@@ -48,10 +49,10 @@ _ALIASES = {
     "DataPipeGraph": "What ``traverse_dps`` gives: by the id of each pipe, the pipe and the graph of what it reads.",
 }
 
-#: Names on the first page of pipes, as they are in no group.
+#: Names on the first page of pipes, because they belong to no group.
 _BASES = {iter_pipes: ["IterDataPipe", "SHARDING_PRIORITIES"], map_pipes: ["MapDataPipe"]}
 
-#: Functions that make pipes of a group, by its key.
+#: For each group's key, the functions that create pipes of this group.
 _FUNCTIONS = {"map": ["from_ray_data"]}
 
 
@@ -72,7 +73,7 @@ def _entry(module: str, name: str, value: Any) -> str:
 
 
 def functional_forms() -> dict[type, str]:
-    """The method name of each pipe class that has one."""
+    """Returns the method name of each pipe class that has a functional form."""
     return {
         function.__wrapped__: name  # type: ignore[attr-defined]
         for base in (iter_pipes.IterDataPipe, map_pipes.MapDataPipe)
@@ -82,13 +83,13 @@ def functional_forms() -> dict[type, str]:
 
 
 class _Entries:
-    """Gives each object its one place."""
+    """Assigns each object to one page."""
 
     def __init__(self) -> None:
         self._homes: dict[int, str] = {}
 
     def of(self, module: str, names: Iterable[str]) -> list[str]:
-        """The entries of what has no place yet, and a line that names the rest."""
+        """Returns the entries of new objects, and a line with links to the objects that an earlier page documents."""
         found, elsewhere = [], []
         for name in names:
             value = getattr(importlib.import_module(module), name)
@@ -107,7 +108,7 @@ def _page_of(module: str) -> str:
 
 
 def pages() -> dict[str, str]:
-    """The text of every page, in reStructuredText, by its name."""
+    """Returns the text of every page, in reStructuredText, by the page's name."""
     entries = _Entries()
     bases = [entry for module, names in _BASES.items() for entry in entries.of(module.__name__, names)]
     made = {"pipes-base": _page("Base classes", "What all pipes derive from.", bases)}
@@ -118,7 +119,7 @@ def pages() -> dict[str, str]:
         intro = f"{place} With pictures: :ref:`pipes-{group.key}`."
         made[f"pipes-{group.key}"] = _page(group.title, intro, entries.of(module, names))
 
-    # The deepest modules first: what they hold stands there, and not where it is exported once more.
+    # The deepest modules are handled first, so that an object is documented in the module that defines it.
     for module in sorted(MODULES, key=lambda name: -name.count(".")):
         place = f".. currentmodule:: {module}\n\nModule ``{module}``."
         about = f".. automodule:: {module}\n   :no-index:"

@@ -1,7 +1,7 @@
-"""Builds the documentation as a site: `make docs` puts it into `target/site/`.
+"""Builds the documentation as a site: `make docs` writes it to `target/site/`.
 
-Role: copies `docs/` to a folder of its own, adds the pages that are made of the package (pictures of the pipes, API
-reference) and the documents at the root of the repository, and runs Sphinx. A warning of Sphinx is an error.
+Role: copies `docs/` to a temporary folder, adds the pages that are generated from the package (pictures of the pipes,
+API reference) and the documents in the root of the repository, and runs Sphinx. A warning of Sphinx is an error.
 
     build_site.py FOLDER
 """
@@ -24,11 +24,11 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def sources(folder: Path) -> None:
-    """Writes all that Sphinx reads into the folder."""
+    """Writes all inputs of Sphinx into the folder."""
     shutil.copytree(ROOT / "docs", folder, dirs_exist_ok=True)
     api_reference.write(folder / "reference")
     (folder / "pipes.md").write_text(pipes_page.text(), encoding="utf-8")
-    (folder.parent / "examples").symlink_to(ROOT / "examples")  # of which pages include parts
+    (folder.parent / "examples").symlink_to(ROOT / "examples")  # pages include parts of the examples
     developers = folder / "developers"
     developers.mkdir(exist_ok=True)
     for name in ("DEVELOP.md", "CHANGELOG.md"):
@@ -38,7 +38,7 @@ def sources(folder: Path) -> None:
 
 
 def build(target: Path) -> int:
-    """Writes the site into the folder, which need not exist; returns the exit status of Sphinx."""
+    """Writes the site into the folder, which need not exist, and returns the exit status of Sphinx."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "docs"
         sources(source)
@@ -64,7 +64,7 @@ if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit(f"usage: {sys.argv[0]} FOLDER")
     os.environ.setdefault("PYTHONHASHSEED", "0")
-    gc.disable()  # of the millions of nodes of its trees next to none is garbage: looking took a third of the time
+    gc.disable()  # Sphinx creates millions of nodes and hardly any garbage: collections took a third of the time
     status = build(Path(sys.argv[1]))
-    gc.freeze()  # nor is it looked for at the end
+    gc.freeze()  # this also avoids a collection at exit
     sys.exit(status)

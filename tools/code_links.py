@@ -1,7 +1,8 @@
-"""A Sphinx extension: code in running text links to the reference, and docstrings read as what they are.
+"""A Sphinx extension that links code in running text to the reference and adapts docstrings to Sphinx.
 
-Role: the documents and docstrings are plain Markdown for those who read them in an editor: a name stands between
-backticks and nothing else. Here `DataLoader2`, `.batch(3)` and `DataLoader2.seed` find their places in the reference.
+Role: the documents and docstrings are plain Markdown, so that they are readable in an editor: a name is only put
+between backticks. This extension links `DataLoader2`, `.batch(3)` and `DataLoader2.seed` to their entries in the
+reference.
 """
 
 from __future__ import annotations
@@ -22,25 +23,25 @@ from torchdata.datapipes import map as map_pipes
 
 #: Class names of iter pipes by functional form.
 _FORMS = {form: cls.__name__ for cls, form in functional_forms().items() if not issubclass(cls, map_pipes.MapDataPipe)}
-#: Functional forms that are names of other things, too: only `.map` links, and `map` does not.
+#: Functional forms that also have another meaning: only `.map` becomes a link, and `map` does not.
 _AMBIGUOUS = {"enumerate", "filter", "map", "slice", "zip"}
-#: Names of what is in the reference, and of the built-in classes.
+#: Names of the objects in the reference, and of the built-in classes.
 _PUBLIC = {
     name for module in [*MODULES, "torchdata.datapipes.iter"] for name in importlib.import_module(module).__all__
 }
 _PUBLIC |= set(vars(builtins)) | {"MapDataPipe"}
 
-#: Attributes by which the package's own pipes speak to it.
+#: Attributes that only the package itself uses on its pipes.
 _PLUMBING = {"counterpart", "item_attributes", "iteration_state"}
 
 
 class CodeLinks(SphinxPostTransform):
-    """Makes code that names a public object a link to it."""
+    """Links code that names a public object to its entry in the reference."""
 
     default_priority = 9  # before the references are resolved
 
     def run(self, **kwargs: Any) -> None:
-        """Goes through one page."""
+        """Adds the links of one page."""
         index = self._index()
         for literal in list(self.document.findall(nodes.literal)):
             if any(isinstance(above, (nodes.reference, nodes.title)) for above in _ancestors(literal)):
@@ -55,10 +56,10 @@ class CodeLinks(SphinxPostTransform):
             link += literal
 
     def _index(self) -> dict[str, str]:
-        """Full names by the names that people write."""
+        """Returns the full name for each short form that people write."""
         found: dict[str, str] = {}
         objects = self.env.domaindata["py"]["objects"]
-        # Classes of map pipes share their names with those of iter pipes, which are meant where nothing else is said.
+        # Map pipes and iter pipes share class names. A short name refers to the iter pipe, so these are indexed first.
         for full in sorted(objects, key=lambda name: ".map." in name):
             entry = objects[full]
             if entry.aliased or entry.objtype == "module":
@@ -86,9 +87,9 @@ def _ancestors(node: nodes.Node) -> Iterator[nodes.Node]:
 
 
 def markup(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
-    """Turns a docstring's backticks into those of reStructuredText, and adds the functional form.
+    """Converts a docstring's backticks to reStructuredText, and adds the functional form.
 
-    A module's docstring loses the paragraph that tells developers its role.
+    Removes the `Role:` paragraph, which is meant for developers, from a module's docstring.
     """
     if what == "module":
         paragraphs = "\n".join(lines).split("\n\n")
@@ -105,20 +106,20 @@ def markup(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: l
 
 
 def without_private(app: Sphinx, name: str, value: Any, options: Any, bases: list[Any]) -> None:
-    """Leaves out bases that are in no reference."""
+    """Omits base classes that the reference does not document."""
     public = [base for base in bases if getattr(typing.get_origin(base) or base, "__name__", "") in _PUBLIC]
     bases[:] = public or [object]
 
 
 def without_plumbing(app: Sphinx, what: str, name: str, value: Any, skip: bool, options: Any) -> bool | None:
-    """Leaves out members that are nobody's but the package's."""
+    """Omits members that only the package itself uses."""
     return True if name in _PLUMBING else None
 
 
 def public_signature(
     app: Sphinx, what: str, name: str, value: Any, options: Any, arguments: str | None, returned: str | None
 ) -> tuple[str | None, str | None]:
-    """Leaves out private parameters, and the names of private functions that are defaults."""
+    """Omits private parameters, and the names of private functions that are defaults."""
     if arguments is not None:
         arguments = re.sub(r", _\w+(: [^,()]+)?(?=[,)])", "", arguments)
         arguments = re.sub(r"= _\w+", "= ...", arguments)
@@ -126,7 +127,7 @@ def public_signature(
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Registers them."""
+    """Registers the extension's handlers."""
     app.connect("autodoc-process-docstring", markup, priority=100)  # before the sections are parsed
     app.connect("autodoc-process-bases", without_private)
     app.connect("autodoc-process-signature", public_signature)

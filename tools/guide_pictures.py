@@ -1,6 +1,7 @@
-"""Draws the pictures of docs/guides/slow-loader.md anew, by running the guide's own examples.
+"""Redraws the pictures of docs/guides/slow-loader.md by running the examples of that guide.
 
-Role: for whoever changes the guide or how loaders are drawn. Their numbers are those of the machine that it runs on.
+Role: run this after a change to the guide or to the drawing of loaders. The numbers in the pictures are measured on the
+current machine.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ sys.path.insert(0, str(ROOT / "tests" / "python" / "support"))
 
 def main() -> None:
     """Runs the examples in an empty folder, and keeps the pictures that they save."""
-    doc_blocks = importlib.import_module("doc_blocks")  # of the tests
+    doc_blocks = importlib.import_module("doc_blocks")  # a module of the tests
 
     with tempfile.TemporaryDirectory() as folder:
         doc_blocks.printed(PAGE, Path(folder))
         shutil.rmtree(PICTURES, ignore_errors=True)
         PICTURES.mkdir()
         for picture in sorted(Path(folder).glob("*.svg")):
-            # Where the functions stand in the guide's program says nothing to its readers.
+            # Readers of the guide do not need the positions of the functions in its program.
             text = re.sub(r"( textLength[^<>]*)?>slow-loader_0\.py", ">train.py", picture.read_text(encoding="utf-8"))
             (PICTURES / picture.name).write_text(text, encoding="utf-8")
             print(f"{PICTURES.name}/{picture.name}")

@@ -1,8 +1,8 @@
-"""Draws docs/imports.svg: the folders of the package and what imports what, from the code's own imports.
+"""Draws docs/imports.svg: the folders of the package and their imports, as found in the code.
 
-Role: `make picture` runs it. Folders stand in the layers of `LAYERS`, the highest on top; an arrow goes from importer
-to imported. Folders next to each other in a layer know nothing of each other. A test holds the code against the
-layers, and the picture against the code.
+Role: `make picture` runs this module. Folders are arranged in the layers of `LAYERS`, with the highest layer on top. An
+arrow points from the importer to the imported folder. Folders in the same layer do not import each other. A test checks
+that the code follows the layers and that the picture matches the code.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ __all__ = ["EXEMPT", "LAYERS", "circles", "folder_of", "folders", "picture", "up
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "imports.svg"
 
-#: The folders and lone modules of the package, from the highest layer to the lowest. Names in one line do not import
-#: each other.
+#: The folders and top-level modules of the package, from the highest layer to the lowest. Names in one line do not
+#: import each other.
 LAYERS = (
     "metrics __main__",
     "nodes stateful_dataloader",
@@ -52,7 +52,7 @@ LAYERS = (
     "_importing _signatures",
 )
 
-#: Imports that go up, and why they may.
+#: Imports from a lower layer to a higher one, with the reason for each.
 EXEMPT = {
     (
         "datapipes._pipe",
@@ -64,12 +64,12 @@ _WIDTH, _ROW, _BOX, _GAP = 1120, 62, 30, 12
 
 
 def folders() -> list[str]:
-    """All names of `LAYERS`."""
+    """Returns all names of `LAYERS`."""
     return " ".join(LAYERS).split()
 
 
 def folder_of(module: str) -> str:
-    """The folder, or the lone module, of `LAYERS` in which a module of the package stands; the package itself is ''."""
+    """Returns the entry of `LAYERS` that contains a module of the package; '' for the package itself."""
     name = module.removeprefix("torchdata").removeprefix(".")
     while name and name not in folders():
         name = name.rpartition(".")[0]
@@ -77,7 +77,7 @@ def folder_of(module: str) -> str:
 
 
 def imports() -> dict[tuple[str, str], set[tuple[str, str]]]:
-    """By pair of folders, the pairs of modules of which the first imports the second."""
+    """Returns, for each pair of folders, the pairs of modules in which the first module imports the second."""
     graph = _graph()
     found: dict[tuple[str, str], set[tuple[str, str]]] = {}
     for module in graph.modules:
@@ -89,7 +89,7 @@ def imports() -> dict[tuple[str, str], set[tuple[str, str]]]:
 
 
 def upward() -> dict[tuple[str, str], set[tuple[str, str]]]:
-    """The imports that go up, or to a neighbour, and are not exempt."""
+    """Returns the imports from a lower layer or within a layer that are not exempt."""
     layer = {folder: number for number, line in enumerate(LAYERS) for folder in line.split()}
     return {
         pair: modules for pair, modules in imports().items() if layer[pair[0]] >= layer[pair[1]] and pair not in EXEMPT
@@ -97,10 +97,10 @@ def upward() -> dict[tuple[str, str], set[tuple[str, str]]]:
 
 
 def circles() -> list[list[str]]:
-    """The groups of modules that import each other in a circle, and those of folders right below the package.
+    """Returns the groups of modules that import each other in a circle, and the groups of such top-level folders.
 
-    Imports inside functions and for type checkers count like any other. A package's own names, in `__init__.py`, are
-    no module of a circle: they repeat those of its modules.
+    Imports inside functions and for type checkers count like any other import. A package's `__init__.py` is not part of
+    a circle, because it only repeats the names of its modules.
     """
     graph = _graph()
     facades = {module for module in graph.modules if graph.find_children(module)}
@@ -128,7 +128,7 @@ def _circles(below: dict[str, set[str]]) -> list[list[str]]:
 
 
 def _reach(start: str, below: dict[str, set[str]]) -> set[str]:
-    """All that `start` imports, directly or not."""
+    """Returns everything that `start` imports, directly or indirectly."""
     found: set[str] = set()
     waiting = list(below[start])
     while waiting:
@@ -140,7 +140,7 @@ def _reach(start: str, below: dict[str, set[str]]) -> set[str]:
 
 
 def _needed(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The arrows without those that follow from others: what is imported by way of a folder between is not drawn."""
+    """Omits an arrow if a path of other arrows leads from its start to its end."""
     pairs = {pair for pair in pairs if pair not in EXEMPT}
     below: dict[str, set[str]] = {folder: set() for folder in folders()}
     for first, second in pairs:
@@ -153,7 +153,10 @@ def _needed(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def _arrow(start: tuple[float, float], end: tuple[float, float]) -> str:
-    """From one folder to another, round those in between: to the side on which it ends, alternately if it is below."""
+    """Draws an arrow that bends around the folders between its ends.
+
+    The arrow bends toward the side of its end. If its end is straight below its start, the sides alternate.
+    """
     (x, y), (to_x, to_y) = (start[0], start[1] + _BOX), (end[0], end[1] - 4)
     layers = round((to_y - y) / _ROW)
     aside = 0 if layers < 1 else 70 + 34 * layers
@@ -164,8 +167,8 @@ def _arrow(start: tuple[float, float], end: tuple[float, float]) -> str:
 
 
 def picture() -> str:
-    """The picture, as SVG."""
-    at: dict[str, tuple[float, float]] = {}  # by folder: the middle of its top
+    """Returns the picture as SVG."""
+    at: dict[str, tuple[float, float]] = {}  # by folder: the middle of its top edge
     drawn: list[str] = []
     for number, line in enumerate(LAYERS):
         names = line.split()
@@ -199,7 +202,7 @@ def picture() -> str:
 
 
 def main() -> None:
-    """Writes the picture, or with `--check` says whether it is as it would be written."""
+    """Writes the picture; with `--check`, reports whether the existing picture is up to date."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--check", action="store_true", help="write nothing; fail where the picture is out of date")
     if not parser.parse_args().check:

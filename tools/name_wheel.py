@@ -1,8 +1,9 @@
-"""Builds the distribution `torchdata`, which holds nothing: it says that the package of that name is installed.
+"""Builds the distribution `torchdata`, an empty wheel that makes installers and programs find that name.
 
-Role: programs ask `importlib.metadata` for the distribution `torchdata`; the one that has the files is called
-`torchdata-rs`. This wheel depends on exactly that one. Its version is that of the API which is kept, and after the
-plus sign that of torchdata-rs: a local version (PEP 440), which stands for a compatible replacement of a release.
+Role: some programs ask `importlib.metadata` for the distribution `torchdata`, but the distribution with the files is
+called `torchdata-rs`. The wheel built here contains no files and depends on the same version of torchdata-rs. Its
+version is the upstream release whose API is implemented, a plus sign, and the version of torchdata-rs. Such a local
+version (PEP 440) marks a compatible replacement of a release.
 
     name_wheel.py FOLDER
 """
@@ -20,26 +21,26 @@ __all__ = ["API", "build", "metadata", "version"]
 
 HOME = Path(__file__).resolve().parents[1]
 
-#: The release of upstream whose newest modules are kept.
+#: The upstream release whose newest modules this package implements.
 API = "0.11.0"
 
 WHEEL = "Wheel-Version: 1.0\nGenerator: torchdata-rs\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
 
 def own_version() -> str:
-    """The version of torchdata-rs."""
+    """Returns the version of torchdata-rs."""
     with open(HOME / "Cargo.toml", "rb") as file:
         found: str = tomllib.load(file)["workspace"]["package"]["version"]
     return found
 
 
 def version() -> str:
-    """The version of the distribution."""
+    """Returns the version of the distribution `torchdata`."""
     return f"{API}+rs.{own_version()}"
 
 
 def metadata() -> str:
-    """The metadata of the distribution."""
+    """Returns the metadata of the distribution `torchdata`."""
     return f"""Metadata-Version: 2.1
 Name: torchdata
 Version: {version()}
@@ -58,7 +59,7 @@ def build(folder: Path) -> Path:
     """Writes the wheel, and returns its path.
 
     Args:
-        folder: where to.
+        folder: the folder in which the wheel is created.
     """
     name = f"torchdata-{version()}"
     info = f"{name}.dist-info"
@@ -74,7 +75,7 @@ def build(folder: Path) -> Path:
 
 
 def digest(text: str) -> str:
-    """The checksum of a file as a RECORD has it."""
+    """Returns the checksum of a file in the format of RECORD."""
     return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
 
 

@@ -1,15 +1,16 @@
-"""Runs tests on other versions of CPython, each in a virtual environment of its own with the built wheel.
+"""Runs tests on other versions of CPython, each in its own virtual environment with the built wheel.
 
-Role: shows that one wheel serves all of them (abi3). `make test-pythons` builds the wheel and runs this. Each version
-runs the tests that depend on the interpreter: start methods, functions by value, errors, and the files whose tests
-start no process. Then each pair of versions exchanges states. The last lines say what was not run.
+Role: shows that a single wheel works with all of them (abi3). `make test-pythons` builds the wheel and runs this
+module. Each version runs the tests that depend on the interpreter: start methods, functions pickled by value, errors,
+and the files whose tests start no process. Then each pair of versions exchanges states. The last lines list what was
+not run.
 
-A version is looked for on PATH, under pyenv, and in a chroot. `make chroot` makes that of Debian's development branch,
-which has versions that a distribution does not have yet. The checkout and /tmp are mounted into it, in a mount
-namespace of its own, so nothing remains mounted. This needs root.
+A version is searched on PATH, under pyenv, and in a chroot. `make chroot` creates a chroot with Debian's development
+branch, which has versions that a distribution does not have yet. The checkout and /tmp are mounted into the chroot in a
+separate mount namespace, so no mount remains afterwards. This needs root.
 
-A library that cannot be installed for a version is left out, and so is PyTorch unless it is asked for. Tests that need
-them are skipped.
+A library that cannot be installed for a version is left out. PyTorch is installed only on request. Tests that need a
+missing library are skipped.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from tally import python_tests
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests" / "python"
-#: The packages without which no test runs, besides those that the wheel requires.
+#: The packages that every test needs, in addition to the requirements of the wheel.
 NEEDED = ["hypothesis>=6.100", "pytest>=9", "pytest-timeout>=2.3", "pytest-xdist>=3.6"]
-#: The tests that depend on the interpreter, besides those that start no process.
+#: The tests that depend on the interpreter, in addition to those that start no process.
 DEPENDENT = [
     "engine/test_interpreter_versions.py",
     "engine/test_multiprocessing*.py",
@@ -54,10 +55,10 @@ exec chroot "$root" /usr/bin/env -C "$PWD" HOME=/root "$@"
 
 @dataclass
 class Version:
-    """A version of CPython, and what has become of its tests."""
+    """A version of CPython, and the results of its tests."""
 
     name: str
-    #: The command that runs another one where the interpreter is, if that is a chroot.
+    #: The prefix that runs a command in the interpreter's chroot; empty outside of a chroot.
     enter: list[str]
     python: str
     folder: Path = Path()
@@ -67,15 +68,15 @@ class Version:
     skipped: Counter[str] = field(default_factory=Counter)
 
     def run(self, *command: str | Path, quiet: bool = False, cwd: Path = ROOT) -> int:
-        """Runs a command where the interpreter is, and returns its status."""
+        """Runs a command in the interpreter's file system, and returns the exit status."""
         return subprocess.run(self._command(command, cwd), cwd=ROOT, capture_output=quiet).returncode
 
     def output(self, *command: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-        """Runs a command where the interpreter is, and returns what it has printed."""
+        """Runs a command in the interpreter's file system, and returns its output."""
         return subprocess.run(self._command(command, cwd), cwd=ROOT, capture_output=True, text=True, timeout=600)
 
     def _command(self, command: tuple[str | Path, ...], cwd: Path) -> list[str]:
-        # Neither the checkout nor the interpreter that runs this are the command's.
+        # The command must see neither the checkout nor the interpreter that runs this module.
         clean = [
             "/usr/bin/env",
             *(f"--unset={name}" for name in ("PYTHONPATH", "VIRTUAL_ENV", "PYO3_PYTHON")),
@@ -90,20 +91,20 @@ class Version:
         return self.run(self.folder / "bin" / "python", *pip, *what, quiet=quiet)
 
     def prepare(self, folder: Path, wheel: Path, torch: str | None) -> None:
-        """Makes the virtual environment, with the wheel and the libraries that tests use."""
+        """Creates the virtual environment with the wheel and the libraries that the tests use."""
         self.folder = folder
         if self.run(self.python, "-m", "venv", folder) or self.install(*NEEDED, wheel):
             sys.exit(f"error: no virtual environment for CPython {self.name}")
         # The environment may hold an older build of the same version.
         self.install("--force-reinstall", "--no-deps", wheel)
         wanted = libraries()
-        if self.install(*wanted, quiet=True):  # one of them may have no wheel for this version
+        if self.install(*wanted, quiet=True):  # a library may have no wheel for this version
             self.left_out = [one for one in wanted if self.install(one, quiet=True)]
         if torch and self.install(*torch.split(), quiet=True):
             self.left_out.append(torch)
 
     def test(self, *arguments: str | Path) -> int:
-        """Runs pytest, not by `-m`, which would put the checkout on the path; returns its status."""
+        """Runs pytest without `-m`, which would put the checkout on the path, and returns its exit status."""
         report = self.folder / "report.xml"
         pytest: list[str | Path] = [self.folder / "bin" / "pytest", "-p", "no:cacheprovider", f"--junitxml={report}"]
         status = self.run(*pytest, *arguments)
@@ -120,9 +121,9 @@ def _cases(report: Path) -> list[ElementTree.Element]:
 
 
 def find(version: str, chroot: Path) -> Version | None:
-    """The interpreter of a version ("3.12"), or None."""
+    """Returns the interpreter of a version such as "3.12", or None."""
     under_pyenv = sorted((Path.home() / ".pyenv").glob(f"versions/{version}.*/bin/python"), reverse=True)
-    for candidate in (f"python{version}", *map(str, under_pyenv)):  # the first may be a shim that leads nowhere
+    for candidate in (f"python{version}", *map(str, under_pyenv)):  # the first may be a shim without a target
         look = "import sys; print(*sys.version_info[:2], sep='.'); print(sys.executable)"
         try:
             found = subprocess.run([candidate, "-c", look], capture_output=True, text=True, timeout=60)
@@ -136,13 +137,13 @@ def find(version: str, chroot: Path) -> Version | None:
 
 
 def libraries() -> list[str]:
-    """The requirements of the libraries that tests use."""
+    """Returns the requirements of the libraries that the tests use."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     return sorted({one for name in ("all", "test") for one in _expanded(extras[name], extras)})
 
 
 def _expanded(requirements: list[str], extras: dict[str, list[str]]) -> list[str]:
-    """Requirements in which each extra of this package is what it stands for."""
+    """Replaces each extra of this package in the requirements with the requirements of that extra."""
     found = []
     for one in requirements:
         if one.startswith("torchdata-rs["):
@@ -154,14 +155,14 @@ def _expanded(requirements: list[str], extras: dict[str, list[str]]) -> list[str
 
 
 def run_tests(version: Version) -> int:
-    """Runs the tests that depend on the interpreter; returns the highest status."""
+    """Runs the tests that depend on the interpreter, and returns the highest exit status."""
     dependent = [path for pattern in DEPENDENT for path in sorted(TESTS.glob(pattern))]
     assert len(dependent) > len(DEPENDENT)
     return max(version.test(*dependent), version.test("-n", "2", "-m", "unit"))
 
 
 def exchange_states(versions: list[Version], folder: Path) -> int:
-    """Has each version load the states that each other one has saved; returns the highest status."""
+    """Makes each version load the states that all other versions saved, and returns the highest exit status."""
     program = ["-m", "exchanged_states"]
     statuses = []
     for saver in versions:
@@ -177,7 +178,7 @@ def exchange_states(versions: list[Version], folder: Path) -> int:
 
 
 def report(wanted: list[str], versions: list[Version]) -> None:
-    """Prints what was run, and what was not."""
+    """Prints which tests ran and which did not."""
     for name in sorted(set(wanted) - {version.name for version in versions}):
         print(f"CPython {name}: NOT RUN, it is not installed (see `make chroot`)")
     for version in versions:
@@ -191,7 +192,7 @@ def report(wanted: list[str], versions: list[Version]) -> None:
 
 
 def main() -> int:
-    """Runs the tests on each version that is installed; 0 if all have passed."""
+    """Runs the tests on each installed version, and returns 0 if all of them passed."""
     parser = argparse.ArgumentParser(description="Runs tests on other versions of CPython.")
     parser.add_argument("--versions", nargs="+", default=["3.12", "3.13", "3.14", "3.15"], metavar="X.Y")
     parser.add_argument("--torch", help="the requirement of PyTorch, with options of pip; it is not installed without")
@@ -208,7 +209,7 @@ def main() -> int:
     statuses = []
     folder = options.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    wheel = Path(shutil.copy(options.wheel, folder))  # which a chroot can see
+    wheel = Path(shutil.copy(options.wheel, folder))  # a folder that the chroot can see
     for version in versions:
         print(f"CPython {version.name}: {version.python}", flush=True)
         version.prepare(folder / version.name, wheel, options.torch)

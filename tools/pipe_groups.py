@@ -1,8 +1,8 @@
-"""The pipes by what they do, each with a sample: what the site draws and where its reference puts them.
+"""The pipes grouped by purpose, each with a sample. The site and its reference use these groups.
 
-Role: a table. A sample is an expression over the pipes `a` and `b` and what these hold; the picture shows the
-expression, its inputs and what comes out when it is evaluated, so it cannot say anything but the truth. Only where a
-pipe asks a server, or needs a library that not every machine has, the table says what comes out.
+Role: a table. A sample is an expression over the pipes `a` and `b` and their items. The picture shows the expression,
+its inputs and the result of evaluating it, so a picture cannot contradict the code. The table states the result itself
+only for pipes that need a server, or a library that is not installed everywhere.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from torchdata.datapipes.utils.decoder import basichandlers
 
 
 class Stream:
-    """Stands for an open stream where the table says what comes out."""
+    """Represents an open stream in results that the table states."""
 
     def read(self) -> bytes:
-        """Makes it look like one."""
+        """Makes the drawing code recognize the object as a stream."""
         raise NotImplementedError
 
 
@@ -40,16 +40,16 @@ A, B = ("a.txt", STREAM), ("b.txt", STREAM)
 
 @dataclass(frozen=True)
 class Sample:
-    """One pipe and a use of it.
+    """One pipe and an example of its use.
 
     Args:
         name: the class.
         code: the expression that the picture shows.
-        inputs: what the pipes that `names` tells hold.
-        run: the expression that is evaluated, where more is needed than what is worth showing, such as a seed.
-        shown: the rows of items that come out, instead of evaluating.
-        labels: what to write before each row that comes out.
-        names: what the pipes are called.
+        inputs: the items of the pipes in `names`.
+        run: the expression that is evaluated, if it contains details that the picture need not show, such as a seed.
+        shown: the rows of output items; if given, nothing is evaluated.
+        labels: the label of each output row.
+        names: the names of the input pipes.
     """
 
     name: str
@@ -68,9 +68,9 @@ class Group:
     Args:
         key: the group's name in addresses.
         title: the heading.
-        text: a sentence or two for those who choose among the pipes.
-        samples: one of each pipe.
-        module: where the classes stand.
+        text: a sentence or two that help users to choose among the pipes.
+        samples: one sample per pipe.
+        module: the module that exports the classes.
     """
 
     key: str
@@ -113,7 +113,7 @@ def _coroutine(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return call
 
 
-#: The names in the expressions besides the pipes.
+#: Names that the expressions use in addition to the pipes.
 NAMES: dict[str, Any] = {
     "upper": str.upper,
     "fetch": _coroutine(str.upper),

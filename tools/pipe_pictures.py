@@ -1,8 +1,8 @@
-"""Draws what a pipe does, as SVG: items in, items out.
+"""Draws what a pipe does, as SVG: input items and output items.
 
-Role: evaluates the samples of `pipe_groups.py` in a folder of files made for them, and draws each. An output has the
-color of the item that it was made of. Fills are translucent and text has the color of the page, so a picture can be
-read on light and on dark ground.
+Role: evaluates the samples of `pipe_groups.py` in a temporary folder with sample files, and draws each of them. An
+output has the color of the input item that it was computed from. Fills are translucent and text has the text color of
+the page, so a picture is readable on light and on dark backgrounds.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from pipe_groups import Group, Sample
 from torchdata.datapipes import iter as iter_pipes
 from torchdata.datapipes import map as map_pipes
 
-#: Hues of the items of an input, in turn. They differ for people who see no red or no green, too.
+#: Hues for the items of an input, used in turn. People with red-green color blindness can distinguish them too.
 HUES = (212, 35, 165, 280, 345, 95)
 
-_CHARACTER = 7.3  # width of a character of 12 px in the usual monospaced fonts, and a little more
+_CHARACTER = 7.3  # the width of a character at 12 px in the usual monospaced fonts, plus a margin
 _HEIGHT, _GAP, _PAD = 20, 5, 6
-#: More is left out, with a sign.
+#: Additional items are replaced with an ellipsis.
 _WIDTH = 344
 
 
 def outputs(sample: Sample, group: Group) -> list[list[Any]]:
-    """The rows of items that come out of a sample; one row, unless the pipe was split.
+    """Returns the rows of items that a sample produces: one row, or several if the sample splits the pipe.
 
     Runs in the folder of the sample's files.
     """
@@ -49,7 +49,7 @@ def outputs(sample: Sample, group: Group) -> list[list[Any]]:
         "iter_pipes": iter_pipes,
         **{name: wrap(items) for name, items in zip(sample.names, sample.inputs, strict=False)},
     }
-    random.seed(0)  # of which pipes take their seeds here
+    random.seed(0)  # the pipes draw their seeds from this generator
     made = eval(sample.run or sample.code, names)
     rows = made if isinstance(made, (list, tuple)) else [made]
     return [_items(row) for row in rows]
@@ -63,7 +63,7 @@ def _items(pipe: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def sample_files() -> Iterator[None]:
-    """Makes a folder with the files of the samples the current one."""
+    """Creates a folder with the samples' files and makes it the current folder."""
     before = os.getcwd()
     with tempfile.TemporaryDirectory() as folder:
         pipe_groups.prepare(Path(folder))
@@ -83,7 +83,7 @@ def _text(value: Any) -> str:
 
 
 def labels(item: Any) -> list[str]:
-    """The labels of an item, without the streams."""
+    """Returns the labels of an item, without the streams."""
     if isinstance(item, dict):
         return [label for value in item.values() for label in labels(value)]
     if isinstance(item, (list, tuple)):
@@ -92,7 +92,7 @@ def labels(item: Any) -> list[str]:
 
 
 def _height(value: Any) -> float:
-    """How high an item is drawn: each box around something is higher than that."""
+    """Returns the height of an item's drawing. A box is higher than the items in it."""
     if isinstance(value, dict):
         value = [*value.values()]
     if isinstance(value, (list, tuple)):
@@ -105,7 +105,7 @@ def _is_stream(value: Any) -> bool:
 
 
 class _Drawing:
-    """Shapes, and how far they reach."""
+    """The shapes of a picture, and their extent."""
 
     def __init__(self, inputs: Sequence[Sequence[Any]]) -> None:
         self.shapes: list[str] = []
@@ -131,14 +131,14 @@ class _Drawing:
         self.width = max(self.width, right)
 
     def text(self, x: float, y: float, text: str, weight: str = "normal") -> float:
-        """Writes a text that begins at x and whose middle is at y; returns where it ends."""
+        """Draws a text that begins at x and is vertically centered at y; returns the x position of its end."""
         end = x + len(text) * _CHARACTER
         style = f' font-weight="{weight}"' if weight != "normal" else ""
         self._add(f'<text x="{x:.1f}" y="{y + 4:.1f}"{style}>{escape(text)}</text>', end)
         return end
 
     def item(self, value: Any, x: float, y: float) -> float:
-        """Draws an item with its middle at y; returns where it ends."""
+        """Draws an item that is vertically centered at y; returns the x position of its end."""
         height = _height(value)
         top = y - height / 2
         if isinstance(value, (dict, list, tuple)):
@@ -183,7 +183,7 @@ class _Drawing:
         return end
 
     def row(self, items: Sequence[Any], top: float, name: str = "") -> float:
-        """Draws items side by side, with a sign for what does not fit; returns where the next row begins."""
+        """Draws items side by side, with an ellipsis if some do not fit; returns the y position of the next row."""
         height = max(map(_height, items), default=_HEIGHT)
         x, y = 1.0, top + height / 2
         if name:
@@ -203,14 +203,14 @@ class _Drawing:
         return top + height + 6
 
     def arrow(self, y: float, code: str) -> None:
-        """Draws an arrow downwards, and the code next to it."""
+        """Draws a downward arrow with the code next to it."""
         path = f"M12 {y - 13:.1f}v22m-5 -6l5 6l5 -6"
         self._add(f'<path d="{path}" fill="none" stroke="currentColor" stroke-opacity=".7" stroke-width="1.5"/>', 18)
         self.text(28, y, code)
 
 
 def draw(sample: Sample, made: list[list[Any]]) -> str:
-    """The picture of a sample, with `made` as what comes out."""
+    """Returns the picture of a sample with the output rows `made`."""
     drawing = _Drawing([*sample.inputs] or made)
     several = len(sample.inputs) > 1
     y = 1.0
@@ -232,7 +232,7 @@ def draw(sample: Sample, made: list[list[Any]]) -> str:
 
 
 def _said(rows: Sequence[Sequence[Any]]) -> str:
-    """The rows in words, for those who hear the page."""
+    """Describes the rows in words, for screen readers."""
 
     def one(value: Any) -> str:
         if isinstance(value, dict):

@@ -1,6 +1,6 @@
-"""Writes the page of all pipes: by what they do, each with a picture and a sentence.
+"""Writes the overview page of all pipes, grouped by purpose, with a picture and a sentence for each pipe.
 
-Role: puts the groups, the pictures and the first sentences of the docstrings together, as Markdown.
+Role: combines the groups, the pictures and the first sentences of the docstrings in a Markdown page.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ written as methods: `pipe.batch(2)` is `Batcher(pipe, 2)`.
 
 
 def summary(cls: type) -> str:
-    """The first paragraph of a docstring, on one line."""
+    """Returns the first paragraph of a docstring, on one line."""
     return " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split())
 
 
@@ -33,7 +33,7 @@ def _card(sample: Sample, group: Group) -> str:
 
 
 def text() -> str:
-    """The page."""
+    """Returns the page as Markdown."""
     parts = [_HEAD]
     with sample_files():
         for group in GROUPS:

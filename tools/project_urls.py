@@ -1,7 +1,7 @@
 """Writes the project's addresses into pyproject.toml: `python tools/project_urls.py ADDRESS`.
 
-Role: the release workflow calls it before it builds, with the address of the repository that it runs in. So a wheel
-leads to the repository that it came from, a fork's to the fork, and none to a place that does not exist.
+Role: the release workflow calls this before the build, with the address of the repository in which it runs. Therefore
+a wheel links to the repository that built it, also in a fork, and never to an address that does not exist.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 __all__ = ["with_urls"]
 
 PYPROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
-#: The pages of a repository, by the labels that package indexes know.
+#: The pages of a repository, by the labels that package indexes recognize.
 PAGES = {
     "Homepage": "",
     "Documentation": "/blob/HEAD/docs/index.md",
@@ -26,14 +26,14 @@ PAGES = {
 
 
 def with_urls(pyproject: str, address: str) -> str:
-    """The text of a pyproject.toml with a table of the project's addresses.
+    """Adds a table of the project's addresses to the text of a pyproject.toml.
 
     Args:
-        pyproject: the text without one.
-        address: of the repository, such as `https://example.org/owner/name`.
+        pyproject: the text, without such a table.
+        address: the address of the repository, such as `https://example.org/owner/name`.
 
     Raises:
-        ValueError: the address is none, or there is a table already.
+        ValueError: the address is invalid, or the text already has such a table.
     """
     if not re.fullmatch(r"https://[\w.-]+(/[\w.-]+)+/?", address):
         raise ValueError(f"the address of a repository begins with https:// and has a path, but got {address!r}")

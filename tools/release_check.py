@@ -1,9 +1,9 @@
-"""Checks what a release would consist of, without publishing it: `make release-check VERSION=1.2.3`.
+"""Checks the files of a release without publishing them: `make release-check VERSION=1.2.3`.
 
-Role: builds the wheel twice, and the sdist, and looks at both as their users will: names and versions, contents,
-licenses, size, and programs in empty environments of all versions of Python found here. It prints one line for each
-check, and what could not be checked. Without VERSION the version of Cargo.toml is checked, which needs no heading in
-CHANGELOG.md yet.
+Role: builds the wheel twice and the sdist once, and checks names and versions, contents, licenses and size. It also
+runs programs with both files in empty environments of all installed versions of Python. It prints one line for each
+check, and lists what could not be checked. Without VERSION, the version of Cargo.toml is checked, which does not need a
+heading in CHANGELOG.md yet.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from try_package import PROGRAM
 ROOT = Path(__file__).resolve().parents[1]
 #: The limit of a binary in bytes, and of `import torchdata` in seconds.
 BINARY, IMPORT = 5_000_000, 0.06
-#: What a wheel contains besides the package `torchdata`.
+#: The contents of a wheel in addition to the package `torchdata`.
 INFO = re.compile(
     r"torchdata_rs-[^/]+\.dist-info/"
     r"(METADATA|WHEEL|RECORD|licenses/(LICENSE|THIRD-PARTY-NOTICES\.txt)|sboms/[\w.-]+\.json)"
@@ -39,7 +39,7 @@ TIMED = "import time; began = time.perf_counter(); import torchdata; print(time.
 
 
 class Failed(Exception):
-    """A check has failed; the message says what is wrong."""
+    """Raised by a failed check; the message describes the problem."""
 
 
 def require(condition: object, message: str) -> None:
@@ -53,7 +53,7 @@ def text_of(path: str) -> str:
 
 
 def check_versions(version: str, is_release: bool) -> str:
-    """The version is the same everywhere."""
+    """Checks that all files state the same version."""
     found = {
         "Cargo.toml": tomllib.loads(text_of("Cargo.toml"))["workspace"]["package"]["version"],
         "CITATION.cff": re.findall(r"^version: (.+)$", text_of("CITATION.cff"), re.M)[0],
@@ -69,7 +69,7 @@ def check_versions(version: str, is_release: bool) -> str:
 
 
 def build(target: Path, out: Path) -> Path:
-    """Builds a wheel from nothing, in the same folder each time: the binary contains its path."""
+    """Builds a wheel from scratch, always in the same folder because the binary contains the folder's path."""
     shutil.rmtree(target, ignore_errors=True)
     command = [sys.executable, "-m", "maturin", "build", "--release", "--locked", "--out", str(out)]
     subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "CARGO_TARGET_DIR": str(target)})
@@ -78,7 +78,7 @@ def build(target: Path, out: Path) -> Path:
 
 
 def check_reproducible(wheel: Path, again: Path) -> str:
-    """Two builds have equal bytes."""
+    """Checks that two builds are equal byte for byte."""
     digests = [hashlib.sha256(one.read_bytes()).hexdigest() for one in (wheel, again)]
     if digests[0] != digests[1]:
         first, second = zipfile.ZipFile(wheel), zipfile.ZipFile(again)
@@ -88,7 +88,7 @@ def check_reproducible(wheel: Path, again: Path) -> str:
 
 
 def check_wheel(wheel: Path) -> str:
-    """The wheel has the package and nothing else, and no binary is too large."""
+    """Checks that the wheel contains only the package, and that no binary is too large."""
     archive = zipfile.ZipFile(wheel)
     names = archive.namelist()
     others = [one for one in names if not one.startswith("torchdata/") and not INFO.fullmatch(one)]
@@ -111,7 +111,7 @@ def check_wheel(wheel: Path) -> str:
 
 
 def check_sdist(sdist: Path) -> str:
-    """The sdist has what is needed to build, with all licenses, and no compiled file."""
+    """Checks that the sdist contains the sources and all licenses, and no compiled file."""
     with tarfile.open(sdist) as archive:
         names = {one.partition("/")[2] for one in archive.getnames()}
     needed = {"Cargo.toml", "Cargo.lock", "pyproject.toml", "LICENSE", NOTICES.name, "rust/py/src/lib.rs", "PKG-INFO"}
@@ -122,7 +122,7 @@ def check_sdist(sdist: Path) -> str:
 
 
 def check_licenses(wheel: Path) -> str:
-    """Each crate that the wheel lists as compiled in has its license in the notices."""
+    """Checks that the notices contain the license of each crate that the wheel lists as compiled in."""
     subprocess.run([sys.executable, "tools/third_party.py", "--check"], cwd=ROOT, check=True)
     archive = zipfile.ZipFile(wheel)
     notices = archive.read(next(one for one in archive.namelist() if one.endswith(NOTICES.name))).decode()
@@ -131,14 +131,14 @@ def check_licenses(wheel: Path) -> str:
     [bill] = [json.loads(archive.read(one)) for one in archive.namelist() if "/sboms/" in one]
     crates = {one["name"] for one in bill["components"]} - own
     compiled = set(re.findall(r"^={80}\n([\w-]+) \S+, .+$", notices, re.M))
-    # The list of crates also has those that run during the build: procedural macros and build scripts.
+    # The list of crates also contains procedural macros and build scripts, which only run during the build.
     unknown = compiled - crates
     require(compiled and not unknown, f"licenses of crates that the wheel does not list: {unknown}")
     return f"{len(compiled)} crates compiled in, all with their licenses"
 
 
 def check_twine(files: list[Path]) -> str:
-    """`twine check` accepts the files."""
+    """Checks that `twine check` accepts the files."""
     command = [sys.executable, "-m", "twine", "check", "--strict", *map(str, files)]
     done = subprocess.run(command, capture_output=True, text=True)
     require(done.returncode == 0, done.stdout + done.stderr)
@@ -146,7 +146,7 @@ def check_twine(files: list[Path]) -> str:
 
 
 def readme_programs(with_torch: bool) -> dict[str, tuple[str, str]]:
-    """README's Python blocks with the output that README shows, by the name of a file."""
+    """Returns the README's Python blocks and the output shown for them, by file name."""
     found = re.findall(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$", text_of("README.md"), re.M | re.S)
     require(found, "README has no examples")
     needs_torch = re.compile(r"torchdata\.(stateful_dataloader|nodes)|^ *import torch\b", re.M)
@@ -158,7 +158,7 @@ def readme_programs(with_torch: bool) -> dict[str, tuple[str, str]]:
 
 
 def check_installed(version: Version, package: Path, torch: str | None, folder: Path) -> str:
-    """The package works in an empty environment: a program, README's examples, and the time of the import."""
+    """Checks the package in an empty environment: a program, the README's examples, and the import time."""
     shutil.rmtree(folder, ignore_errors=True)
     version.folder = folder / "venv"
     shown = package.name.partition("-")[0] + ("" if package.suffix == ".whl" else " (sdist)")
@@ -180,7 +180,7 @@ def check_installed(version: Version, package: Path, torch: str | None, folder: 
 
 
 def main() -> int:
-    """Runs all checks; 0 if none has failed."""
+    """Runs all checks, and returns 0 if none of them failed."""
     parser = argparse.ArgumentParser(description="Checks what a release would consist of.")
     parser.add_argument("--version", help="the version to be released")
     parser.add_argument("--pythons", nargs="+", default=["3.11", "3.12", "3.13", "3.14", "3.15"], metavar="X.Y")
@@ -225,7 +225,7 @@ def main() -> int:
         else:
             not_checked.append(f"CPython {name} with torch: {options.wheels or 'WHEELS'} has no wheel of torch for it")
     if oldest is not None:
-        os.environ["CARGO_TARGET_DIR"] = str(target / "again")  # spares the compilation of most crates
+        os.environ["CARGO_TARGET_DIR"] = str(target / "again")  # reuses compiled crates
         check(f"CPython {oldest.name} with the sdist", check_installed, oldest, sdist, None, work / "sdist")
     for one in not_checked:
         print(f"NOT CHECKED: {one}")

@@ -1,8 +1,9 @@
-"""Says in one line what a run of `make test` or `make check` ran, and what it skipped for want of what.
+"""Reports in one line which tests `make test` or `make check` ran, and which it skipped for which reason.
 
     python tools/tally.py test target/ran
 
-The folder has logs of `cargo test` (`*.log`), reports of pytest (`*.xml`), and in `began` the second of the start.
+The folder contains logs of `cargo test` (`*.log`), reports of pytest (`*.xml`), and the start time in seconds in the
+file `began`.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 
-#: The line by which `cargo test` ends a program of tests.
+#: The line that `cargo test` prints at the end of each test program.
 RESULT = re.compile(r"^test result: ok\. (\d+) passed; 0 failed; (\d+) ignored", re.MULTILINE)
 
 
 def cargo_tests(log: str) -> tuple[int, int]:
-    """Returns how many tests of a log passed, and how many it ignored."""
+    """Returns the numbers of passed and ignored tests in a log."""
     found = RESULT.findall(log)
     return sum(int(passed) for passed, _ in found), sum(int(ignored) for _, ignored in found)
 
 
 def python_tests(report: Path) -> tuple[int, Counter[str]]:
-    """Returns how many tests of a report passed, and for which reasons it skipped how many."""
+    """Returns the number of passed tests in a report, and the number of skipped tests for each reason."""
     passed, reasons = 0, Counter[str]()
     for case in ElementTree.parse(report).iter("testcase"):
         skipped = case.find("skipped")
@@ -41,8 +42,8 @@ def tally(target: str, folder: Path, now: float) -> str:
 
     Args:
         target: the target of make that ran.
-        folder: what it left.
-        now: the second of its end.
+        folder: the folder with the logs and reports.
+        now: the time in seconds at which the target ended.
 
     Raises:
         ValueError: the folder has no report.

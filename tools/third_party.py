@@ -1,6 +1,6 @@
-"""Writes what is compiled into the extension, under which licences: `make notices`; `--check` compares.
+"""Writes the licenses of the crates that are compiled into the extension: `make notices`; `--check` compares.
 
-Role: asks cargo which crates those are, and copies the licences that lie in their sources. The wheel has the file.
+Role: asks cargo for the list of crates, and copies the licenses in their sources into a file that the wheel contains.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 NOTICES = ROOT / "THIRD-PARTY-NOTICES.txt"
 
-#: The names of files with a licence.
+#: Names of license files.
 _NAMES = ("license", "licence", "copying", "notice", "unlicense")
-#: Systems for which wheels are made: what is compiled for others alone is in none.
+#: Systems for which wheels are built. Crates that only other systems need are left out.
 _TARGETS = (
     "x86_64-unknown-linux-gnu",
     "aarch64-unknown-linux-gnu",
@@ -32,7 +32,7 @@ authors and under its licence. Besides, it holds parts of Rust's standard librar
 
 
 def compiled() -> list[dict[str, Any]]:
-    """The packages of other people's that are part of the extension, by name."""
+    """Returns the third-party packages that are part of the extension, by name."""
     command = ["cargo", "metadata", "--locked", "--format-version", "1"]
     for target in _TARGETS:
         command += ["--filter-platform", target]
@@ -45,7 +45,7 @@ def compiled() -> list[dict[str, Any]]:
         for dependency in nodes[waiting.pop()]["deps"]:
             kinds = {kind["kind"] for kind in dependency["dep_kinds"]}
             macro = any("proc-macro" in target["kind"] for target in packages[dependency["pkg"]]["targets"])
-            if None in kinds and not macro and dependency["pkg"] not in seen:  # neither for tests nor to build it
+            if None in kinds and not macro and dependency["pkg"] not in seen:  # compiled into the extension
                 seen.add(dependency["pkg"])
                 waiting.append(dependency["pkg"])
     others = [packages[one] for one in seen if packages[one]["source"] is not None]
@@ -53,12 +53,12 @@ def compiled() -> list[dict[str, Any]]:
 
 
 def notices() -> str:
-    """The file's content."""
+    """Returns the content of the file."""
     parts = [_HEAD]
     for package in compiled():
         folder = Path(package["manifest_path"]).parent
         files = sorted(path for path in folder.iterdir() if path.name.lower().startswith(_NAMES) and path.is_file())
-        if "MIT" in package["license"].split():  # of several to choose from, that one
+        if "MIT" in package["license"].split():  # if there is a choice of licenses, use MIT
             files = [path for path in files if "mit" in path.name.lower()] or files
         parts.append(
             f"{'=' * 80}\n{package['name']} {package['version']}, {package['license']}\n{package['repository']}\n"
@@ -68,7 +68,7 @@ def notices() -> str:
 
 
 def main() -> int:
-    """Writes the file, or compares it."""
+    """Writes the file; with `--check`, compares it instead."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="fail where the file is not as it would be written")
     content = notices()

@@ -1,7 +1,7 @@
-"""Installs a wheel or an sdist into a fresh virtual environment, and loads data through workers with it.
+"""Installs a wheel or an sdist into a new virtual environment, and loads data through workers with it.
 
-Role: the last look at what is given to users, from outside of the checkout. `make wheels` runs it on both files. With
-the wheel of the name `torchdata` (`name_wheel.py`) it also looks for what programs look for by that name.
+Role: a final check of the released files, independent of the checkout. `make wheels` runs it on both files. If the
+wheel of the name `torchdata` (`name_wheel.py`) is given, it also checks how programs find that name.
 
     try_package.py FILE [NAME_WHEEL]
 """
@@ -15,7 +15,7 @@ import tempfile
 import venv
 from pathlib import Path
 
-#: The first program of a user. Under spawn, which finds modules only if the package was installed.
+#: A user's first program. It uses spawn, which only finds modules of an installed package.
 PROGRAM = """
 import sysconfig
 import numpy
@@ -37,7 +37,7 @@ if __name__ == "__main__":
     print("torchdata", torchdata.__version__, "works")
 """
 
-#: A program that finds out whether there is a StatefulDataLoader. If the package warned, it would fail.
+#: A program that checks whether StatefulDataLoader is available. A warning from the package would make it fail.
 ASKING = """
 from importlib import metadata
 import torchdata
@@ -55,10 +55,10 @@ def try_package(package: Path, name: Path | None = None) -> None:
 
     Args:
         package: a wheel or an sdist.
-        name: the wheel of the name `torchdata`, to be tried as well.
+        name: the wheel of the name `torchdata`, which is tested too if it is given.
 
     Raises:
-        subprocess.CalledProcessError: that failed; what it printed tells why.
+        subprocess.CalledProcessError: a command failed; its output shows the reason.
     """
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
@@ -69,7 +69,7 @@ def try_package(package: Path, name: Path | None = None) -> None:
         pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
         commands = [[*pip, str(package.resolve())], [python, "program.py"]]
         if name is not None:
-            # Asked for by name pip is content with it, and does not put upstream's files over ours.
+            # pip accepts the installed distribution of this name, and does not install upstream's files over ours.
             content = [*pip, "--no-index", "torchdata", "torchdata==0.11.0"]
             commands += [
                 [*pip, str(name.resolve())], [python, "-W", "error", "-c", ASKING], content, [python, "program.py"]

@@ -1,15 +1,16 @@
 """Writes `python/torchdata/datapipes/_forms.pyi`: the functional forms as typed methods, for editors.
 
 Role: reads the registries of a freshly imported package and the signatures of the pipes in them: constructors with
-their overloads, or what `__new__` takes and returns. `make stubs` runs it, after a pipe was added or its constructor
-changed; a test compares the file with what would be written.
+their overloads, or the parameters and result of `__new__`. `make stubs` runs this module. Run it after adding a pipe or
+changing a constructor; a test checks that the file is up to date.
 
-A form returns `IterDataPipe` (or `MapDataPipe`) of the items that the constructor's overloads or the class say, or
-that follow from its source's; of `Any` elsewhere. It returns the pipe's class only if that has methods for users, like
-`set_seed`. So `pipe: IterDataPipe[Any]` takes `pipe = pipe.map(f)`, line after line.
+A form returns `IterDataPipe[T]` (or `MapDataPipe[T]`). The item type `T` follows from the constructor's overloads, from
+the class, or from the item type of the source, and is `Any` otherwise. A form returns the pipe's own class only if that
+class has methods for users, such as `set_seed`. Therefore a variable `pipe: IterDataPipe[Any]` accepts
+`pipe = pipe.map(f)` repeatedly.
 
     typed_forms.py            writes the file
-    typed_forms.py --print    prints what it would write
+    typed_forms.py --print    prints the new content
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ users register are not known here: see `functional_datapipe`.
 """
 '''
 
-#: The variable of the items of the pipe whose method is called.
+#: The type variable for the items of the pipe whose method is called.
 ITEM = "T_co"
 
-#: Methods of single pipes that users call on what a form returned. Methods that loaders call are not among them.
+#: Methods of single pipes that users call on the result of a form. Methods that loaders call are not included.
 CALLED_BY_USERS = {
     "add_handler",
     "invalidate_cache",
@@ -48,12 +49,12 @@ CALLED_BY_USERS = {
     "set_timeout",
 }
 
-#: The results of forms whose class stands above the pipes, which know it by its name alone.
+#: The result types of forms whose class belongs to a higher layer, which the pipes refer to only by name.
 MADE_ABOVE = {"to_node": ("torchdata.nodes", f"BaseNode[{ITEM}]")}
 
 
 class Stub:
-    """The text of the stub, and the imports that its annotations ask for."""
+    """The text of the stub, and the imports that its annotations need."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
@@ -65,11 +66,11 @@ class Stub:
         self.from_import("torchdata.datapipes._pipe.registry", "FunctionalForms")
 
     def from_import(self, module: str, name: str) -> None:
-        """Asks for `from module import name`."""
+        """Adds `from module import name` to the imports."""
         self.froms.setdefault(module, set()).add(name)
 
     def text(self, forms: dict[str, dict[str, Callable[..., Any]]]) -> str:
-        """The whole file: one class per registry."""
+        """Returns the whole file, with one class per registry."""
         self.names.update(*forms.values())
         classes = [
             "\n".join([f"class {name}(FunctionalForms, Generic[{ITEM}]):", *self._methods(functions)])
@@ -108,16 +109,16 @@ class Form:
     """One form and its signature.
 
     Args:
-        stub: where imports go.
-        maker: the pipe's class, or the function that was registered.
-        function: the class's constructor or one of its overloads, or again the function that was registered.
+        stub: the stub that collects the imports.
+        maker: the pipe's class, or the registered function.
+        function: the class's constructor, one of its overloads, or the registered function.
     """
 
     def __init__(self, stub: Stub, maker: Any, function: Any) -> None:
         self.stub, self.maker, self.function = stub, maker, function
         self.overloaded = function in typing.get_overloads(function)
         parameters = [*inspect.signature(function).parameters.values()]
-        #: The annotation of `self` in an overload, which settles the variables of the class.
+        #: The annotation of `self` in an overload, which determines the type variables of the class.
         self.made = ""
         if isinstance(maker, type):
             this = parameters.pop(0)  # self or cls
@@ -129,8 +130,10 @@ class Form:
         self.variables = self._variables(source)
 
     def _variables(self, source: str) -> dict[str, str]:
-        """The replacement for each type variable of the module: the variable of the items if the source is generic in
-        it, else Any. Type variables of overloads stay what they are.
+        """Returns the replacement for each type variable of the module.
+
+        A variable becomes the variable of the items if the source is generic in it, and Any otherwise. Type variables
+        of overloads are kept.
         """
         tree = ast.parse(source, mode="eval").body
         of_items = ast.unparse(tree.slice) if isinstance(tree, ast.Subscript) else ""
@@ -141,7 +144,7 @@ class Form:
         }
 
     def method(self, name: str) -> str:
-        """The method's text."""
+        """Returns the text of the method."""
         parameters = ["self"]
         positional = [one for one in self.parameters if one.kind is one.POSITIONAL_ONLY]
         for parameter, before in zip(self.parameters, [None, *self.parameters], strict=False):
@@ -154,7 +157,7 @@ class Form:
                 parameters.append("/")
         head, listed, returned = f"    def {name}(", ", ".join(parameters), f") -> {self._returned()}:"
         if len(head + listed + returned) > 120:
-            whole = " ".join(f"{text},".replace(" ", "\0") for text in parameters)  # lines end between parameters
+            whole = " ".join(f"{text},".replace(" ", "\0") for text in parameters)  # break only between parameters
             lines = textwrap.wrap(whole, 120, initial_indent=" " * 8, subsequent_indent=" " * 8)
             listed = "\n".join(["", *lines, "    "]).replace("\0", " ")
         summary = inspect.cleandoc(self.maker.__doc__ or "").partition("\n\n")[0]
@@ -191,12 +194,12 @@ class Form:
             variables = [variable.__name__ for variable in maker.__parameters__]
             assert len(variables) == 1, f"{maker}: overloads are read of classes with one variable"
             said = _Renamed(lambda name: ast.unparse(made.slice) if name in variables else name).visit(said)
-        # A variable that nothing settles may be anything, and so may be what is made of it.
+        # A type variable that no argument determines becomes Any, and so does each type that contains it.
         open_ended = any(self.variables.get(node.id) == "Any" for node in ast.walk(said) if isinstance(node, ast.Name))
         shown = self._any() if open_ended else self._annotation(ast.unparse(said))
         if CALLED_BY_USERS.isdisjoint(dir(maker)):
             return f"{self._class(base)}[{shown}]"
-        self.stub.imports.add(f"import {maker.__module__}")  # two pipes may have one name
+        self.stub.imports.add(f"import {maker.__module__}")  # two pipes may have the same name
         return f"{maker.__module__}.{maker.__qualname__}" + (f"[{shown}]" if maker.__parameters__ else "")
 
     def _any(self) -> str:
@@ -210,7 +213,7 @@ class Form:
     # -- annotations -------------------------------------------------------------------------------
 
     def _annotation(self, annotation: Any) -> str:
-        """An annotation of the module, in names of the stub."""
+        """Converts an annotation of the module to the names of the stub."""
         if annotation is inspect.Parameter.empty:
             return self._any()
         assert isinstance(annotation, str), f"{self.maker}: annotations must be strings (from __future__)"
@@ -218,7 +221,7 @@ class Form:
         return ast.unparse(_Renamed(self._name).visit(tree)).replace("'", '"')
 
     def _name(self, name: str) -> str:
-        """The name by which the stub knows what the module calls `name`, imported."""
+        """Returns the stub's name for an object that the module calls `name`, and imports it if necessary."""
         if name in self.variables:
             if self.variables[name] == name != ITEM:
                 self.stub.variables.add(name)
@@ -243,7 +246,7 @@ class Form:
         return name
 
     def _module_of(self, name: str) -> types.ModuleType:
-        """The module that knows `name`: the function's, or that of a base of the pipe's class."""
+        """Returns the module that defines `name`: the function's module, or that of a base class of the pipe."""
         bases = self.maker.__mro__ if isinstance(self.maker, type) else ()
         modules = [sys.modules[one.__module__] for one in (self.function, *bases) if one.__module__ != "builtins"]
         return next((module for module in modules if name in vars(module)), modules[0])
@@ -255,14 +258,14 @@ def _import(module: str, names: list[str]) -> str:
 
 
 def _constructor(cls: type) -> Any:
-    """The function that takes a pipe's arguments: `__new__` where the class has one, else `__init__`."""
+    """Returns the function that accepts a pipe's arguments: `__new__` if the class defines it, else `__init__`."""
     own = next(vars(base) for base in cls.__mro__ if {"__new__", "__init__"} & vars(base).keys())
     function = inspect.unwrap(own.get("__new__") or own["__init__"])
     return function.__func__ if isinstance(function, staticmethod) else function
 
 
 def _is_pipe_class(value: Any) -> bool:
-    """Whether `value` is the class of some pipes, not that of all."""
+    """Returns whether `value` is a class of particular pipes rather than the common base class."""
     from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
     bases = (IterDataPipe, MapDataPipe)
@@ -270,7 +273,7 @@ def _is_pipe_class(value: Any) -> bool:
 
 
 def _base_of(cls: Any) -> tuple[Any, Any]:
-    """IterDataPipe or MapDataPipe, whichever the class is, and the type of its items in the class's own variables."""
+    """Returns IterDataPipe or MapDataPipe, depending on the class, and its item type in the class's own variables."""
     from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
     for base in vars(cls).get("__orig_bases__", cls.__bases__):
@@ -287,7 +290,7 @@ def _base_of(cls: Any) -> tuple[Any, Any]:
 
 
 def _expression(items: Any) -> str:
-    """A type of items as it is written in a module."""
+    """Returns the item type as it is written in a module."""
     if items is Ellipsis:
         return "..."
     arguments = ", ".join(map(_expression, typing.get_args(items)))
@@ -296,7 +299,7 @@ def _expression(items: Any) -> str:
 
 
 class _Renamed(ast.NodeTransformer):
-    """Exchanges the names in an expression."""
+    """Replaces names in an expression."""
 
     def __init__(self, rename: Callable[[str], str]) -> None:
         self.rename = rename
@@ -306,13 +309,13 @@ class _Renamed(ast.NodeTransformer):
 
 
 def _home(value: Any, name: str) -> bool:
-    """Whether `value` can be imported under its name from the module that it says it is of."""
+    """Returns whether `value` can be imported by its name from the module in its `__module__`."""
     module = getattr(value, "__module__", "builtins")
     return module != "builtins" and getattr(importlib.import_module(module), name, None) is value
 
 
 def _imported_from(module: types.ModuleType, name: str) -> str:
-    """Where a module imports a name from that only type checkers see."""
+    """Returns the module from which a module imports a name under `TYPE_CHECKING`."""
     for node in ast.walk(ast.parse(inspect.getsource(module))):
         if isinstance(node, ast.ImportFrom) and any(alias.name == name for alias in node.names):
             assert node.module is not None
@@ -321,15 +324,15 @@ def _imported_from(module: types.ModuleType, name: str) -> str:
 
 
 def _shown(default: Any) -> str:
-    """A default as the stub shows it; `...` where it is no plain value."""
+    """Returns a default as the stub shows it: `...` unless it is a plain value."""
     if type(default) is str:
         return '"' + repr(default)[1:-1].replace('"', '\\"') + '"'
     return repr(default) if default is None or type(default) in (bool, int, float) else "..."
 
 
 def written() -> str:
-    """The text that the stub should hold."""
-    importlib.import_module("torchdata.datapipes.iter")  # these fill the registries
+    """Returns the up-to-date text of the stub."""
+    importlib.import_module("torchdata.datapipes.iter")  # these imports fill the registries
     importlib.import_module("torchdata.datapipes.map")
     from torchdata.datapipes._pipe.registry import LateForm
     from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe

@@ -1,11 +1,11 @@
 """Compares this project, torch's DataLoader and upstream torchdata 0.9.0 end to end.
 
-Every measurement is a child process of its own; the contenders of a workload take turns, and medians, ratios and the
-project's goals are printed. torch and upstream live in a virtual environment of their own, made on the first
-run. Run: `python benches/python/compare.py [--quick] [--only NAME]`; `make bench` does.
+Every measurement runs in its own child process. The contenders of a workload take turns. Medians, ratios and the
+project's goals are printed. torch and upstream are installed into a separate virtual environment on the first run.
+Run: `python benches/python/compare.py [--quick] [--only NAME]`, or `make bench`.
 
-With `--before FOLDER` the rivals are left out. Then an earlier state of this project takes turns with the present one:
-FOLDER is the `python/` of a checkout whose extension is built (`make build` there does it).
+With `--before FOLDER`, this project is compared with an earlier state of itself instead: FOLDER is the `python/` folder
+of a checkout whose extension is built (run `make build` there).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ALARM_S = 120
 
 
 class Harness:
-    """Starts the children, each in a process group of its own, and reads what they print."""
+    """Starts the children, each in its own process group, and reads their output."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Harness:
 
     @contextlib.contextmanager
     def start(self, workload: Workload, contender: Contender, seconds: float) -> Iterator[Any]:
-        """A running child; its whole group is ended at the end."""
+        """Starts a child, and kills its whole process group at the end."""
         order = {
             "contender": contender.program,
             "kind": contender.kind or workload.kind,
@@ -73,14 +73,14 @@ class Harness:
         }
         main = contender.options.get("main", "child")
         environ = dict(os.environ)
-        environ.pop("PYTHONDONTWRITEBYTECODE", None)  # nobody is to compile modules at every start
+        environ.pop("PYTHONDONTWRITEBYTECODE", None)  # otherwise every start would compile the modules
         python = sys.executable
         if contender.name == BEFORE:
             environ["PYTHONPATH"] = str(self.before)
         if (other := self.python_apart(contender)) is not None:
             python = os.path.abspath(str(other))  # not resolved: a link leads out of the environment
-            environ.pop("PYTHONPATH", None)  # it may lead to this project's torchdata
-        elif "PYTHONPATH" in environ:  # the children run in a folder of their own
+            environ.pop("PYTHONPATH", None)  # may lead to this project's torchdata
+        elif "PYTHONPATH" in environ:  # the children run in another folder
             places = environ["PYTHONPATH"].split(os.pathsep)
             environ["PYTHONPATH"] = os.pathsep.join(os.path.abspath(place) for place in places if place)
         if self.jpegs is not None:
@@ -104,7 +104,7 @@ class Harness:
             child.communicate()
 
     def python_apart(self, contender: Contender) -> Path | None:
-        """The Python of a contender that has an environment of its own."""
+        """Returns the Python of a contender that has a separate environment, else None."""
         if contender.program == "upstream-stateful":
             return self.stateful_python
         return self.upstream_python if contender.program in APART else None
@@ -131,7 +131,7 @@ class Harness:
         return not reads or self.jpegs is not None
 
     def run(self, workload: Workload, contender: Contender) -> dict[str, float] | None:
-        """One measurement; None (and a line that says why) if the child fails."""
+        """Runs one measurement. If the child fails, prints the reason and returns None."""
         with self.start(workload, contender, self.seconds) as child:
             alarm = time.monotonic() + ALARM_S
             line = read_line(child, alarm)
@@ -151,7 +151,7 @@ class Harness:
             return figures
 
     def compare(self, workload: Workload, repetitions: int) -> Runs:
-        """All contenders in turn, as often as asked; one that fails is not tried again."""
+        """Runs all contenders in turn for the requested number of rounds. A contender that failed is not run again."""
         runs: Runs = {contender.name: [] for contender in workload.contenders}
         playing = [one for one in workload.contenders if self.can_run(workload, one)]
         for _ in range(repetitions):
@@ -164,7 +164,7 @@ class Harness:
         return runs
 
     def watch_memory(self, seconds: float) -> memory.Course | None:
-        """Watches a child of this project that moves 150 KiB arrays all the time."""
+        """Samples the memory of a child of this project that constantly moves 150 KiB arrays."""
         workload = next(one for one in WORKLOADS if one.name == "arrays")
         with self.start(workload, ours, seconds + 60) as child:
             try:
@@ -176,7 +176,7 @@ class Harness:
 
 
 def read_line(child: Any, alarm: float) -> str:
-    """The child's line; empty if it ends without one or the alarm rings."""
+    """Returns the child's line of output; empty if the child exits without output or the timeout expires."""
     import selectors
 
     with selectors.DefaultSelector() as selector:
@@ -206,7 +206,7 @@ def arguments() -> argparse.Namespace:
 
 
 def installed(home: Path, packages: tuple[str, ...], wheels: Path | None) -> Path | None:
-    """The Python of an environment; None (and a line that says why) where it cannot be made."""
+    """Returns the Python of an environment. If it cannot be created, prints the reason and returns None."""
     try:
         return environment.upstream_python(home, packages, wheels)
     except (OSError, subprocess.CalledProcessError) as error:
@@ -245,7 +245,7 @@ def main() -> None:
         seconds = 8.0 if asked.quick else 40.0
         report.memory(harness.watch_memory(seconds), seconds)
     report.summary()
-    if harness.ours_failed:  # a goal that is missed is a figure; a loader that fails or hangs is a fault
+    if harness.ours_failed:  # a missed goal is only a result, but a loader that fails or hangs is an error
         sys.exit("torchdata-rs failed in this comparison: see the lines that begin with !")
 
 

@@ -1,7 +1,7 @@
-"""JPEG decoders without any loader: from bytes to 224 x 224, channels first, in one process.
+"""JPEG decoders without a loader: from bytes to 224 x 224, channels first, in one process.
 
-Pillow and `torchdata.images` take turns; medians of processor time are printed. The photographs are the two that
-scikit-learn ships, resized; the noisy files are those of `compare.py`. Run: `python benches/python/decoders.py`.
+Pillow and `torchdata.images` take turns, and medians of processor time are printed. The photographs are the two in
+scikit-learn, resized; the noisy files are those that `compare.py` uses. Run: `python benches/python/decoders.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SIZES = ((500, 375), (2000, 1500))
 
 
 def photographs(width: int, height: int) -> list[bytes]:
-    """The two photographs as JPEG files of that size."""
+    """Returns the two photographs as JPEG files of this size."""
     files = []
     for pixels in load_sample_images().images:
         file = io.BytesIO()
@@ -57,7 +57,7 @@ def decoded_alone(content: bytes) -> Any:
 
 
 def milliseconds(function: Callable[[bytes], Any], files: list[bytes], times: int) -> float:
-    """Processor time of one call."""
+    """Returns the processor time of one call."""
     begun = time.process_time()
     for _ in range(times):
         for content in files:
@@ -66,7 +66,7 @@ def milliseconds(function: Callable[[bytes], Any], files: list[bytes], times: in
 
 
 def row(name: str, files: list[bytes], times: int, rounds: int) -> str:
-    """A row of the table in docs/speed.md."""
+    """Prints a row of the table in docs/speed.md."""
     contenders = (by_pillow, by_us, decoded_alone)
     took: dict[Any, list[float]] = {one: [] for one in contenders}
     for _ in range(1 + rounds):

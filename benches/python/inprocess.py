@@ -1,8 +1,8 @@
-"""The cost of pipes within one process: nanoseconds per item against the same work by plain Python generators.
+"""The cost of pipes within one process: nanoseconds per item, compared with plain Python generators.
 
-Each pipeline and its rival are run in turn, several times, over the same ints; the medians and their ratio
-(below 1: the pipes are faster) are printed. The plain batches are lists, those of the pipes `DataChunk`s. As a pipeline
-begins with a pipe over the ints, its rival begins with a generator over them; with `--bare` it reads them itself.
+Each pipeline and its rival run in turn, several times, over the same ints. The medians and their ratio are printed; the
+pipes are faster if the ratio is below 1. The generators create lists, the pipes `DataChunk`s. A pipeline begins with
+a pipe over the ints, so its rival begins with a generator over them; with `--bare`, it reads the ints directly.
 Run: `python benches/python/inprocess.py [--items N] [--rounds N] [--bare]`.
 """
 
@@ -44,7 +44,7 @@ def gen_map(function: Callable[[Any], Any], source: Iterable[Any]) -> Iterator[A
 
 
 def gen_skip(functions: Sequence[Callable[[Any], Any]], source: Iterable[Any]) -> Iterator[Any]:
-    """Leaves items out at which one of the functions raises, as a loop that is written for it does."""
+    """Skips items for which one of the functions raises, like a hand-written loop."""
     for item in source:
         try:
             for function in functions:
@@ -77,7 +77,7 @@ def gen_unbatch(source: Iterable[Any]) -> Iterator[Any]:
 
 
 def gen_shuffle(size: int, source: Iterable[Any]) -> Iterator[Any]:
-    """The shuffle of the pipe: same draws, as fast as a plain generator can make them."""
+    """Shuffles like the pipe: with the same random draws, as fast as a plain generator can."""
     getrandbits, buffer = random.Random(1).getrandbits, list[Any]()
     for item in source:
         if len(buffer) < size:
@@ -149,7 +149,7 @@ def gen_forked_zip(source: Iterable[Any]) -> Iterator[Any]:
 
 
 def cases(items: list[int], bare: bool = False) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
-    """By name: a function that makes the pipe, and one that makes the plain generator (where `bare`, of the list)."""
+    """Returns, by name, a function that creates the pipe and one that creates the generator (of the list if `bare`)."""
     pipe = IterableWrapper(items, deepcopy=False)
 
     def plain() -> Iterator[int]:

@@ -1,8 +1,8 @@
-"""Compares the memory of loaders: the main process and all its children, against PyTorch's DataLoader.
+"""Compares the memory of loaders (the main process and all its children) with PyTorch's DataLoader.
 
-Each measurement is a process of its own. It makes a dataset and a loader, reads one epoch, and adds up the PSS (each
-shared page once) of its whole family, while the workers are still alive. The same is done over an empty dataset, so
-that the cost of the data is seen by itself. The peak is sampled every 50 ms from outside.
+Each measurement runs in its own process. The process creates a dataset and a loader, reads one epoch, and adds up the
+PSS (which counts each shared page once) of all its processes while the workers are running. The same is done with an
+empty dataset, so that the cost of the data is shown separately. Another process samples the peak every 50 ms.
 Run: `python benches/python/memory.py [--only ROW] [--size 0.5] [--workers 2] [--upstream-python PYTHON]`.
 """
 
@@ -29,7 +29,7 @@ from comparison import memory
 HERE = Path(__file__).resolve().parent
 INTERVAL_S = 0.05
 ALARM_S = 180
-#: Items that a dataset has.
+#: The number of items in a dataset.
 ITEMS = 100
 #: The environment variable that names the file of the memory-mapped array.
 MAPPED = "TORCHDATA_BENCH_MAPPED"
@@ -50,7 +50,7 @@ class Order:
 
 
 class Rows:
-    """A dataset over something that is read by index."""
+    """A dataset over an object that is read by index."""
 
     def __init__(self, data: Any) -> None:
         self.data = data
@@ -63,7 +63,7 @@ class Rows:
 
 
 class Columns(Rows):
-    """A dataset over a table of Arrow or a frame of pandas: an item is the sum of a part of its rows."""
+    """A dataset over an Arrow table or a pandas frame: an item is the sum over some of its rows."""
 
     def __len__(self) -> int:
         return ITEMS
@@ -76,7 +76,7 @@ class Columns(Rows):
 
 
 class Few(Rows):
-    """A dataset of which only a few items are read."""
+    """A dataset from which only a few items are read."""
 
     def __len__(self) -> int:
         return min(ITEMS, len(self.data))
@@ -141,7 +141,7 @@ def slices(size: float) -> Any:
 
 
 class Columns20(Rows):
-    """A dataset of Arrow tables: an item is the sum of one."""
+    """A dataset of Arrow tables: an item is the sum over one table."""
 
     def __getitem__(self, index: int) -> Any:
         return self.data[index].column(0).to_numpy().sum()
@@ -195,7 +195,7 @@ def two(dataset: Any, method: str, workers: int) -> Any:
 
 
 def loader_over(order: Order, dataset: Any) -> Any:
-    """The loader of an order."""
+    """Returns the loader of an order."""
     if order.loader == "torch":
         from torch.utils.data import DataLoader
 
@@ -214,7 +214,7 @@ def made(number: int, size: float) -> Any:
 
 
 class Made:
-    """Makes arrays of 1 MB."""
+    """Creates arrays of 1 MB."""
 
     def __init__(self, size: float) -> None:
         self.size = size
@@ -224,7 +224,7 @@ class Made:
 
 
 def held_by_pipes(order: Order) -> Any:
-    """A loader with one worker, in which a pipe holds 400 arrays of 1 MB."""
+    """Returns a loader with one worker, in which a pipe keeps 400 arrays of 1 MB."""
     from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
     from torchdata.datapipes.iter import IterableWrapper
 
@@ -243,14 +243,14 @@ HELD = ("5 cache", "6 shuffle", "none held")
 
 
 def resident() -> dict[str, int]:
-    """Bytes of anonymous memory in the main process."""
+    """Returns the bytes of anonymous memory in the main process."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
     anonymous = next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:"))
     return {"anonymous": anonymous * 1024}
 
 
 def measure(order: Order) -> dict[str, float]:
-    """Reads epochs, and returns what the family holds at the end of the last one."""
+    """Reads epochs, and returns the memory of all processes at the end of the last epoch."""
     if order.row in HELD:
         loader: Any = held_by_pipes(order)
     else:
@@ -278,7 +278,7 @@ def measure(order: Order) -> dict[str, float]:
 def child(order: Order) -> None:
     """Prints the figures of one measurement."""
     print(json.dumps(measure(order)), flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)  # as a loader ends is not measured
+    os.kill(os.getpid(), signal.SIGKILL)  # the shutdown of the loader is not measured
 
 
 def peak_of(process: subprocess.Popen[str]) -> float:
@@ -291,7 +291,7 @@ def peak_of(process: subprocess.Popen[str]) -> float:
 
 
 def run(order: Order, python: str) -> dict[str, float] | None:
-    """One measurement in a process of its own; None if it fails."""
+    """Runs one measurement in its own process; returns None if it fails."""
     environ = dict(os.environ)
     if python != sys.executable:
         environ.pop("PYTHONPATH", None)
@@ -329,7 +329,7 @@ def line(order: Order, python: str, empty: dict[str, float] | None, rival: dict[
 
 
 def write_mapped(folder: str, size: float) -> None:
-    """The file of the row about memory-mapped arrays."""
+    """Returns the file for the row about memory-mapped arrays."""
     import numpy
 
     os.environ[MAPPED] = os.path.join(folder, "mapped.npy")

@@ -1,11 +1,11 @@
-"""Items of many shapes, one kind a row: how many a second two workers move, next to torch's DataLoader.
+"""Items of many shapes: the rate at which two workers move each kind of item, compared with torch's DataLoader.
 
-For each shape the two take turns in one process, each with new workers. Medians and the range of ratios are printed,
-the lowest first. Torch keeps the items as they are (`collate_fn`), so that both deliver the same. This needs torch, and
-has more shapes where pandas, Pillow, pyarrow and SciPy are installed.
+For each shape, the two loaders take turns in one process, with new workers each time. Medians and the range of ratios
+are printed, the lowest first. Torch does not collate the items (`collate_fn`), so that both deliver the same. This
+needs torch, and measures more shapes if pandas, Pillow, pyarrow and SciPy are installed.
 
     python benches/python/shapes.py                     all shapes: about ten minutes
-    python benches/python/shapes.py --only tensor       those whose name has the word
+    python benches/python/shapes.py --only tensor       those whose name contains the word
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Slotted:
 
 
 class Plain:
-    """An object as people write them."""
+    """A typical user-defined object."""
 
     def __init__(self, n: int) -> None:
         self.index, self.name, self.weights = n, f"sample-{n}", [0.5] * 10
@@ -73,12 +73,12 @@ def _same(item: Any, n: int) -> Any:
 
 
 def _copied(item: Any, n: int) -> Any:
-    """A fresh array or tensor, as a sample is."""
+    """Returns a new array or tensor, like a sample."""
     return item.clone() if isinstance(item, torch.Tensor) else item.copy()
 
 
 def _of(make: Callable[[Any], Any], item: Any, n: int) -> Any:
-    """What `make` makes of a fresh array or tensor."""
+    """Returns the result of `make` for a new array or tensor."""
     return make(_copied(item, n))
 
 
@@ -229,7 +229,7 @@ def _named(one: Any, count: int, n: int) -> Any:
 
 
 def _of_libraries() -> Iterator[tuple[str, Make]]:
-    """What other libraries make, as far as they are installed."""
+    """Returns objects of other libraries, as far as these are installed."""
     with contextlib.suppress(ImportError):
         from PIL import Image
 
@@ -255,7 +255,7 @@ def _of_libraries() -> Iterator[tuple[str, Make]]:
 
 
 def shapes() -> dict[str, Make]:
-    """By name, the functions that make an item from its number."""
+    """Returns, by name, the functions that create an item from its number."""
     plain = ((name, partial(_same, item)) for name, item in _objects().items())
     return dict([*plain, *_arrays(), *_tensors(), *_of_libraries()])
 
@@ -266,7 +266,7 @@ def _rate(loader: Any) -> float:
 
 
 def ours(make: Make) -> float:
-    """Items a second by this project."""
+    """Returns the items per second of this project."""
     pipe = IterableWrapper(range(items.ENDLESS), deepcopy=False).sharding_filter().map(make)
     loader: Any = DataLoader2(pipe, reading_service=MultiProcessingReadingService(WORKERS))
     try:
@@ -276,7 +276,7 @@ def ours(make: Make) -> float:
 
 
 def torchs(make: Make) -> float:
-    """Items a second by torch's loader."""
+    """Returns the items per second of torch's loader."""
     return _rate(torch_loader.loader(range(items.ENDLESS), make, "fork", WORKERS, {"numpy": True}))
 
 

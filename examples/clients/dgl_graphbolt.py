@@ -1,4 +1,4 @@
-"""DGL's GraphBolt on this package: minibatches of a graph, sampled by its own pipes. See docs/guides/old-clients.md."""
+"""DGL's GraphBolt on this package: its own pipes sample minibatches of a graph. See docs/guides/old-clients.md."""
 
 import dgl.graphbolt as gb
 import torch

@@ -25,7 +25,7 @@ from torchdata.datapipes.map import SequenceWrapper
 
 try:
     from torchtitan.components.dataloader import BaseDataLoader
-except ImportError:  # the loader needs only the class that a configuration is derived from
+except ImportError:  # the loader only needs the base class of configurations
 
     class BaseDataLoader:
         @dataclass(kw_only=True, slots=True)
@@ -34,19 +34,19 @@ except ImportError:  # the loader needs only the class that a configuration is d
 
 
 def lines(path: str | None) -> Sequence[str]:
-    """The documents of a text file with one per line. Replace it by `datasets.load_dataset`, for example."""
+    """Reads the documents of a text file with one document per line. Replace this with `datasets.load_dataset`, say."""
     assert path is not None, "give dataset_path"
     return Path(path).read_text().splitlines()
 
 
 def tokenized(tokenizer: Any, document: str) -> dict[str, torch.Tensor]:
-    """Tokens of a document, and for each of them the next one."""
+    """Returns the tokens of a document, each with the next token as its label."""
     tokens = torch.tensor(tokenizer.encode(document, add_bos=True, add_eos=True))
     return {"input": tokens[:-1], "labels": tokens[1:]}
 
 
 def collated(rows: list[dict[str, torch.Tensor]]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """A batch as torchtitan's trainer takes it."""
+    """Returns a batch in the format of torchtitan's trainer."""
     tokens, positions, labels = (
         torch.stack([torch.as_tensor(row[name]) for row in rows]) for name in ("input", "position_ids", "labels")
     )
@@ -54,25 +54,25 @@ def collated(rows: list[dict[str, torch.Tensor]]) -> tuple[dict[str, torch.Tenso
 
 
 class SplitsDataLoader(BaseDataLoader):
-    """Tokenizes and packs documents in worker processes. Its splits move among any number of ranks and workers.
+    """Tokenizes and packs documents in worker processes. Its splits can be moved to any number of ranks and workers.
 
     Args:
         config: the settings.
         dp_world_size: the data-parallel degree.
         dp_rank: the number of this rank. Ranks with the same number get the same batches.
-        tokenizer: has `encode(text, add_bos, add_eos)`.
-        seq_len: tokens per row.
-        local_batch_size: rows per batch.
+        tokenizer: an object with `encode(text, add_bos, add_eos)`.
+        seq_len: the number of tokens per row.
+        local_batch_size: the number of rows per batch.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):
         documents: Callable[[str | None], Sequence[Any]] = lines
         num_workers: int = 2
-        #: At least the largest data-parallel degree, and best a multiple of all that are used.
+        #: At least the largest data-parallel degree, and preferably a multiple of all degrees that are used.
         splits: int = 64
         seed: int = 42
-        #: Whether the documents are repeated without end, in another order each time.
+        #: Whether the documents are repeated endlessly, in a different order each time.
         infinite: bool = True
 
     def __init__(
@@ -103,11 +103,11 @@ class SplitsDataLoader(BaseDataLoader):
         self.loader.seed(config.seed)
 
     def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
-        """Begins an epoch, or resumes in one. All ranks end it after the same number of batches."""
+        """Begins or resumes an epoch. All ranks end the epoch after the same number of batches."""
         return iter(self.loader)
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of all ranks, under one name at any degree. Call it on all ranks after the same step."""
+        """Returns the states of all ranks, in a form that fits any degree. Call it on all ranks after the same step."""
         states = [self.loader.state_dict(with_pipe=False)]
         if self.group is not None:
             own, states = states[0], [None] * self.group.size()
@@ -115,6 +115,6 @@ class SplitsDataLoader(BaseDataLoader):
         return {"ranks": pickle.dumps(dict(enumerate(states)))}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resumes from the states of all ranks, of which there may have been more or fewer."""
+        """Resumes from the states of all ranks. The number of ranks may have changed since."""
         if state_dict:
             self.loader.load_state_dict(pickle.loads(state_dict["ranks"]))

@@ -1,5 +1,7 @@
-"""torchtune's data loader, which it builds of nodes, on this package: it continues at its place. See
-docs/guides/old-clients.md."""
+"""torchtune's data loader, built from nodes, on this package: it resumes at its saved position.
+
+See docs/guides/old-clients.md.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A demonstration on real images: `make demo` (needs the extra `demo`).
+"""A demonstration with real images: `make demo` (needs the extra `demo`).
 
-Role: shows a whole pipeline, from tar shards on disk to a trained classifier, on the public API alone.
-Importing this package loads nothing optional; what is needed is imported where it is used.
+Role: shows a whole pipeline, from tar shards on disk to a trained classifier, with the public API only.
+Importing this package does not import optional packages; they are imported where they are used.
 """

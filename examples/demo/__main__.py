@@ -1,6 +1,6 @@
-"""`make demo`: train on photographs, kill a worker, stop and continue; exits 1 where anything falls short.
+"""`make demo`: trains on photographs, kills a worker, stops and resumes; exits with 1 if a check fails.
 
-Role: the main process of the demo. Workers import this module under spawn, so nothing runs at import.
+Role: the main process of the demo. Spawned workers import this module, so nothing runs at import.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _loader(
 
 
 def _train(folder: Path, options: argparse.Namespace, model: train.Softmax) -> str:
-    """Trains, in turn with torch's loader, which trains a model of its own. Returns what is to be said of the speed."""
+    """Trains one model with this loader and one with torch's loader, in turn. Returns a text about the speed."""
     ours, theirs, other = [], [], train.Softmax(pixels=train.FEATURES, classes=len(_CLASSES), rate=model.rate)
     torchs: Any = None
     with _loader(folder, options, stats="full") as loader:
@@ -65,7 +65,7 @@ def _train(folder: Path, options: argparse.Namespace, model: train.Softmax) -> s
             found = train.epoch(loader, model)
             ours.append(found.count / found.seconds)
             beside = ""
-            if number == 1:  # and not before: our workers need no torch
+            if number == 1:  # not earlier, because our workers do not need torch
                 torchs = _loader_of_torch(folder, options)
             if torchs is not None:
                 second = train.epoch(torchs, other)
@@ -75,7 +75,7 @@ def _train(folder: Path, options: argparse.Namespace, model: train.Softmax) -> s
                 f"epoch {number}: loss {found.loss:.3f}, {found.accuracy:.1%} right, {ours[-1]:,.0f} images/s{beside}"
             )
         verdict = str(loader.diagnose())
-    rate = max(ours)  # of the epoch in which other programs took the least
+    rate = max(ours)  # the epoch that other programs disturbed least
     if not theirs:
         return f"{rate:,.0f} images/s; torch is not installed, so there is nothing to compare with. {verdict}"
     ratio = rate / max(theirs)
@@ -83,7 +83,7 @@ def _train(folder: Path, options: argparse.Namespace, model: train.Softmax) -> s
 
 
 def _test(folder: Path, options: argparse.Namespace, model: train.Softmax) -> float:
-    """The share of the test's photographs that `model` gets right."""
+    """Returns the share of the test photographs that `model` classifies correctly."""
     right = count = 0
     with _loader(folder, options, training=False) as loader:
         for batch in loader:
@@ -93,7 +93,7 @@ def _test(folder: Path, options: argparse.Namespace, model: train.Softmax) -> fl
 
 
 def _loader_of_torch(folder: Path, options: argparse.Namespace) -> Any:
-    """Torch's loader over the same shards, decoded by Pillow, with as many workers; None without torch."""
+    """Returns torch's loader over the same shards, with Pillow and as many workers; None without torch."""
     if importlib.util.find_spec("torch") is None:
         return None
     from torch.utils.data import DataLoader, IterableDataset
@@ -104,7 +104,7 @@ def _loader_of_torch(folder: Path, options: argparse.Namespace) -> Any:
 
 
 def _kill_one(loader: DataLoader2[Any]) -> Iterator[Any]:
-    """The batches of an epoch; after the second one a worker is killed."""
+    """Yields the batches of an epoch, and kills a worker after the second batch."""
     for number, batch in enumerate(loader):
         yield batch
         if number == 1:
@@ -112,14 +112,14 @@ def _kill_one(loader: DataLoader2[Any]) -> Iterator[Any]:
 
 
 def _survives(folder: Path, options: argparse.Namespace, usual: train.Epoch) -> bool:
-    """Whether an epoch in which a worker is killed yields the same batches in the same order."""
-    # Two batches ahead, so that a worker has some left to make when it is killed.
+    """Returns whether an epoch in which a worker is killed yields the same batches in the same order."""
+    # The loader prefetches two batches, so that a worker still has batches to create when it is killed.
     with _loader(folder, options, on_worker_exit="restart", worker_prefetch_cnt=2) as loader:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # which tells of the worker, as the line below does
+            warnings.simplefilter("ignore", RuntimeWarning)  # the killed worker is reported below
             found = train.epoch(_kill_one(loader), told=True)
         restarts = loader.stats().restarts
-    # In an epoch of a few batches it may have sent its last one, and nobody is wanted.
+    # In an epoch of a few batches, the worker may have sent its last batch already. Then it is not replaced.
     replaced = restarts == 1 or len(usual.batches) <= 4 * options.workers
     same = found.batches == usual.batches and replaced
     behind = f"{restarts} took its place" if restarts else "it had sent all of its images"
@@ -131,7 +131,7 @@ def _survives(folder: Path, options: argparse.Namespace, usual: train.Epoch) -> 
 
 
 def _goes_on(folder: Path, options: argparse.Namespace, usual: train.Epoch) -> bool:
-    """Whether a loader that loads a state from the middle of an epoch yields the rest of the batches, and no other."""
+    """Returns whether a loader that resumes from the middle of an epoch yields exactly the remaining batches."""
     middle = len(usual.batches) // 2
     with _loader(folder, options) as loader:
         batches = iter(loader)

@@ -1,7 +1,7 @@
-"""The data of the demo and the tutorial: photographs that ship inside scikit-learn, as tar shards of JPEG files.
+"""The data of the demo and the tutorial: photographs from scikit-learn, as tar shards of JPEG files.
 
-Role: writes each shard once, in the main process, before any pipe exists. A shard appears under its name only
-when it is complete, so that an interrupted run leaves nothing half-written that the next run would read.
+Role: the main process writes each shard once, before any pipe exists. A shard gets its final name only when it is
+complete, so that an interrupted run leaves no incomplete shard for the next run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 __all__ = ["PHOTOGRAPH_SHARDS", "optional", "write_photographs"]
 
-#: Shards of photographs, for training and for the test each.
+#: The number of shards of photographs, both for training and for the test.
 PHOTOGRAPH_SHARDS = 8
 _PACKAGES = {"sklearn": "scikit-learn", "PIL": "Pillow"}
 
@@ -28,7 +28,7 @@ def optional(module: str) -> Any:
     """Imports an optional module.
 
     Raises:
-        ModuleNotFoundError: it is not installed; the message names the extra that brings it.
+        ModuleNotFoundError: the module is not installed; the message names the extra that contains it.
     """
     try:
         return importlib.import_module(module)
@@ -42,7 +42,7 @@ def optional(module: str) -> Any:
 
 
 def _write_shard(path: Path, members: Iterator[tuple[str, bytes]]) -> None:
-    """Writes a tar file in one step: the name `path` appears when all of it is on disk."""
+    """Writes a tar file atomically: the name `path` appears when the whole file is on disk."""
     handle, partial = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".partial")
     try:
         with os.fdopen(handle, "wb") as file, tarfile.open(fileobj=file, mode="w") as archive:
@@ -57,14 +57,14 @@ def _write_shard(path: Path, members: Iterator[tuple[str, bytes]]) -> None:
 
 
 def write_photographs(folder: Path, count: int) -> tuple[Path, Path]:
-    """Writes crops of the two photographs as JPEG files of 640 x 427 pixels, unless they are there.
+    """Writes crops of the two photographs as JPEG files of 640 x 427 pixels, unless the files exist.
 
-    The first photograph shows a temple, the second one a flower. Each file shows another part of one of them, enlarged,
+    The first photograph shows a temple, the second one a flower. Each file shows an enlarged part of one of them,
     and is named `<index>_<label>.jpg`.
 
     Args:
-        folder: where to write.
-        count: files for training; a quarter as many are for the test.
+        folder: the folder for the shards.
+        count: the number of training files. The test gets a quarter of this number.
 
     Returns:
         The folders of the training and of the test shards.
@@ -81,7 +81,7 @@ def write_photographs(folder: Path, count: int) -> tuple[Path, Path]:
 
 
 def _crop(part: int, index: int) -> tuple[str, bytes]:
-    """One file: a part of a photograph that follows from its number."""
+    """Returns one file: a part of a photograph, determined by the file's number."""
     chance, label = random.Random(2 * index + part), (index // PHOTOGRAPH_SHARDS) % 2
     photograph = _photographs()[label]
     width, height = photograph.size

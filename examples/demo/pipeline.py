@@ -1,8 +1,7 @@
-"""The demo's pipeline: list shards, shuffle and share them out, untar, shuffle, decode, augment, batch, collate.
+"""The demo's pipeline: list shards, shuffle, shard among workers, untar, shuffle, decode, augment, batch, collate.
 
-Role: builds the graph in the main process; all functions below run in the workers, which is why they stand at
-the top level of a module, where every start method can find them. Torch's loader gets the same samples as programs
-usually make them for it: by Pillow.
+Role: the main process builds the graph. All functions below run in the workers, so they are defined at module level,
+where every start method can find them. Torch's loader gets the same samples, which Pillow decodes as is usual there.
 """
 
 from __future__ import annotations
@@ -23,22 +22,22 @@ from torchdata.images import random_resized_crop
 
 __all__ = ["SIZE", "TarImages", "photographs", "stack"]
 
-#: Pixels of a side of what the model gets.
+#: The width and height in pixels of the model's input.
 SIZE = 224
 
 
-#: The random part of a photograph that is taken for training: from a third of it to all of it.
+#: The share of a photograph in a random training crop: from a third to the whole.
 crop = partial(random_resized_crop, scale=(0.35, 1.0))
 
 
 def sample(member: tuple[str, Any]) -> dict[str, Any]:
-    """The pixels of a file of a tar shard with its name and the label that this holds."""
+    """Returns the decoded file of a tar shard, its name, and the label that the name contains."""
     name = os.path.basename(member[0])
     return {"name": name, "label": int(Path(name).stem.rpartition("_")[2]), "image": member[1]}
 
 
 def by_pillow(content: bytes) -> Any:
-    """A random part of a photograph, mirrored by chance, as an array of 224 x 224 pixels: by Pillow alone."""
+    """Returns a random crop, randomly mirrored, as an array of 224 x 224 pixels; uses Pillow only."""
     import numpy as np
 
     with optional("PIL.Image").open(io.BytesIO(content)) as image:
@@ -48,7 +47,7 @@ def by_pillow(content: bytes) -> Any:
 
 
 def stack(batch: list[dict[str, Any]]) -> dict[str, Any]:
-    """Samples of one batch, stacked: images (n, ...) uint8, labels (n,) int64, names."""
+    """Stacks the samples of one batch: images (n, ...) uint8, labels (n,) int64, names."""
     import numpy as np
 
     images = [sample["image"] for sample in batch]
@@ -61,21 +60,21 @@ def stack(batch: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def photographs(folder: Path, batch_size: int, training: bool = True) -> IterDataPipe[Any]:
-    """The graph over the shards. Workers share out the shards, so that each is read and decoded once."""
+    """Returns the graph over the shards. Each shard is read and decoded by one worker only."""
     shards: IterDataPipe[str] = FileLister(str(folder), masks="*.tar")
     if training:
         shards = shards.shuffle()
     files: IterDataPipe[Any] = shards.sharding_filter().open_files(mode="b").load_from_tar().read_from_stream()
     if training:
-        files = files.shuffle(buffer_size=32)  # of files as they are, which are smaller than what is decoded of them
+        files = files.shuffle(buffer_size=32)  # encoded files, which are smaller than decoded images
     augmenting: dict[str, Any] = {"crop": crop, "flip": 0.5} if training else {}
     return files.decode_image(SIZE, **augmenting, input_col=1).map(sample).batch(batch_size).collate(stack)
 
 
 class TarImages:
-    """The same samples as torch's loader takes them: an iterable that shares the shards out among its workers.
+    """The same samples for torch's loader: an iterable that distributes the shards among its workers.
 
-    The demo mixes it with torch's `IterableDataset`, which is not imported here.
+    The demo combines this class with torch's `IterableDataset`, which is not imported here.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The demo's training: a softmax classifier in NumPy, trained on what the loader yields.
+"""The demo's training: a softmax classifier in NumPy, trained on the loader's batches.
 
 Role: the consumer. Runs in the main process.
 """
@@ -23,20 +23,20 @@ class Softmax:
         self.rate = rate
 
     def _features(self, images: Any) -> Any:
-        """Images as rows of numbers from 0 to 1, with a constant one for the bias: (n, pixels + 1)."""
+        """Returns images as rows of numbers from 0 to 1, with a constant 1 for the bias: (n, pixels + 1)."""
         import numpy as np
 
         return np.pad(images.reshape(len(images), -1) / 255.0, ((0, 0), (0, 1)), constant_values=1.0)
 
     def predict(self, images: Any) -> Any:
-        """The likeliest class of each image."""
+        """Returns the most likely class of each image."""
         return (self._features(images) @ self.weights).argmax(axis=1)
 
     def step(self, images: Any, labels: Any) -> tuple[float, int]:
-        """One step of gradient descent on a batch.
+        """Performs one step of gradient descent on a batch.
 
         Returns:
-            The sum of the losses, and how many classes were right, before the step.
+            The sum of the losses and the number of correct predictions, both before the step.
         """
         import numpy as np
 
@@ -51,39 +51,39 @@ class Softmax:
         return float(loss), int(right)
 
 
-#: Numbers that the linear probe gets of an image.
+#: The number of features of an image for the linear probe.
 FEATURES = 14 * 14 * 3
 
 
 @dataclass
 class Epoch:
-    """The results of one epoch, or of a part of one."""
+    """The results of an epoch, or of a part of an epoch."""
 
-    #: A hash of each batch: of its samples' names and pixels.
+    #: A hash of each batch, computed from its samples' names and pixels.
     batches: list[str] = field(default_factory=list)
-    #: Samples.
+    #: The number of samples.
     count: int = 0
-    #: Seconds that it took.
+    #: The duration in seconds.
     seconds: float = 0.0
-    #: Mean cross-entropy of the samples, and the share that the model got right, each before it learnt from them.
+    #: Mean cross-entropy and accuracy; each sample is evaluated before the model is trained on it.
     loss: float = 0.0
     accuracy: float = 0.0
 
 
 def small(images: Any) -> Any:
-    """Images of 224 x 224 pixels as 14 x 14 means, which the linear probe looks at."""
+    """Reduces images of 224 x 224 pixels to 14 x 14 means, the input of the linear probe."""
     n, height, width, colours = images.shape
-    # Rows first, which lie one after the other: many times as fast as both at once.
+    # Sums over rows first, which are contiguous: much faster than over both axes at once.
     rows = images.reshape(n, 14, height // 14, width * colours).sum(axis=2, dtype="uint16")
     sums = rows.reshape(n, 14, 14, width // 14, colours).sum(axis=3, dtype="uint32")
     return sums / (height // 14 * (width // 14))
 
 
 def epoch(batches: Any, model: Softmax | None = None, told: bool = False) -> Epoch:
-    """Consumes batches to their end, and trains `model` on them if there is one.
+    """Consumes all batches, and trains `model` on them if it is given.
 
     Args:
-        batches: what is iterated.
+        batches: the batches to iterate over.
         model: the model.
         told: whether the batches are hashed, so that two runs can be compared.
     """
@@ -103,5 +103,5 @@ def epoch(batches: Any, model: Softmax | None = None, told: bool = False) -> Epo
 
 
 def told_of(batch: dict[str, Any]) -> str:
-    """A hash of the samples of a batch, and of their order."""
+    """Returns a hash of a batch's samples and of their order."""
     return hashlib.sha256("\n".join(batch["name"]).encode() + batch["image"].tobytes()).hexdigest()

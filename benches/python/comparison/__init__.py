@@ -1,6 +1,6 @@
-"""The end-to-end comparison after `compare.py`: every contender is a child process, `python -m comparison.child`.
+"""The end-to-end comparison behind `compare.py`: every contender is a child process, `python -m comparison.child`.
 
-`workloads` says what is measured and which goals stand; `items` makes the data, `pipes` (this project and
-upstream: one API), `torch_loader` and `bare` are the contenders; `measure` holds the clocks; `environment`,
-`memory` and `report` serve the harness. Nothing here is imported by a contender that does not need it.
+`workloads` defines the measurements and their goals, and `items` creates the data. The contenders are in `pipes` (this
+project and upstream, which share an API), `torch_loader` and `bare`. `measure` contains the clocks. The harness uses
+`environment`, `memory` and `report`. A contender only imports the modules that it needs.
 """

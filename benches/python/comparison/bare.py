@@ -1,4 +1,4 @@
-"""The contenders without a loader: what the machine does when nothing is moved."""
+"""The contenders without a loader, which show the speed of the machine when no data is moved."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _decode(number: int, workers: int, seconds: float, start: Any, rates: Any) -
 
 
 def decoding(workers: int, seconds: float) -> float:
-    """Images a second that this many processes decode when each keeps to itself."""
+    """Returns the images per second that this many independent processes decode."""
     context = multiprocessing.get_context("fork")
     start, rates = context.Barrier(workers), context.SimpleQueue()
     processes = [
@@ -41,7 +41,7 @@ def decoding(workers: int, seconds: float) -> float:
 
 
 def _seconds_each(work: Any, seconds: float) -> float:
-    """Median seconds of one call of `work(n)`, in blocks of a hundred calls."""
+    """Returns the median seconds per call of `work(n)`, measured in blocks of a hundred calls."""
     blocks: list[float] = []
     n, until = 0, time.perf_counter() + seconds
     while time.perf_counter() < until:
@@ -54,7 +54,7 @@ def _seconds_each(work: Any, seconds: float) -> float:
 
 
 def array_floor(seconds: float) -> dict[str, float]:
-    """Rate of making 150 KiB arrays in one process, and what a memcpy of one costs, in cache and out of it."""
+    """Returns the rate of creating 150 KiB arrays in one process, and the time to copy one in and out of cache."""
     import numpy
 
     made = _seconds_each(items.array, seconds / 3)

@@ -1,8 +1,8 @@
 """One run of one contender: `python -m comparison.child '{"contender": …}'` prints one line of JSON.
 
-The order (a JSON object) holds: contender (ours, upstream, torch, bare, …), kind (of measurement), item (a key
-of `items.MAKERS`), start_method, workers, seconds and options. Worker processes that are spawned import this
-file anew, so it imports nothing but the standard library at its top.
+The order (a JSON object) contains: contender (ours, upstream, torch, bare, …), kind (of measurement), item (a key of
+`items.MAKERS`), start_method, workers, seconds and options. Spawned worker processes import this file too, so it
+imports only the standard library at module level.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Run:
         self.options: dict[str, Any] = order["options"]
         if "stats" in self.options:
             os.environ["TORCHDATA_STATS"] = self.options["stats"]
-        for name in self.options.get("imports", ()):  # what the user's program has loaded already
+        for name in self.options.get("imports", ()):  # modules that a user's program has already imported
             importlib.import_module(name)
         self.make = items.MAKERS.get(order["item"])
         self.is_indexed = order["contender"] in INDEXED
@@ -65,12 +65,12 @@ class Run:
     def _indexed(self) -> Callable[[range], Any]:
         from comparison import indexed
 
-        indexed.loader(self.order, 64)  # imports are no part of any measurement
+        indexed.loader(self.order, 64)  # imports are not part of any measurement
         return lambda source: indexed.loader(self.order, len(source))
 
     @property
     def consume(self) -> Callable[[Any], None]:
-        """Takes items and touches them."""
+        """Takes items and accesses their data."""
         from comparison import measure
 
         if self.is_indexed:
@@ -80,7 +80,7 @@ class Run:
         return measure.CONSUMERS["lists" if self.options.get("together", 1) > 1 else self.order["item"]]
 
     def _pipes(self) -> Callable[..., Any]:
-        # Imports are no part of any measurement, and pipes are imported when they are first used.
+        # Imports are not part of any measurement, and pipes are imported on first use.
         from comparison import pipes
         from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService  # noqa: F401
 
@@ -130,7 +130,7 @@ def array_floor(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
 
 
 def in_process(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
-    """Seconds per item of a case of `inprocess`, where the pipes and the plain generators take turns."""
+    """Returns the seconds per item for a case of `inprocess`, in which pipes and plain generators take turns."""
     import statistics
 
     import inprocess
@@ -199,7 +199,7 @@ KINDS = {
 
 
 def main() -> None:
-    """Measures, prints, and only then shuts the loader down: the harness ends a child that hangs there."""
+    """Measures, prints the result, and then shuts the loader down; the harness kills a child that hangs there."""
     order = json.loads(sys.argv[1])
     result, loader = KINDS[order["kind"]](order)
     print(json.dumps(result), flush=True)

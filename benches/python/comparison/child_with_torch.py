@@ -1,6 +1,6 @@
-"""`child` as a program whose main module imports torch at its top, as training programs do.
+"""Runs `child` in a program whose main module imports torch at its top, as training programs do.
 
-Worker processes that are spawned import torch with it, before anything else.
+Therefore spawned worker processes import torch first.
 """
 
 from __future__ import annotations

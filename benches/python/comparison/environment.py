@@ -1,4 +1,4 @@
-"""The files that a run needs: a virtual environment for torch and upstream, JPEG files, files of records."""
+"""The prerequisites of a run: a virtual environment with torch and upstream, JPEG files, and record files."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ LARGE_JPEGS, TIMES = 8, 4
 
 
 def upstream_python(home: Path, packages: tuple[str, ...], wheels: Path | None) -> Path:
-    """The interpreter of an environment, which is made if it is missing or was not finished.
+    """Returns the interpreter of an environment, which is created if it is missing or incomplete.
 
     Args:
-        home: its folder.
-        packages: what it holds next to torch.
-        wheels: folder from which torch is taken if it has a wheel for this Python; else it comes from the index.
+        home: the environment's folder.
+        packages: the packages to install in addition to torch.
+        wheels: a folder from which torch is installed if it has a wheel for this Python; otherwise the index is used.
     """
     python, finished = home / "bin" / "python", home / "finished"
     if finished.exists() and finished.read_text() == " ".join(packages):
@@ -42,7 +42,7 @@ def upstream_python(home: Path, packages: tuple[str, ...], wheels: Path | None) 
 
 
 def jpeg_folder(bench: Path) -> Path | None:
-    """A folder of JPEG files, the same in every run, with one of larger ones next to it; None without Pillow."""
+    """Returns a folder with the same JPEG files in every run, next to one with larger files; None without Pillow."""
     from importlib.util import find_spec
 
     if find_spec("numpy") is None or find_spec("PIL") is None:
@@ -54,7 +54,7 @@ def jpeg_folder(bench: Path) -> Path | None:
 
 
 def write_jpegs(folder: Path, count: int, times: int) -> None:
-    """Writes files that look like noisy photographs, this many times 500 pixels wide and 375 high."""
+    """Writes files that look like noisy photographs, 500 by 375 pixels times this factor."""
     import numpy
     from PIL import Image
 
@@ -72,7 +72,7 @@ def write_jpegs(folder: Path, count: int, times: int) -> None:
 
 
 def format_files(bench: Path) -> Path | None:
-    """A folder of tar archives and TFRecord files; None where the libraries to compare with are not installed."""
+    """Returns a folder of tar archives and TFRecord files; None if the libraries to compare with are not installed."""
     from importlib.util import find_spec
 
     if find_spec("tfrecord") is None or find_spec("webdataset") is None:

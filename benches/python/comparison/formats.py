@@ -1,7 +1,7 @@
-"""Reading in one process: tar archives, TFRecords, cached files and objects of S3, by this project and by others.
+"""Reading in one process: tar archives, TFRecords, cached files and S3 objects, by this project and by others.
 
-The harness writes the files once; every contender is a child that reads one of them over and over, content included.
-Objects are served by moto, in a process that ends with the child.
+The harness writes the files once. Every contender is a child that repeatedly reads one of the files with its content.
+moto serves the objects from a process that ends with the child.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ sys.stdin.read()
 
 
 def write(folder: Path) -> None:
-    """Writes the files that are not there yet."""
+    """Writes the files that do not exist yet."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, (size, count) in SIZES.items():
         if not (folder / name).exists():
@@ -61,7 +61,7 @@ def write(folder: Path) -> None:
 
 
 def _content(size: int) -> bytes:
-    """Bytes that compress to half their size, about as text does."""
+    """Returns bytes that compress to half their size, as text does."""
     return random.randbytes(size // 2).hex().encode()
 
 
@@ -150,7 +150,7 @@ def _opened(path: str) -> Iterator[Any]:
 
 @cache
 def _bucket(path: str) -> Any:
-    """A client of a server whose bucket `files` has the files of a folder. The environment leads to it, too."""
+    """Returns a client of a server whose bucket `files` has a folder's files; also sets the environment variables."""
     import boto3
 
     server = subprocess.Popen([sys.executable, "-c", SERVER], stdin=-1, stdout=-1, stderr=subprocess.DEVNULL)
@@ -193,7 +193,7 @@ READERS: dict[str, dict[str, Callable[[str], Iterator[Any]]]] = {
 
 
 def rate(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
-    """Members or records a second, over whole readings of the file."""
+    """Returns the members or records per second, measured over complete passes through the file."""
     name = order["item"]
     read = READERS[name.partition("-")[0]][order["options"].get("library", "ours")]
     path = os.path.join(os.environ[FOLDER], name)
@@ -204,6 +204,6 @@ def rate(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
         if found != count:
             raise RuntimeError(f"{path} has {count} records, but {found} were read")
         done += 1
-        if done == 0:  # the first one imports modules and warms the page cache
+        if done == 0:  # the first pass imports modules and warms the page cache
             begin = time.perf_counter()
     return {"value": done * count / (time.perf_counter() - begin)}, None

@@ -1,7 +1,7 @@
-"""Loaders of torch's kind over map-style and stateful datasets: this project's, torch's and upstream 0.11's.
+"""Torch-style loaders over map-style and stateful datasets: this project's, PyTorch's and upstream 0.11's.
 
-Each contender gets the same dataset and arguments; only the class of the loader differs. A unit of the measurement is a
-batch of 64 samples.
+All contenders get the same dataset and arguments, and differ only in the class of the loader. The unit of measurement
+is a batch of 64 samples.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WEIGHT = 200_000
 
 
 class Indexed(Dataset[Any]):
-    """Samples of one kind, by index."""
+    """Samples of one kind, read by index."""
 
     def __init__(self, kind: str, length: int) -> None:
         self.kind, self.length = kind, length
@@ -45,14 +45,14 @@ class Indexed(Dataset[Any]):
 
 
 class Ready(Indexed):
-    """Batches that cost nothing to make: what is left is their way."""
+    """Batches that are ready-made, so that only their transport is measured."""
 
     def __getitems__(self, indices: list[int]) -> Any:
         return self.batch
 
 
 class Stream(IterableDataset[Any]):
-    """Samples one after the other, endlessly."""
+    """An endless stream of samples."""
 
     def __init__(self) -> None:
         self.tensor = torch.rand(64)
@@ -64,7 +64,7 @@ class Stream(IterableDataset[Any]):
 
 
 class Weighty(Stream):
-    """The same, with a state that takes some milliseconds to tell."""
+    """An endless stream of samples whose state takes some milliseconds to compute."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"buffer": list(range(WEIGHT))}
@@ -80,17 +80,17 @@ def _touch(batch: Any) -> None:
 
 
 def consume(share: Any) -> None:
-    """Takes a share of the batches and touches one element of each."""
+    """Takes a share of the batches and accesses one element of each."""
     for batch in share:
         _touch(batch)
 
 
 def loader(order: dict[str, Any], length: int) -> Any:
-    """The loader of a contender.
+    """Returns the loader of a contender.
 
     Args:
-        order: see `child`.
-        length: samples of an epoch.
+        order: the order that `child` describes.
+        length: the number of samples in an epoch.
     """
     cls: Any
     if order["contender"] == "torch-indexed":

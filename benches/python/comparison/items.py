@@ -1,7 +1,7 @@
-"""The items of the workloads: made in the worker, by the same functions for every contender, but for training crops.
+"""The items of the workloads. The workers create them with the same functions for every contender, except for crops.
 
-Imported in each child and its workers; NumPy and Pillow are loaded by the first item that needs them, so that a
-worker that moves ints starts without them.
+Each child and its workers import this module. NumPy and Pillow are only imported for the first item that needs them, so
+that a worker that sends ints starts without them.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ of this project keeps the luck of its heap, which no number of runs evens out.
 
 @cache
 def _template(size: int) -> Any:
-    """Bytes to copy, which begin anywhere in a page: see `_SHIFT`."""
+    """Returns bytes to copy, with a random offset in their page: see `_SHIFT`."""
     import numpy
 
     offset = _CHANCE.randrange(0, 4096, 16)
@@ -75,24 +75,24 @@ def _template(size: int) -> Any:
 
 
 def array(n: int) -> Any:
-    """A fresh array of 150 KiB; making it costs one copy."""
+    """Returns a new array of 150 KiB, whose creation costs one copy."""
     fresh = _template(ARRAY_BYTES).copy()
     fresh[0] = n & 0xFF
     return fresh
 
 
 def flipped(n: int) -> Any:
-    """The same array as an image, mirrored: its rows are read backwards."""
+    """Returns the same array as a mirrored image, whose rows are read backward."""
     return array(n).reshape(IMAGE_SHAPE)[:, ::-1]
 
 
 def transposed(n: int) -> Any:
-    """The same array as an image whose channels come first."""
+    """Returns the same array as an image with the channels first."""
     return array(n).reshape(IMAGE_SHAPE).transpose(2, 0, 1)
 
 
 def cropped(n: int) -> Any:
-    """An image of the same size, cut out of a larger one."""
+    """Returns an image of the same size, cropped from a larger one."""
     height, width, channels = IMAGE_SHAPE
     larger = _template((height + 20) * (width + 20) * channels).copy()
     larger[0] = n & 0xFF
@@ -100,7 +100,7 @@ def cropped(n: int) -> Any:
 
 
 def times(n: int) -> Any:
-    """A fresh array of the same size, of points in time."""
+    """Returns a new datetime array of the same size."""
     return array(n).view("M8[s]")
 
 
@@ -110,13 +110,13 @@ def _text() -> str:
 
 
 def shared_text(n: int) -> list[str]:
-    """One string, many times."""
+    """Returns a list that contains the same string many times."""
     return [_text()] * REFERENCES
 
 
 @dataclass
 class Label:
-    """An object in an image, as a detector finds it."""
+    """An object in an image, as a detector reports it."""
 
     name: str
     score: float
@@ -129,7 +129,7 @@ def objects(n: int) -> list[Label]:
 
 
 def hashes(n: int) -> list[int]:
-    """A thousand ints of 64 bits without a sign, as hash functions give them."""
+    """Returns a thousand unsigned 64-bit ints, such as hash functions return."""
     return [(1 << 63) + n + k for k in range(OBJECTS)]
 
 
@@ -187,7 +187,7 @@ def _tensor_template() -> Any:
 
 
 def tensor(n: int) -> Any:
-    """A fresh tensor of 150 KiB; making it costs one copy."""
+    """Returns a new tensor of 150 KiB, whose creation costs one copy."""
     fresh = _tensor_template().clone()
     fresh[0] = n & 0xFF
     return fresh
@@ -201,12 +201,12 @@ def _small_tensors() -> list[Any]:
 
 
 def small_tensor(n: int) -> Any:
-    """A tensor of 64 bytes, one of those that every worker holds: making one takes longer than moving it."""
+    """Returns a ready-made 64-byte tensor, because creating a tensor takes longer than moving it."""
     return _small_tensors()[n % TENSORS]
 
 
 def small_tensors(n: int) -> list[Any]:
-    """Many of them in an item."""
+    """Returns an item of many small tensors."""
     return list(_small_tensors())
 
 
@@ -216,12 +216,12 @@ def _small_arrays() -> list[Any]:
 
 
 def small_array(n: int) -> Any:
-    """An array of 64 bytes, one of those that every worker holds."""
+    """Returns a ready-made 64-byte array."""
     return _small_arrays()[n % TENSORS]
 
 
 def small_arrays(n: int) -> list[Any]:
-    """Many of them in an item."""
+    """Returns an item of many small arrays."""
     return list(_small_arrays())
 
 
@@ -233,9 +233,9 @@ def _batches() -> list[Any]:
 
 
 def batch(n: int) -> Any:
-    """A batch of 38.5 MB, one of six that every worker holds and uses in turn.
+    """Returns a batch of 38.5 MB, one of six that every worker keeps and uses in turn.
 
-    A fresh one for each item would measure the kernel's page faults, which are slower than any transport.
+    Allocating each batch would measure the kernel's page faults, which are slower than any transport.
     """
     batches = _batches()
     held = batches[(n // 2) % len(batches)]
@@ -245,13 +245,13 @@ def batch(n: int) -> Any:
 
 @cache
 def jpeg_files(large: bool = False) -> list[str]:
-    """The JPEG files that the harness has written."""
+    """Returns the JPEG files that the harness wrote."""
     folder = os.environ[JPEG_FOLDER] + LARGE * large
     return sorted(os.path.join(folder, name) for name in os.listdir(folder))
 
 
 def decoded(n: int) -> Any:
-    """One of the JPEG files, read and decoded to an array of height, width and three colours."""
+    """Returns a JPEG file, decoded to an array of height, width and three colors."""
     import numpy
     from PIL import Image
 
@@ -261,7 +261,7 @@ def decoded(n: int) -> Any:
 
 
 def collated(n: int) -> Any:
-    """A training batch by torch's own means: 32 JPEG files decoded, resized, and stacked by its `default_collate`."""
+    """Returns a training batch created with PyTorch's tools: 32 decoded, resized JPEGs, joined by `default_collate`."""
     import numpy
     import torch
     from PIL import Image
@@ -281,7 +281,7 @@ def _files(n: int, large: bool) -> list[str]:
 
 
 def _box(width: int, height: int) -> tuple[int, int, int, int]:
-    """A random part by torchvision's rules: left, top, width, height."""
+    """Returns a random crop by torchvision's rules: left, top, width, height."""
     for _ in range(10):
         area = width * height * random.uniform(0.08, 1.0)
         ratio = math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))
@@ -292,7 +292,7 @@ def _box(width: int, height: int) -> tuple[int, int, int, int]:
 
 
 def crops_by_pillow(n: int, large: bool = False) -> Any:
-    """Random crops as `torchvision.transforms` makes them: Pillow's, as tensors of bytes, stacked by torch."""
+    """Returns random crops as `torchvision.transforms` creates them with Pillow: tensors of bytes, stacked by torch."""
     import numpy
     import torch
     from PIL import Image
@@ -309,7 +309,7 @@ def crops_by_pillow(n: int, large: bool = False) -> Any:
 
 
 def crops_by_us(n: int, large: bool = False, scale: Any = "exact") -> Any:
-    """The same by `torchdata.images`, straight into a block."""
+    """Returns such crops decoded by `torchdata.images` directly into one block."""
     import torch
 
     from torchdata.images import decode_batch, random_resized_crop
@@ -320,7 +320,7 @@ def crops_by_us(n: int, large: bool = False, scale: Any = "exact") -> Any:
 
 
 def crops_by_spdl(n: int, large: bool = False) -> Any:
-    """The same by spdl's decoder: FFmpeg cuts and scales while it decodes."""
+    """Returns such crops decoded by spdl: FFmpeg crops and scales during decoding."""
     import spdl.io
     import torch
 
@@ -335,14 +335,14 @@ def crops_by_spdl(n: int, large: bool = False) -> Any:
 
 
 def tar_path(n: int) -> str:
-    """A file of large members, which stands for each shard of a data set: its pages are in memory."""
+    """Returns a file of large members that represents every shard of a dataset; its pages are in memory."""
     from comparison import formats
 
     return os.path.join(os.environ[formats.FOLDER], "tar-large")
 
 
 def content(member: Any) -> bytes:
-    """The bytes of a member of a tar file."""
+    """Returns the bytes of a member of a tar file."""
     found: bytes = member[1].read()
     return found
 

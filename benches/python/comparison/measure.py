@@ -1,4 +1,4 @@
-"""The clocks of the children: rates in a window, the first item, the change of epochs."""
+"""The clocks of the children: rates within a time window, the first item, and the change of epochs."""
 
 from __future__ import annotations
 
@@ -72,16 +72,16 @@ def rate(
     seconds: float,
     warm_up: float = WARM_UP_S,
 ) -> float:
-    """Items a second, in a window that begins when the warm-up is over and the queues have filled.
+    """Returns the items per second in a window that begins after the warm-up, when the queues are full.
 
-    The clock is read once for every 20 ms of items, so that reading it costs the fast contenders nothing.
+    The clock is read once per 20 ms of items, so that its cost does not slow down the fast contenders.
     """
     next(iterator)
     begin, taken, chunk = time.perf_counter(), 0, 1
     while time.perf_counter() - begin < warm_up:
         consume(islice(iterator, chunk))
         taken += chunk
-        # Items that were ready before the clock ran say little of how many there will be.
+        # The first estimate includes items that were ready before the clock started, so a chunk at most doubles.
         chunk = max(1, min(2 * chunk, int(0.02 * taken / (time.perf_counter() - begin))))
     begin, taken = time.perf_counter(), 0
     while True:
@@ -89,12 +89,12 @@ def rate(
         taken += chunk
         if (passed := time.perf_counter() - begin) >= seconds:
             break
-    next(iterator)  # an iterator that had ended would have been counted at full speed: this raises
+    next(iterator)  # raises if the iterator had ended, which would have been counted at full speed
     return taken / passed
 
 
 def turn_around(epochs: Iterable[Any], seconds: float) -> float:
-    """Median seconds from the end of an epoch to the first item of the next one."""
+    """Returns the median seconds from the end of an epoch to the first item of the next epoch."""
     times: list[float] = []
     until = time.perf_counter() + WARM_UP_S + seconds
     iterator = iter(epochs)

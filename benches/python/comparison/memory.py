@@ -14,7 +14,7 @@ ALLOWED_GROWTH = 0.01
 
 
 def family(pid: int) -> list[int]:
-    """The process and all its descendants."""
+    """Returns the process and all its descendants."""
     found = [pid]
     for member in found:
         for children in Path(f"/proc/{member}/task").glob("*/children"):
@@ -26,7 +26,7 @@ def family(pid: int) -> list[int]:
 
 
 def proportional(pids: list[int]) -> tuple[int, int]:
-    """Bytes of the processes, shared pages counted once among them: (all, shared memory alone)."""
+    """Returns the bytes of the processes, counting shared pages once: (all memory, shared memory alone)."""
     total = shared = 0
     for pid in pids:
         try:
@@ -41,7 +41,7 @@ def proportional(pids: list[int]) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Course:
-    """How memory went, in bytes: the level, the growth in the second half, the peaks."""
+    """The memory over time, in bytes: the level, the growth in the second half, the peaks."""
 
     level: float
     growth: float

@@ -1,6 +1,6 @@
-"""Workers on a Ray cluster of three nodes of this machine, next to raw objects of Ray's and Ray Data.
+"""Workers on a local Ray cluster of three nodes, compared with raw Ray objects and Ray Data.
 
-Each child starts the cluster, whose first node takes no worker, so that all items go from one node to another.
+Each child starts the cluster. The first node runs no worker, so that all items are sent between nodes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DATA = {"tiny": (6_000_000, 20_000, 1000), "array": (40_000, 400, 16), "batch":
 
 @contextlib.contextmanager
 def cluster() -> Iterator[Any]:
-    """A cluster, ended in any case."""
+    """Starts a cluster, and always shuts it down at the end."""
     here = Path(__file__).resolve().parent.parent
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(here), os.environ.get("PYTHONPATH"))))
     os.environ.update(RAY_AUTH_MODE="disabled", RAY_worker_niceness="0", RAY_prestart_worker_first_driver="0")
@@ -59,7 +59,7 @@ def loader(order: dict[str, Any]) -> Any:
 
 
 def raw(ray: Any, order: dict[str, Any]) -> Iterator[Any]:
-    """Chunks of as many bytes as frames have, by actors that have them ready; larger items are chunks by themselves."""
+    """Yields ready-made chunks of actors, as large as this project's frames; a larger item is a chunk of its own."""
     import numpy
 
     size = max(CHUNK_BYTES, BYTES[order["item"]])
@@ -81,7 +81,7 @@ def raw(ray: Any, order: dict[str, Any]) -> Iterator[Any]:
 
 
 def one_by_one(ray: Any, order: dict[str, Any]) -> Iterator[Any]:
-    """An object for each item, by Ray's generators."""
+    """Yields one object per item, from Ray's generators."""
     make = items.MAKERS[order["item"]]
 
     class Maker:
@@ -99,7 +99,7 @@ def one_by_one(ray: Any, order: dict[str, Any]) -> Iterator[Any]:
 
 
 def data(ray: Any, order: dict[str, Any]) -> Iterator[Any]:
-    """Ray Data, in order."""
+    """Yields the items of Ray Data, in order."""
     import ray.data
 
     make = items.MAKERS[order["item"]]
@@ -114,7 +114,7 @@ def data(ray: Any, order: dict[str, Any]) -> Iterator[Any]:
 
 
 def rate(order: dict[str, Any]) -> dict[str, float]:
-    """Items a second that come to the main process."""
+    """Returns the items per second that arrive in the main process."""
     seconds = max(4.0, order["seconds"])
     how = order["options"]["how"]
     with cluster() as ray:
@@ -129,7 +129,7 @@ def rate(order: dict[str, Any]) -> dict[str, float]:
 
 
 def first_item(order: dict[str, Any]) -> dict[str, float]:
-    """Seconds from when all workers are up until each has given an item."""
+    """Returns the seconds from when all workers are running until each of them has sent an item."""
     with cluster(), loader(order) as made:
         iterator = iter(made)
         processes = made.reading_service.engine_processes()._processes

@@ -1,9 +1,9 @@
-"""Packing sequences of tokens into rows, in one process: by this project, plain Python, and Hugging Face's libraries.
+"""Packing token sequences into rows in one process: this project, plain Python, and the libraries of Hugging Face.
 
-The sequences are drawn once, with lengths as those of chats and documents are: many short ones and a long tail.
-transformers' collator joins the sequences of a row, and says where each begins; which ones a row has is left to its
-caller, for whom plain Python stands here. TRL's packer packs a whole dataset of Arrow before the first row is read,
-and says how long the sequences of a row are, but numbers no places.
+The sequences are generated once. Their lengths resemble chats and documents: many short ones and a long tail.
+transformers' collator joins the sequences of a row and marks where each begins, but the caller selects the sequences of
+a row, which plain Python does here. TRL's packer packs a whole Arrow dataset before the first row is read. It reports
+the lengths of the sequences in a row, but no position IDs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OPEN = 16
 
 
 def sequences(kind: str) -> list[Any]:
-    """The sequences, as lists or arrays."""
+    """Returns the sequences, as lists or arrays."""
     import numpy
 
     dice = random.Random(1)
@@ -101,7 +101,7 @@ def _trl(source: list[Any], options: dict[str, Any]) -> Iterator[dict[str, Any]]
 
 
 def _data_set(source: list[Any]) -> Any:
-    """The sequences as a dataset of Arrow, which is made once: its users have one."""
+    """Returns the sequences as an Arrow dataset. It is created once, because its users have such a dataset."""
     import datasets
 
     if id(source) not in _data_sets:
@@ -122,7 +122,7 @@ PACKERS: dict[str, Callable[[list[Any], dict[str, Any]], Iterator[dict[str, Any]
 
 
 def measured(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
-    """Sequences a second, over whole readings; or with the option `padding` the share of padding in rows filled up."""
+    """Returns the sequences per second over complete passes, or with `padding` the share of padding in rows."""
     options = order["options"]
     packer, source = PACKERS[options["packer"]], sequences(order["item"])
     if options.get("padding"):
@@ -133,6 +133,6 @@ def measured(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
         for _ in packer(source, options):
             pass
         done += 1
-        if done == 0:  # the first one imports modules
+        if done == 0:  # the first pass imports modules
             begin = time.perf_counter()
     return {"value": done * COUNT / (time.perf_counter() - begin)}, None

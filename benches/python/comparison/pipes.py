@@ -1,4 +1,4 @@
-"""The contenders that share an API: this project and upstream torchdata 0.9.0, whichever the child can import."""
+"""The contenders that share an API: this project and upstream torchdata 0.9.0, depending on the child's environment."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from comparison import items
 
 
 def shared_out(source: range, make: Any) -> Any:
-    """A source whose items are shared out among the workers, each made in its worker."""
+    """Returns a source that is sharded among the workers, which create the items."""
     from torchdata.datapipes.iter import IterableWrapper
 
     return IterableWrapper(source, deepcopy=False).sharding_filter().map(make)
 
 
 def dispatched(source: range, make: Any) -> Any:
-    """A source whose items are made in the dispatching process and dealt out to the workers."""
+    """Returns a source whose items the dispatching process creates and distributes to the workers."""
     from torchdata.datapipes.iter import IterableWrapper
 
     try:
@@ -27,12 +27,12 @@ def dispatched(source: range, make: Any) -> Any:
 
 
 def batched(source: range, make: Any) -> Any:
-    """The same, in lists of as many items as an image batch has."""
+    """Returns the same source in lists of the size of an image batch."""
     return shared_out(source, make).batch(items.TOGETHER)
 
 
 def members(source: range, make: Any) -> Any:
-    """Members of tar files; the files are shared out."""
+    """Returns a source of tar members; the files are sharded among the workers."""
     return shared_out(source, items.tar_path).open_files("b").load_from_tar().map(make)
 
 

@@ -1,4 +1,4 @@
-"""From the runs to medians, ratios and verdicts, as a table in plain text."""
+"""Computes medians, ratios and verdicts from the runs, and prints them as a table in plain text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PLAIN = "plain generators"
 
 
 def ratio_of(mine: list[float], theirs: list[float]) -> float:
-    """Median of the ratios of runs that stood side by side, so that a drift of the machine cancels out."""
+    """Returns the median ratio of runs that directly followed each other, so that machine drift cancels out."""
     return statistics.median(a / b for a, b in zip(mine, theirs, strict=False))
 
 
@@ -33,7 +33,7 @@ def _goal_line(goal: str, measured: str, met: bool | None) -> str:
 
 
 class Report:
-    """Prints a block for every workload as it is done, and keeps the verdicts for the summary."""
+    """Prints a block for every finished workload, and keeps the verdicts for the summary."""
 
     def __init__(self) -> None:
         self.verdicts: list[tuple[str, str, str, bool | None]] = []
@@ -44,7 +44,7 @@ class Report:
         print(_goal_line(goal, measured, met), flush=True)
 
     def workload(self, workload: Workload, runs: Runs) -> None:
-        """Medians of all contenders, their ratios to this project's, and the goals."""
+        """Prints the medians of all contenders, their ratios to this project, and the goals."""
         figures = {name: [run["value"] for run in done] for name, done in runs.items()}
         if workload.kind == "in_process":
             figures[PLAIN] = [run["plain"] for run in runs[OURS]]
@@ -59,7 +59,7 @@ class Report:
             print(f"  {name:28}{_number(median):>12} {workload.unit:9}{ours}")
         if before := figures.get(BEFORE):
             pairs = zip(mine, before, strict=False)
-            # Where less is better, the earlier figure stands above the line.
+            # If less is better, the ratio is inverted.
             self.speeds[workload.name] = [a / b if workload.unit.endswith("/s") else b / a for a, b in pairs]
             return
         for goal in workload.goals:
@@ -75,7 +75,7 @@ class Report:
         self._judge(workload.title, goal.text, _number(ratio), goal.met(ratio))
 
     def _memcpys(self, workload: Workload, mine: list[float], floors: list[dict[str, float]]) -> None:
-        """Time per item beyond its share of the making, which continues in all workers at once."""
+        """Checks the time per item beyond its share of the creation, which continues in all workers at once."""
         for key, where in (("memcpy_s", "in cache"), ("far_memcpy_s", "out of cache")):
             goal = f"beyond producing it at most 1.5 memcpys ({where})"
             if not mine or not floors:
@@ -88,7 +88,7 @@ class Report:
             self._judge(workload.title, goal, measured, copies <= 1.5)
 
     def memory(self, course: Course | None, seconds: float) -> None:
-        """How memory went in the long run."""
+        """Prints the memory over time in the long run."""
         title, goal = "memory in a long run", "main and workers are flat"
         print(f"\n{title} [memory]: 150 KiB arrays for {seconds:.0f} s")
         if course is None:
@@ -101,7 +101,7 @@ class Report:
         self._judge(title, goal, f"{growth:+.2f} MB in the second half", course.flat)
 
     def summary(self) -> None:
-        """All goals in one table, those missed last; next to an earlier state, how many times as fast each row is."""
+        """Prints all goals in one table, missed goals last, or each row's speed relative to an earlier state."""
         if self.speeds:
             print("\nTimes as fast as before: median, and lowest to highest pair of runs")
             for name, speeds in sorted(self.speeds.items(), key=lambda one: statistics.median(one[1])):

@@ -1,7 +1,7 @@
-"""How long a loader gives nothing because a worker was killed: until the first item that another process has made.
+"""The gap that a killed worker causes in a loader with `on_worker_exit="restart"`.
 
-With `on_worker_exit="restart"`. Next to it, the start of a whole loader in the same way: what a program without
-restarts waits for at least, before it reads again what it had.
+The gap ends with the first item of the replacement process. It is compared with the start of a whole loader by the same
+method, which is the minimum delay of a program without restarts before it recomputes its items.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any
 
 from comparison import items
 
-#: Workers that are killed in a run.
+#: The number of workers that are killed in a run.
 KILLS = 5
-#: Items that are read before each.
+#: The number of items that are read before each kill.
 BEFORE = 200
 
 
 def gap(iterator: Any, pid: int, workers: int) -> float:
-    """Seconds from the exit of a worker to the end of the longest wait for an item after it.
+    """Returns the seconds from a worker's exit to the end of the longest wait for an item after it.
 
-    Items that it had sent are delivered before; so all items that may have been on their way are waited for.
+    Items that the worker had sent are delivered first, so the function reads all items that may have been in transit.
     """
     os.kill(pid, signal.SIGKILL)
     longest = 0.0
@@ -37,10 +37,10 @@ def gap(iterator: Any, pid: int, workers: int) -> float:
 
 
 def measure(build: Callable[..., Any], order: dict[str, Any]) -> tuple[dict[str, float], Any]:
-    """The median of the gaps of some exits.
+    """Returns the median gap after several exits.
 
     Args:
-        build: makes a loader of a source, which takes `on_worker_exit`.
+        build: creates a loader from a source, and accepts `on_worker_exit`.
         order: the order of the harness.
     """
     loader = build(range(items.ENDLESS), on_worker_exit="restart")

@@ -1,7 +1,7 @@
 """The time from a state to the next item, for sources that restore their positions: it must not grow with the position.
 
-Role: a kind of measurement for `child`. A source is a stream with a state, or numbers that are read by index; a loader
-is one of the three, with or without workers. The positions in a state are set by reading up to them.
+Role: a kind of measurement for `child`. A source is a stream with a state, or numbers that are read by index. The
+loader is one of the three classes, with or without workers. A state's position is reached by reading up to it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-#: Items of an epoch.
+#: The number of items in an epoch.
 MANY = 10_000_000
-#: How often a state is loaded; the least time counts.
+#: The number of times that a state is loaded; the shortest time counts.
 TIMES = 5
 
 
@@ -32,7 +32,7 @@ def _stream() -> Any:
     from torch.utils.data import IterableDataset
 
     class Stream(IterableDataset[int]):
-        """Numbers that are read one after the other, with a state."""
+        """A stream of numbers with a state."""
 
         def __init__(self) -> None:
             self.at = self.start = 0
@@ -73,7 +73,7 @@ def _built(order: dict[str, Any]) -> Any:
 
 
 def resume_from(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
-    """Seconds from a state behind a number of items to the next item."""
+    """Returns the seconds from a state after this number of items to the next item."""
     loader = _built(order)
     iterator = iter(loader)
     next(islice(iterator, order["options"]["items"] - 1, None))

@@ -1,4 +1,4 @@
-"""The contender spdl: its pipeline of threads in one process, which makes each item with the same function."""
+"""The contender spdl: a pipeline of threads in one process, which creates each item with the same function."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from spdl.pipeline import PipelineBuilder
 
 
 class Pool:
-    """An iterable over a range, made by this many threads; items come in order."""
+    """Returns an iterable over a range, computed by this many threads, in order."""
 
     def __init__(self, source: range, make: Callable[[int], Any], workers: int) -> None:
         self.source, self.make, self.workers = source, make, workers

@@ -1,8 +1,8 @@
-"""The cost of states: the running job, taking one, its size, and resuming from it.
+"""The cost of states: for the running job, for taking a state, its size, and the time to resume from it.
 
-Role: kinds of measurement for `child`. A case is a pipeline for two workers: plain items, a shuffle buffer of 18 MB,
-and dispatched items. Loaders of torch's kind (upstream 0.11 in an environment of its own) read numbers by index, or a
-dataset whose iterators have a state of 18 MB.
+Role: kinds of measurement for `child`. A case is a pipeline for two workers: plain items, a shuffle buffer of 18 MB, or
+dispatched items. Torch-style loaders (upstream 0.11 in a separate environment) read numbers by index, or a dataset
+whose iterators have a state of 18 MB.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-#: Bytes of an item of the large buffer, and how many it holds.
+#: The size of an item of the large buffer in bytes, and the capacity of the buffer.
 SIZE, HELD = 18_000, 1_000
-#: Items of an epoch of which some are read.
+#: The number of items in an epoch, of which only some are read.
 MANY = 10_000_000
-#: How many states are taken.
+#: The number of states that are taken.
 STATES = 200
 
 
@@ -28,12 +28,12 @@ def text(number: int) -> bytes:
 
 
 def same(item: Any) -> Any:
-    """A function of the user."""
+    """Represents a user's function."""
     return item
 
 
 def pipe_of(case: str) -> Any:
-    """The pipeline of a case."""
+    """Returns the pipeline of a case."""
     from torchdata.datapipes.iter import IterableWrapper
 
     pipe = IterableWrapper(range(MANY))
@@ -46,7 +46,7 @@ def pipe_of(case: str) -> Any:
 
 
 def _loader(order: dict[str, Any]) -> Any:
-    """One of this package, with more snapshots: as many times the usual number as the option says."""
+    """Returns a loader of this package that takes snapshots more often, by the factor in the options."""
     from torchdata._engine import snapshots
     from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
@@ -61,7 +61,7 @@ def _loader(order: dict[str, Any]) -> Any:
 
 
 def _of_torchs_kind(order: dict[str, Any]) -> Any:
-    """A StatefulDataLoader, ours or upstream's."""
+    """Returns a StatefulDataLoader of this package or of upstream."""
     from torch.utils.data import Dataset, IterableDataset
 
     from torchdata.stateful_dataloader import StatefulDataLoader
@@ -74,7 +74,7 @@ def _of_torchs_kind(order: dict[str, Any]) -> Any:
             return index
 
     class Weighty(IterableDataset[int]):
-        """Holds as much as the large buffer."""
+        """Stores as much data as the large buffer."""
 
         def __init__(self) -> None:
             self.held, self.at = [text(number) for number in range(HELD)], 0
@@ -99,7 +99,7 @@ def _built(order: dict[str, Any]) -> Any:
 
 
 def state_rate(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
-    """Items a second."""
+    """Returns the items per second."""
     from comparison import measure
 
     loader = _loader(order)
@@ -107,7 +107,7 @@ def state_rate(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
 
 
 def state_time(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
-    """Seconds for a state, in the middle of an epoch."""
+    """Returns the seconds to take a state in the middle of an epoch."""
     loader = _built(order)
     iterator = iter(loader)
     found = []
@@ -121,7 +121,7 @@ def state_time(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
 
 
 def state_size(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
-    """Bytes of a pickled state, once snapshots have come."""
+    """Returns the bytes of a pickled state, after snapshots have arrived."""
     loader = _built(order)
     iterator = iter(loader)
     until = time.perf_counter() + order["seconds"]
@@ -131,7 +131,7 @@ def state_size(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
 
 
 def resume_time(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
-    """Seconds from a state to the first item, less those of a start at the beginning."""
+    """Returns the seconds from a state to the first item, minus the seconds of a start at the beginning."""
     count = order["options"]["items"] // (1 if order["contender"] == "ours" else 16)
     loader = _built(order)
     next(islice(iter(loader), count - 1, None))

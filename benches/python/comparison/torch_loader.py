@@ -1,4 +1,4 @@
-"""The contender torch.utils.data.DataLoader: an iterable dataset that shares itself out by the worker's number."""
+"""The contender torch.utils.data.DataLoader: an iterable dataset that shards itself by the worker's number."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from comparison import items
 
 
 class Shared(IterableDataset[Any]):
-    """Every worker's share of a range, each item made in the worker; in lists if `together` is above 1."""
+    """Yields this worker's share of a range, created in the worker; in lists if `together` is above 1."""
 
     def __init__(self, source: range, make: Callable[[int], Any], together: int = 1) -> None:
         self.source = source
@@ -30,7 +30,7 @@ class Shared(IterableDataset[Any]):
 
 
 def loader(source: range, make: Callable[[int], Any], start_method: str, workers: int, options: dict[str, Any]) -> Any:
-    """A DataLoader; `options` may hold `prefetch_factor`, `workers`, `together`, `persistent` and `numpy`."""
+    """Returns a DataLoader; `options` may have `prefetch_factor`, `workers`, `together`, `persistent` and `numpy`."""
     more: dict[str, Any] = {}
     if "prefetch_factor" in options:
         more["prefetch_factor"] = options["prefetch_factor"]

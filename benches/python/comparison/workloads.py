@@ -1,4 +1,4 @@
-"""The workloads, the contenders and the goals: the table that the harness walks through."""
+"""The table of the workloads, contenders and goals that the harness runs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ SETTLING_S = 5.0
 
 @dataclass(frozen=True)
 class Contender:
-    """A contender of `child` with its options; `kind` and `item` if they are not the workload's.
+    """A contender of `child` with its options; `kind` and `item` are given if they differ from the workload's.
 
-    The option `main` names the module that is run in place of `child`.
+    The option `main` names the module that is run instead of `child`.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Goal:
-    """The bound of this project's figure, divided by the rival's."""
+    """The limit for the ratio of this project's figure to the rival's."""
 
     text: str
     rival: str
@@ -44,7 +44,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class Workload:
-    """One comparison; `unit` is what a second brings, or ms or ns; `scale` leads to it from items/s or seconds."""
+    """One comparison; `unit` is items per second, ms or ns; `scale` converts items/s or seconds to this unit."""
 
     name: str
     title: str
@@ -57,7 +57,7 @@ class Workload:
     start_method: str = "fork"
 
     def beside_before(self) -> Workload:
-        """The same for this project and an earlier state of it, without rivals and goals."""
+        """Returns the same workload for this project and an earlier state of it, without rivals and goals."""
         now = next(one for one in self.contenders if one.name == OURS)
         return replace(self, contenders=(now, replace(now, name=BEFORE)), goals=())
 
@@ -89,7 +89,7 @@ def starting(start_method: str, most: float, goal: str) -> Workload:
 
 
 def starting_with_torch(start_method: str, late: bool = False) -> Workload:
-    """Workers that need torch: their main module imports it at its top or, `late`, the program alone has done so."""
+    """Returns workloads whose workers need torch: the main module imports torch at its top, or later with `late`."""
     with_torch = {"imports": ["torch"]} if late else {"main": "child_with_torch"}
     return Workload(
         f"start-{start_method}-torch" + "-late" * late,
@@ -105,7 +105,7 @@ def starting_with_torch(start_method: str, late: bool = False) -> Workload:
 
 
 def restarting(start_method: str, most: float, dispatched: bool = False) -> Workload:
-    """How long nothing comes where a worker is killed, beside the start of a whole loader."""
+    """Returns the workload for the gap after a killed worker, compared with the start of a whole loader."""
     options = {"dispatched": True} if dispatched else {}
     anew = Contender("a loader started anew", "ours", options, kind="first_item")
     return Workload(
@@ -122,7 +122,7 @@ def restarting(start_method: str, most: float, dispatched: bool = False) -> Work
 
 
 def laid_out(item: str, title: str) -> Workload:
-    """Arrays that are no plain run of numbers, beside plain ones of the same size."""
+    """Returns workloads with arrays that are not plain runs of numbers, compared with plain ones of the same size."""
     plain = Contender("plain arrays, moved by us", "ours", item="array")
     goals = (
         Goal("no slower than torch", torch_numpy.name, at_least=1.0),
@@ -132,7 +132,7 @@ def laid_out(item: str, title: str) -> Workload:
 
 
 def small_ones(item: str, title: str, arrays: str, share: float) -> Workload:
-    """Tensors of which each costs what describing and making it does, beside arrays of the same size."""
+    """Returns workloads with many small tensors, whose creation and description dominate, compared with arrays."""
     rival = Contender("arrays, moved by us", "ours", item=arrays)
     goals = (
         Goal("at least 5 times torch", torch.name, at_least=5),
@@ -142,13 +142,13 @@ def small_ones(item: str, title: str, arrays: str, share: float) -> Workload:
 
 
 def of_numbers(item: str, title: str) -> Workload:
-    """Plain objects of Python's, beside torch, which pickles them."""
+    """Returns workloads with plain Python objects, compared with torch, which pickles them."""
     goals = (Goal("no slower than torch", torch.name, at_least=1.0),)
     return Workload(item.replace("_", "-"), title, item, (ours, torch), goals)
 
 
 def crowd(workers: int) -> Workload:
-    """More workers than cores, with nothing to do but to send. The last of many begin seconds after the first."""
+    """Returns workloads with more workers than cores that only send. The last of many start seconds later."""
     options = {"workers": workers, "warm_up": SETTLING_S}
     both = (Contender(OURS, "ours", options), Contender(TWO, "ours"))
     goals = (Goal("at least half the rate of 2 workers", TWO, at_least=0.5),)
@@ -156,7 +156,7 @@ def crowd(workers: int) -> Workload:
 
 
 def in_splits(name: str, title: str, item: str, graph: str, most: float) -> Workload:
-    """64 shards in two workers, beside one shard in each."""
+    """Returns the workload with 64 shards in two workers, compared with one shard in each worker."""
     options = {"graph": graph}
     both = (Contender(OURS, "ours", {**options, "splits": 64}), Contender("a shard for each worker", "ours", options))
     goal = Goal(f"at most {most:g} times the time of one shard in each worker", both[1].name, at_least=1 / most)
@@ -164,7 +164,7 @@ def in_splits(name: str, title: str, item: str, graph: str, most: float) -> Work
 
 
 def chain(name: str, title: str, case: str) -> Workload:
-    """One of the cases of `inprocess`, whose child runs the plain generators too."""
+    """Returns the workload for a case of `inprocess`, whose child also runs the plain generators."""
     options = {"case": case}
     return Workload(
         name,
@@ -179,13 +179,13 @@ def chain(name: str, title: str, case: str) -> Workload:
 
 
 def training(name: str, title: str, crops: str, least: float, fast: bool = False) -> Workload:
-    """Batches of random crops of JPEG files, each contender by the decoder that is best for it."""
+    """Returns the workload with batches of random JPEG crops. Each contender uses the decoder that suits it best."""
     with_torch = {"imports": ["torch"]}
     mine = f"{crops} by us"
     all_of_them = (
         Contender(OURS, "ours", with_torch, item=mine),
         Contender("torch, Pillow", "torch", item=crops),
-        Contender("spdl, its own decoder", "spdl", item=f"{crops} by spdl"),  # where FFmpeg is
+        Contender("spdl, its own decoder", "spdl", item=f"{crops} by spdl"),  # if FFmpeg is installed
         Contender("spdl's threads, Pillow", "spdl", item=crops),
     )
     more = (Contender('scale="fast"', "ours", with_torch, item=f"{mine}, fast"),) if fast else ()
@@ -197,7 +197,7 @@ def training(name: str, title: str, crops: str, least: float, fast: bool = False
 
 
 def reading(name: str, title: str, *libraries: str, least: float = 1.0) -> Workload:
-    """One of the files of `formats`, read in one process by this project and by others."""
+    """Returns the workload for a file of `formats`, read in one process by this project and by others."""
     rivals = tuple(Contender(library, "bare", {"library": library}) for library in libraries)
     goals = tuple(Goal(f"{least:g} of the rate of {library}", library, at_least=least) for library in libraries)
     unit = "records/s" if name.startswith("tfrecord") else "members/s"
@@ -205,7 +205,7 @@ def reading(name: str, title: str, *libraries: str, least: float = 1.0) -> Workl
 
 
 def packing(name: str, title: str, item: str) -> tuple[Workload, Workload]:
-    """Rows of packed sequences: how many a second, and how much of them is padding."""
+    """Returns the workloads for rows of packed sequences: the rate, and the share of padding."""
     options = {method: {"packer": "ours", "method": method} for method in ("first_fit", "in_order")}
     first_fit, in_order = (Contender(OURS, "ours", options[method]) for method in options)
     in_order = replace(in_order, name="ours, in order")
@@ -235,7 +235,7 @@ upstream_stateful = Contender("upstream 0.11.0", "upstream-stateful")
 def batches(
     item: str, title: str, goal: str, at_least: float | None = None, kind: str = "rate", **options: Any
 ) -> Workload:
-    """Batches of 64 by loaders of torch's kind. Times are to be as short as torch's, rates so many times as high."""
+    """Returns workloads with batches of 64 in torch-style loaders. The goals are relative to torch."""
     three = tuple(Contender(one.name, one.program, options) for one in (stateful, torch_indexed, upstream_stateful))
     name = f"loader-{item}" + ("" if kind == "rate" else f"-{kind.replace('_', '-')}") + "-persistent" * bool(options)
     if kind != "rate":
@@ -279,7 +279,7 @@ _CASES = {"plain": "a small pipeline", "large buffer": "a shuffle buffer of 18 M
 
 
 def _keeping(case: str) -> Workload:
-    """The running job with ten times as many snapshots as usual, and without: runs differ by more than 1 %."""
+    """Returns the running job with and without ten times the usual snapshots: runs differ by more than 1 %."""
     dense, off = Contender(OURS, "ours", {"snapshots": 10}), Contender("no snapshots", "ours", {"snapshots": 0})
     goal = Goal("ten times as many snapshots cost at most 10 %, so they cost 1 %", off.name, at_least=1 / 1.1)
     title = f"states: {_CASES[case]} runs, ten times as many snapshots"
@@ -287,7 +287,7 @@ def _keeping(case: str) -> Workload:
 
 
 def _taking(case: str, kind: str, unit: str, scale: float, what: str) -> Workload:
-    """Loaders of torch's kind beside a pipeline: their data is of the same size, and their batches are of 16."""
+    """Returns torch-style loaders compared with a pipeline: the data has the same size, in batches of 16."""
     three = (ours, Contender("our StatefulDataLoader", "stateful"), upstream_stateful)
     name = f"{kind.replace('_', '-')}-{case.split()[0]}"
     return Workload(name, f"states: {what}, {_CASES[case]}", case, three, (), kind, unit, scale)
@@ -306,7 +306,7 @@ def _resuming(items: int) -> Workload:
 
 
 def _resuming_late(item: str, loader: str, workers: int) -> Workload:
-    """The time from a state to the next item, far from the beginning and near to it."""
+    """Returns workloads for the time from a state to the next item, near the beginning and far from it."""
     options = {"loader": loader, "workers": workers}
     what = "a stream with a state" if item == "stream" else "numbers by index"
     near = Contender("at item 100", "ours", {**options, "items": 100})

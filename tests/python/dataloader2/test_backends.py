@@ -1,4 +1,4 @@
-"""A loader behaves the same with any backend: order, states, other numbers of workers, exits, errors, lives.
+"""A loader behaves the same with any backend: order, states, other numbers of workers, exits, errors, random runs.
 
 The backends are processes, processes behind carriers, and Ray on one node and on three nodes.
 """

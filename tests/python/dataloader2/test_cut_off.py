@@ -192,7 +192,7 @@ def test_who_reads_on_after_ctrl_c_has_states_of_the_run_that_went_on(kind: str,
 
 
 class Unsaved(IterDataPipe):
-    """A user's pipe whose state cannot be saved."""
+    """A user's pipe with a state that cannot be saved."""
 
     def __init__(self, source: Any) -> None:
         self.source = source

@@ -74,7 +74,7 @@ def test_ranks_with_workers_shard_by_rank_and_then_by_worker(method: str, tmp_pa
     """
     with gloo_job(tmp_path, body) as job:
         outcomes = job.outcomes()
-    # Rank 0 has workers 0 and 1 of four, rank 1 the others; each rank takes from its workers in turn.
+    # Rank 0 has workers 0 and 1 of four, rank 1 has workers 2 and 3; each rank takes from its workers in turn.
     assert outcomes[0] == [[0, 1, 4, 5, 8, 9, 12, 13]] * 2
     assert outcomes[1] == [[2, 3, 6, 7, 10, 11, 14, 15]] * 2
 
@@ -273,7 +273,7 @@ class OnlyVotes:
 
 
 class Agrees(OnlyVotes):
-    """A job of two ranks in which the other rank always has an item."""
+    """A job of two ranks; the other rank always has an item."""
 
     world_size = 2
 

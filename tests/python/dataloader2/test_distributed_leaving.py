@@ -277,7 +277,7 @@ def test_an_exception_behind_fullsync_makes_the_others_fail_with_its_rank(tmp_pa
 
 
 class Records:
-    """A job of two ranks in which the other rank always has an item."""
+    """A job of two ranks; the other rank always has an item."""
 
     rank, world_size = 1, 2
 

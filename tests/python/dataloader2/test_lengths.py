@@ -124,7 +124,7 @@ def test_the_length_is_known_whatever_starts_the_workers(method: str) -> None:
 
 
 class Alone:
-    """A rank whose other ranks always agree."""
+    """A rank in a group that always agrees."""
 
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size

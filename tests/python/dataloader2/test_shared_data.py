@@ -26,7 +26,7 @@ SIZE = 4
 
 
 class Views:
-    """Two tensors of one storage: one is written, the other one read."""
+    """Two tensors of one storage: the first is written, and the second is read."""
 
     def __init__(self) -> None:
         self.written = torch.zeros(SIZE)

@@ -290,7 +290,7 @@ def without_privileges() -> Iterator[None]:
 
 @pytest.fixture
 def secret() -> Iterator[pathlib.Path]:
-    """A file and a folder that nobody may read, in a folder that everybody may."""
+    """A file and a folder without read permission, in a readable folder."""
     with tempfile.TemporaryDirectory(prefix="torchdata-test-secret-") as name:
         folder = pathlib.Path(name)
         folder.chmod(0o755)

@@ -110,7 +110,7 @@ class Kind(IntEnum):
     SMALL = 1
 
 
-#: Items of which a batch holds two.
+#: Items for batches of two.
 VALUES: dict[str, list[Any]] = {
     "numbers": [1, -1, 1.5, True, 1j, Kind.SMALL, 2**70, None],
     "text": ["a", b"a", Name("a"), bytearray(b"a"), memoryview(b"a")],

@@ -1,4 +1,4 @@
-"""Epochs without an item: what is told of them, once, and where nothing is."""
+"""Epochs without an item cause one warning, except where they are expected."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Once:
 
 
 class Chosen:
-    """A dataset that has the items that it is told to have in an epoch."""
+    """A dataset with a given number of items in each epoch."""
 
     def __init__(self, *epochs: int) -> None:
         self.epochs = iter(epochs)

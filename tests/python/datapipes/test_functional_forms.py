@@ -13,7 +13,7 @@ from torchdata.datapipes import functional_datapipe
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 from torchdata.datapipes.map import MapDataPipe, SequenceWrapper
 
-#: Cells of a notebook, of which the second one is run again after a change.
+#: Cells of a notebook; the second cell is changed and run a second time.
 CELLS = """
 import gc, sys
 if sys.argv[1] == "with torch":

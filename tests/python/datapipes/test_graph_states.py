@@ -41,7 +41,7 @@ def numbers(count: int) -> IterableWrapper[int]:
 
 
 def resumed(build: Callable[[], Any], epoch: int, position: int) -> tuple[list[Any], list[Any], list[list[Any]]]:
-    """The items of a resumed graph in this epoch and the next, and those of a run without a stop."""
+    """Returns the items of a resumed graph in this epoch and the next, and the items of an uninterrupted run."""
     start(5)
     pipe = build()
     epochs = [list(pipe) for _ in range(epoch + 2)]

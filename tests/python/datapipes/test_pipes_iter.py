@@ -97,7 +97,7 @@ class ByHand(Sequence[int]):
 
 
 class OddList(list[int]):
-    """A list that iterates in an order of its own."""
+    """A list with a special iteration order."""
 
     def __iter__(self) -> Any:
         return reversed(self)

@@ -198,7 +198,7 @@ class Noting(IterDataPipe):
 def held(row: Row, few: int, many: int) -> tuple[int, int]:
     """How many bytes Python objects hold while a row is iterated: before int `few` is read, and once `many` were.
 
-    The first is 0 if it does not read as many.
+    The first number is 0 if the pipe reads fewer items.
     """
     sources: list[Noting] = []
 

@@ -12,7 +12,7 @@ from torchdata.datapipes.state import forget_state, load_state, save_state
 
 
 class Overriding(Mapper[int]):
-    """A user's subclass with an `__iter__` of its own, which the base's state says nothing about."""
+    """A user's subclass that overrides `__iter__`, so that the base class's state does not describe it."""
 
     def __iter__(self) -> Any:
         yield from enumerate(self.datapipe)

@@ -57,7 +57,7 @@ class Served:
     name: str
     build: Callable[[Any, Places], Any]
     model: Callable[[list[str], Places], list[Any]]
-    #: The names from which sources are drawn.
+    #: The names of the sources to draw from.
     sources: tuple[str, ...] = field(default=tuple(CONTENT))
 
 

@@ -1,4 +1,4 @@
-"""Random graphs, saved and resumed (see `random_graphs`): some of those that `make fuzz` runs for minutes."""
+"""Random graphs, saved and resumed (see `random_graphs`): a few graphs; `make fuzz` runs such graphs for minutes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""States of graphs by themselves, whose random pipes have another seed in each pass of an epoch."""
+"""States of graphs without a loader; their random pipes have a different seed in each pass of an epoch."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ counter = Counter()
 
 
 class Counted(io.BytesIO):
-    """A file in memory whose read bytes are counted, also of copies: a state holds the streams that wait."""
+    """A file in memory that counts the bytes read, also in copies, because a state contains the waiting streams."""
 
     def read(self, size: int | None = -1) -> bytes:
         found = super().read(size)

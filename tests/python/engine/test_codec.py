@@ -19,7 +19,7 @@ from torchdata.datapipes import DataChunk
 
 
 def same(a, b):
-    """Equal in value and in type, all the way down."""
+    """Returns whether two items are equal in value and in type, recursively."""
     if type(a) is not type(b):
         return False
     if isinstance(a, np.ndarray):
@@ -76,7 +76,7 @@ Point = collections.namedtuple("Point", "x y")
 
 
 class Named(dict):
-    """A dict of a class of its own."""
+    """A subclass of dict."""
 
 
 SPECIAL = {

@@ -1,4 +1,4 @@
-"""Arrays of every layout and dtype arrive equal, and those that can cross without pickle do."""
+"""Arrays of every layout and dtype arrive equal, and are sent without pickle if possible."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def image(dtype, height=40, width=50):
 
 
 def assert_equal_and_apart(received, sent):
-    """Equal, of the same type, writable, and each element with memory of its own."""
+    """Checks that the array is equal, of the same type and writable, and that its elements do not share memory."""
     assert type(received) is np.ndarray
     assert (received.dtype, received.shape) == (sent.dtype, sent.shape)
     np.testing.assert_array_equal(received, sent)

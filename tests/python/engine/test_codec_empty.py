@@ -1,4 +1,4 @@
-"""An array of `torchdata.empty` crosses uncopied only where nobody else can change the consumer's item any more."""
+"""An array of `torchdata.empty` is sent without a copy only if no other code can still change the consumer's item."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHAPE = (100, 200)
 
 @pytest.fixture
 def loopback(loopback, monkeypatch):
-    """An encoder with a sender in whose memory `torchdata.empty` creates arrays."""
+    """An encoder with a sender; `torchdata.empty` creates arrays in the memory of this sender."""
     monkeypatch.setattr(_engine, "current_sender", loopback.sender)
     return loopback
 
@@ -36,7 +36,7 @@ def address(array):
 
 
 def sent_and_received(loopback, wrap):
-    """Where the array was made, and the item as it arrives, where nothing is kept."""
+    """Returns the address of the array, and the received item; keeps no reference to the array."""
     places = []
 
     def make(_):
@@ -49,7 +49,7 @@ def sent_and_received(loopback, wrap):
 
 
 def peak(loopback):
-    """Most bytes that blocks took at a time."""
+    """Returns the peak of the bytes in blocks."""
     ((_, most, _),) = loopback.sender.arena_usage()
     return most
 
@@ -94,7 +94,7 @@ def kept_pointer(array):
     return array, np.ctypeslib.as_array(pointer, SHAPE), pointer
 
 
-#: The array that a producer yields, and the one through which it writes afterwards.
+#: The array that a producer yields, and the array through which it writes later.
 KEPT = {
     "the array": lambda array: (array, array),
     "a view": lambda array: (array, array[:]),
@@ -212,7 +212,7 @@ def torch_of(capsule):
 
 
 class TestTensors:
-    """The same of a tensor."""
+    """Returns the same for a tensor."""
 
     torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -227,7 +227,7 @@ class TestTensors:
 
     @staticmethod
     def most_blocks(loopback, item):
-        """As many blocks of an item's size as were in use at a time."""
+        """Returns the peak number of blocks in use, in units of an item."""
         return peak(loopback) // item.nbytes
 
     @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,4 +1,4 @@
-"""Numbers, times and UUIDs arrive as pickle would bring them: value, type, order, and which objects are one."""
+"""Numbers, times and UUIDs arrive as with pickle: the same values, types, order, and identities of objects."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ MOMENTS = [
 
 
 def told(value):
-    """All that can be told of a value: its type, its bits, and of a time also its fold and its zone."""
+    """Returns everything that distinguishes a value: its type and bits, and the fold and zone of a time."""
     if isinstance(value, float):
         return float, struct.pack("d", value)
     if isinstance(value, datetime.datetime | datetime.time):
@@ -74,7 +74,7 @@ def told(value):
 
 
 def same_places(item):
-    """Where in an item the same objects are, of those that pickle keeps: all paths to each that has several."""
+    """Returns all paths to each object that an item contains several times, for objects that pickle keeps identical."""
     places = {}
 
     def walk(item, path):
@@ -140,15 +140,15 @@ def test_runs_of_numbers_keep_their_types_and_bits(loopback):
 
 
 class Int(int):
-    """An int of a class of its own."""
+    """A subclass of int."""
 
 
 class Day(datetime.date):
-    """A date of a class of its own."""
+    """A subclass of date."""
 
 
 class Key(uuid.UUID):
-    """A UUID of a class of its own."""
+    """A subclass of UUID."""
 
 
 def test_subclasses_stay_what_they_are(loopback):
@@ -175,7 +175,7 @@ class Maker:
     """Random items of numbers, times and UUIDs with repeated members.
 
     Args:
-        seed: makes them the same again.
+        seed: determines the items.
     """
 
     def __init__(self, seed):
@@ -271,7 +271,7 @@ def damage(generator):
 @pytest.mark.skipif(PORTABLE, reason="the fallback has other names for its memory")
 @pytest.mark.parametrize("number", range(len(DAMAGED)))
 def test_damaged_numbers_are_an_error_or_others(number):
-    """A long item is in a block, which has no checksum."""
+    """A long item is sent in a block without a checksum."""
     generator, loopback, refused = random.Random(number), Loopback(budget=1 << 20), 0
     expected = told(DAMAGED[number])
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""Strings that items share, and what users say about pickling."""
+"""Strings that items share, and the ways in which users customize pickling."""
 
 from __future__ import annotations
 

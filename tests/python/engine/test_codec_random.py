@@ -1,4 +1,4 @@
-"""Random items of all kinds arrive equal, and what was one object in an item is one object on arrival."""
+"""Random items of all kinds arrive equal, and references to one object still refer to one object."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Slotted:
 
 @functools.cache
 def whole(dtype, size):
-    """Memory that many arrays of an item lie in."""
+    """Returns memory that contains many arrays of an item."""
     numbers = np.random.default_rng(1).integers(-3, 300, (size, size, 3))
     if dtype == "O":
         return numpy_objects(size)
@@ -128,14 +128,14 @@ trees = st.recursive(leaves, combined, max_leaves=8)
 
 @st.composite
 def items(draw):
-    """A tree into which some objects, whole branches of it too, were put at several places."""
+    """Returns a tree that contains some objects, including whole branches, several times."""
     pool = draw(st.lists(trees, min_size=1, max_size=4))
     again = st.recursive(st.sampled_from(pool) | leaves, combined, max_leaves=10)
     return draw(again)
 
 
 class Comparison:
-    """Walks two items side by side."""
+    """Traverses two items in parallel."""
 
     def __init__(self):
         self.arrived = {}
@@ -178,7 +178,7 @@ class Comparison:
 
     @staticmethod
     def check_array(sent, received):
-        # NumPy's own pickles of arrays of the other byte order may bring this one.
+        # NumPy may unpickle an array of the other byte order in the native byte order.
         assert (sent.dtype.newbyteorder("="), sent.shape) == (
             received.dtype.newbyteorder("="),
             received.shape,
@@ -187,7 +187,7 @@ class Comparison:
         assert not np.shares_memory(sent, received)
 
     def check_apart(self):
-        """No two arrays that arrived share memory: each can be changed alone."""
+        """Checks that no two received arrays share memory, so that each can be modified separately."""
         found = [one for one in self.arrived.values() if isinstance(one, np.ndarray)]
         for number, one in enumerate(found):
             for other in found[:number]:

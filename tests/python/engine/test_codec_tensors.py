@@ -38,7 +38,7 @@ print(random_tensors.run(1, 15))
 
 
 def test_with_a_torch_that_has_no_table_of_functions_the_same_tensors_arrive(tmp_path):
-    # In a process of its own: the codec looks once for the way.
+    # In a separate process, because the codec chooses its method only once.
     path = tmp_path / "program.py"
     path.write_text(BY_CAPSULES)
     run = run_program(path)
@@ -47,7 +47,7 @@ def test_with_a_torch_that_has_no_table_of_functions_the_same_tensors_arrive(tmp
 
 
 def over_a_buffer(tensor):
-    """The same tensor over memory that is not torch's."""
+    """Returns the same tensor over memory that torch does not own."""
     return torch.frombuffer(bytearray(random_tensors.content(tensor)), dtype=tensor.dtype).view(tensor.shape)
 
 
@@ -131,7 +131,7 @@ def attributed(tensor):
     return tensor
 
 
-#: Tensors that are more than their elements, and what tells.
+#: Tensors with properties besides their elements, and how to test for these.
 MORE = {
     "a gradient": (lambda: torch.ones(5, requires_grad=True), lambda t: t.requires_grad),
     "an attribute": (lambda: attributed(torch.ones(5)), lambda t: t.note == "kept"),

@@ -115,7 +115,7 @@ def test_tensors_that_share_storage_in_an_item_share_it_on_arrival(loopback):
 
 @pytest.fixture
 def elsewhere():
-    """Makes torch create tensors on another device than the CPU unless told otherwise, as scripts for GPUs do."""
+    """Changes the default device of new tensors from the CPU, as scripts for GPUs do."""
     torch.set_default_device("meta")
     yield
     torch.set_default_device(None)
@@ -148,7 +148,7 @@ VIEWS = {
 
 
 class StorageOf:
-    """Holds the storage of a tensor alone."""
+    """Holds only the storage of a tensor."""
 
     def __init__(self, tensor):
         self.untyped = tensor.untyped_storage()
@@ -314,7 +314,7 @@ def test_views_of_one_memory_overlap_on_arrival_as_they_did_before(views):
 
 
 def freed(size):
-    """A tensor whose storage was shrunk, as sharded training does."""
+    """Returns a tensor with a shrunk storage, as in sharded training."""
     tensor = torch.ones(5000)
     tensor.untyped_storage().resize_(size)
     return tensor

@@ -1,4 +1,4 @@
-"""Exceptions that do not rebuild from their arguments: what crosses to another process, and what is raised there."""
+"""Exceptions that cannot be recreated from their arguments: how they are sent to and raised in another process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchdata._engine.items.failures import describe, reraise
 
 
 def raised_elsewhere(error, where="worker process 0"):
-    """The exception that the main process raises for one that a child has raised."""
+    """Returns the exception that the main process raises for an exception in a child."""
     try:
         raise error
     except BaseException as caught:
@@ -46,7 +46,7 @@ def _files_of_exceptions_are_closed():
 
 
 def told(error):
-    """All that a user reads of an exception."""
+    """Returns the whole text of an exception that a user reads."""
     return "".join(traceback.format_exception(error))
 
 
@@ -203,7 +203,7 @@ def test_arguments_that_do_not_pickle_leave_the_class_and_the_text():
 
 
 class Network(ConnectionError):
-    """A base that can do without its subclass."""
+    """A base class that can be created without its subclass."""
 
 
 @pytest.fixture

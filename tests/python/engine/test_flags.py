@@ -1,4 +1,4 @@
-"""A flag can be waited for and set, whatever interrupts one who waits or sets."""
+"""A flag can be waited for and set, even if an exception interrupts a waiting or setting call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torchdata._threads import Flag
 
 @contextmanager
 def interrupted(step: int) -> Iterator[None]:
-    """Raises KeyboardInterrupt before that step of Python's in what is called within, if there are this many."""
+    """Raises KeyboardInterrupt before this step of the interpreter in the block, if the block has enough steps."""
     left = step
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
@@ -39,7 +39,7 @@ def interrupted(step: int) -> Iterator[None]:
 
 
 def interrupt_everywhere(call: Callable[[Flag], object]) -> Iterator[Flag]:
-    """Flags at which a call was interrupted, each at a later step; the last one's call was not."""
+    """Yields flags whose call was interrupted, each at a later step; only the last flag's call completed."""
     step, ended = 0, False
     while not ended:
         flag = Flag()

@@ -1,4 +1,4 @@
-"""The process from which start method "forkserver" forks all workers of a program."""
+"""The process that forks all workers of a program with the start method "forkserver"."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class HangingAt:
 
 
 def hanging(function, dispatched="", items=40, **options):
-    """A loader of two workers whose pipeline calls a function before, or after, what shares its items out."""
+    """Returns a loader of two workers with a pipeline that calls a function before or after the sharding."""
     pipe = IterableWrapper(range(items))
     pipe = pipe.map(function) if dispatched == "before" else pipe
     pipe = pipe.sharding_round_robin_dispatch(MULTIPROCESSING) if dispatched else pipe.sharding_filter()
@@ -46,8 +46,8 @@ def hanging(function, dispatched="", items=40, **options):
 
 
 PLACES = ("", "before", "behind")
-#: All ways at all places with fork. Processes that import everything again start slowly. With these start methods, each
-#: position is tested with one kind of hang; `chaos` draws other combinations.
+#: All kinds of hangs at all positions with fork. The other start methods import everything again, and are slow. With
+#: these, each position is tested with one kind of hang; `chaos` draws other combinations.
 CASES = [(way, "fork", dispatched) for way in WAYS for dispatched in PLACES]
 CASES += [
     (way, method, dispatched)
@@ -159,7 +159,7 @@ def test_a_process_that_works_has_as_long_as_patience_says_and_any_other_the_tim
 
 
 def compute(seconds):
-    """Uses the processor for so long."""
+    """Uses the processor for this many seconds."""
     end = time.process_time() + seconds
     while time.process_time() < end:
         pass

@@ -1,4 +1,4 @@
-"""The check for leftovers in shared memory finds those of tests, and ignores other programs."""
+"""The check for leftovers in shared memory finds leftovers of tests, and ignores other programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from leftovers import SHARED_MEMORY, is_gone, shared_files, started_children
 
-#: Puts a file into shared memory, says its name, and keeps it open until the end of its input.
+#: Creates a file in shared memory, prints its name, and keeps the file open until the end of the input.
 OTHER_PROGRAM = """
 import os, sys, tempfile
 with tempfile.NamedTemporaryFile(dir=sys.argv[1], prefix=f"torch_{os.getpid()}_") as file:
@@ -84,7 +84,7 @@ def test_what_a_child_leaves_is_ours_also_when_it_has_ended():
 
 
 def test_what_other_programs_have_there_is_not_ours():
-    """The program's parent has ended, so that it is no descendant of this package, as those next to us are none."""
+    """The program's parent has exited, so the program is no longer a descendant of this process."""
     command = [sys.executable, "-c", OTHER_PROGRAM, str(SHARED_MEMORY)]
     launch = f"import subprocess, sys; subprocess.Popen({command!r}, stdin=0, stdout=1)"
     reading, writing = os.pipe()

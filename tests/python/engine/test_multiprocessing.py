@@ -1,4 +1,4 @@
-"""DataLoader2 over worker processes: what arrives, in which order, in every epoch."""
+"""DataLoader2 over worker processes: the items and their order in every epoch."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_global_generators_are_seeded_for_each_worker_and_epoch():
 
 
 class CountsAhead(IterDataPipe):
-    """Tells through shared memory how far it has run."""
+    """Reports its progress through shared memory."""
 
     def __init__(self, n, counter):
         self.n = n
@@ -155,7 +155,7 @@ class Shared:
 
 
 def settled(read, quiet=0.3):
-    """The value once it has not changed for a while."""
+    """Returns the value once it has not changed for a while."""
     value, since = read(), time.monotonic()
     while time.monotonic() - since < quiet:
         if (now := read()) != value:

@@ -1,4 +1,4 @@
-"""Processes that exit, hang or are interrupted: what is reported, how fast, and what is left afterwards: nothing."""
+"""Processes that exit, hang or are interrupted: the report and its delay. No process or memory is left afterwards."""
 
 from __future__ import annotations
 
@@ -291,7 +291,7 @@ SMALL_SHM += ['mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$0" "$@"']
 
 
 def runs_small_shm():
-    """Whether this machine lets a test mount a /dev/shm of its own (containers often do not)."""
+    """Returns whether this machine lets a test mount a separate /dev/shm (containers often do not)."""
     try:
         return subprocess.run([*SMALL_SHM, "true"], capture_output=True, timeout=30).returncode == 0
     except FileNotFoundError:

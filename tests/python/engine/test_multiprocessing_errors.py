@@ -1,4 +1,4 @@
-"""Exceptions in worker processes arrive with their own type, their place and their origin."""
+"""Exceptions in worker processes arrive with their type, their position and their origin."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 
 
 class FailsAt:
-    """Raises when the item comes."""
+    """Raises at an item."""
 
     def __init__(self, at, make_error):
         self.at = at
@@ -40,7 +40,7 @@ class NoPickle(Exception):
 
 
 class OddArguments(Exception):
-    """An exception whose constructor takes what no one can guess."""
+    """An exception whose constructor has unpredictable parameters."""
 
     def __init__(self, first, *, second):
         super().__init__(f"{first} and {second}")

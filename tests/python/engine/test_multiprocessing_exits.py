@@ -1,4 +1,4 @@
-"""Exceptions that steer a process (sys.exit(), StopIteration, …) are errors where a worker raises them."""
+"""Exceptions that control a process (sys.exit(), StopIteration, …) are errors if a worker raises them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 
 
 class OwnExit(BaseException):
-    """One of the user's own that is no Exception."""
+    """A user's class that is not derived from Exception."""
 
 
 STEERING = {

@@ -1,4 +1,4 @@
-"""Ctrl-C in the very instant in which a loader is dropped: KeyboardInterrupt arrives, and nothing is left."""
+"""Ctrl-C at the moment when a loader is dropped: KeyboardInterrupt arrives, and no process or memory is left."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.alone
 
 
 def as_callback(function):
-    """A function of C that is called without Python running a line, whatever it is given."""
+    """Returns a C function as a callback that accepts any object and runs no Python code."""
     function.argtypes, function.restype = [ctypes.py_object], None
     return function
 
@@ -229,7 +229,7 @@ def test_an_interrupt_that_was_noted_elsewhere_is_delivered_at_the_end_of_a_hold
 
 
 class Own(DataLoader2):
-    """A user's loader with a finaliser of its own."""
+    """A user's loader with an additional finalizer."""
 
     ended = 0
 

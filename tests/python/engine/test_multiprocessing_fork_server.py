@@ -30,7 +30,7 @@ from torchdata.datapipes.iter import IterableWrapper
 
 
 def test_a_death_at_the_end_of_the_start_that_a_fork_server_has_seen_to_does_not_wait_for_who_lives(monkeypatch):
-    """There is no process of that number any more when the main process begins to watch it."""
+    """The process no longer exists when the main process begins to watch it."""
     begun, killed, seconds = [], [], []
 
     def start(child):

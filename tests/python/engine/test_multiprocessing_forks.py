@@ -1,4 +1,4 @@
-"""Processes that user code forks, in the main process and in workers: what is the parent's stays the parent's."""
+"""Processes that user code forks, in the main process and in workers: the child does not affect its parent."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WAYS = {
 
 
 class Forks:
-    """Forks a process at each third item, which leaves in some way; gives the item and the exit code of the process."""
+    """Forks a process at each third item, which exits in a given way; returns the item and the exit code."""
 
     def __init__(self, way):
         self.way = way
@@ -74,7 +74,7 @@ def expected(way):
     return [(x, None if x % 3 else WAYS[way]) for x in range(COUNT)]
 
 
-# Each way under each family comes in the random ones below.
+# The random programs below combine all ways with all families.
 @pytest.mark.parametrize(
     ("family", "way"),
     [*(("DataLoader2", way) for way in WAYS), *itertools.product(list(FAMILIES)[1:], ["returns", "raises late"])],

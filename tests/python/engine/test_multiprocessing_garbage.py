@@ -17,7 +17,7 @@ import pytest
 from process_checks import METHODS, identity, loader, nothing_is_left  # noqa: F401 - a fixture
 from torchdata.datapipes.iter import IterableWrapper
 
-#: A program of the user: `{top}` stands at its top, `{guarded}` runs in the main process, `{inside}` in the worker.
+#: A user's program: `{top}` is at module level, `{guarded}` runs in the main process, `{inside}` in the worker.
 PROGRAM = """
     import gc, json, sys
     {top}
@@ -86,7 +86,7 @@ def with_the_name_of_its_process(_):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_names_of_processes_change_nothing_where_they_are_sent(method):
-    """And nobody who waits for the processes of multiprocessing's list waits for workers."""
+    """Also, code that joins the children in multiprocessing's list does not wait for workers."""
     before = gc.get_threshold()
     with loader(IterableWrapper([0]).map(with_the_name_of_its_process), 1, multiprocessing_context=method) as dl:
         received = list(dl)

@@ -172,7 +172,7 @@ def test_ctrl_c_at_any_moment_is_one_keyboard_interrupt_and_leaves_nothing(scrip
 
 
 def test_ctrl_c_while_the_fork_server_imports_the_program_does_not_wait_for_it(script):
-    """And the next loader starts with a server of its own."""
+    """Also, the next loader starts a new server."""
     slow = """
 import os, time
 if __name__ == "__mp_main__" and not os.path.exists(__file__ + ".fast"):
@@ -206,8 +206,8 @@ class Handler:
         self.calls += 1
 
 
-#: The program imports it, and so does the process that forks. The first such process takes its time when it has forked,
-#: and is killed before it tells.
+#: The program and the forking process import this module. The first forking process is slow after a fork, and is killed
+#: before it reports the fork.
 LATE_SERVER = """
 import os, signal, time
 from torchdata._engine.processes.forking_process import _ForkingProcess

@@ -1,4 +1,4 @@
-"""Forked children can use what other threads of the main process had locked at that moment, whatever that was."""
+"""Forked children can use any lock that another thread of the main process held at the moment of the fork."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def programs_that_have_imported_torch():
 
 @pytest.fixture
 def unread():
-    """A pipe that is read, and nobody looks."""
+    """A pipe whose content is read and discarded."""
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as reader:
         yield reader.stdin
 
@@ -140,7 +140,7 @@ def test_workers_seed_torch_though_they_were_forked_while_threads_of_main_did(un
 
 
 def replacing_loaders():
-    """By name, the items of a loader whose workers seed PyTorch and are replaced, and its process ids."""
+    """Returns, by name, the items and process IDs of a loader with workers that seed PyTorch and are replaced."""
     from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
     from torchdata.nodes import IterableWrapper as Source
     from torchdata.nodes import Loader, ParallelMapper
@@ -253,7 +253,7 @@ def hang():
 
 @pytest.fixture
 def lock(monkeypatch, tmp_path):
-    """Makes a lock of what is called with the number of the child that takes it; returns how many have done so."""
+    """Turns a function into a lock; calls it with the number of the child that acquires it, and counts these."""
 
     def add(take):
         main, marks = os.getpid(), tmp_path / "forked"

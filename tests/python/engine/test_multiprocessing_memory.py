@@ -1,4 +1,4 @@
-"""The shared memory of real worker processes: what goes back, what damage does, what a full disk does, descriptors."""
+"""The shared memory of real worker processes: released memory, damaged memory, a full disk, and descriptors."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def regions():
 
 
 def resident():
-    """Bytes of shared memory of this package that exist."""
+    """Returns the size in bytes of all shared memory of this package."""
     text = Path("/proc/self/smaps").read_text()
     ours = re.findall(OURS + r"[^\n]*\n(?:[A-Z].*\n)*?Rss: +(\d+) kB", text)
     return 1024 * sum(map(int, ours))
 
 
 class LargeTensors:
-    """Makes a large tensor for each item, keeps a small one, and says how many bytes the process has."""
+    """Creates a large tensor for each item, keeps a small one, and reports the memory of the process in bytes."""
 
     SIZE = 16 << 20
 
@@ -71,7 +71,7 @@ def test_a_worker_that_makes_large_tensors_does_not_grow_by_one_for_each_item(mo
 
 
 class OneLarge:
-    """32 MB for the first item, little for the others."""
+    """Returns 32 MB for the first item, and small arrays for the following items."""
 
     def __call__(self, x):
         return np.full(4 << 20 if x == 0 else 4 << 10, x)
@@ -95,7 +95,7 @@ def test_memory_that_a_large_item_took_goes_back_whether_the_worker_works_waits_
 
 
 class Many:
-    """400 arrays, each in a block of its own."""
+    """Returns 400 arrays, each in a separate block."""
 
     def __call__(self, x):
         return [np.full(1100, x + i) for i in range(400)]
@@ -114,7 +114,7 @@ def test_arrays_that_die_one_by_one_do_not_wake_the_worker():
         counts = []
         for _ in range(5):
             arrays = next(iterator)
-            time.sleep(0.1)  # not for a race: the worker is to have gone to sleep, which can only lower the count
+            time.sleep(0.1)  # not for a race: the worker should be asleep, which can only lower the count
             before, began = switches(pid), time.monotonic()
             while arrays:
                 arrays.pop()
@@ -176,7 +176,7 @@ def own_descriptors(pid):
 
 
 def foreign_mappings(pid):
-    """How many regions of shared memory of this package a process maps."""
+    """Returns the number of this package's shared memory regions that a process maps."""
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     return len({line.split()[4] for line in lines if "memfd:torchdata " in line})
 
@@ -230,7 +230,7 @@ FULL_TMPDIR += ['mount -t tmpfs -o size=1m tmpfs "$FULL" && exec "$0" "$@"']
 
 
 def run_in_small_tmpdir(tmp_path, body):
-    """Runs a script whose temporary files have 1 MB of room, on the portable fallback."""
+    """Runs a script with 1 MB of room for temporary files, on the portable fallback."""
     full = tmp_path / "small"
     full.mkdir()
     script = tmp_path / "script.py"
@@ -255,7 +255,7 @@ def run_in_small_tmpdir(tmp_path, body):
 
 
 def mounts():
-    """Whether this machine lets a test mount a folder of its own (containers often do not)."""
+    """Returns whether this machine lets a test mount a folder (containers often do not)."""
     try:
         probe = ["unshare", "--user", "--map-root-user", "--mount", "true"]
         return subprocess.run(probe, capture_output=True, timeout=30).returncode == 0
@@ -328,7 +328,7 @@ SHORT_OF_MEMORY = """
 
 @pytest.mark.parametrize("budget", [1024, 0])
 def test_an_item_for_which_main_has_no_memory_is_an_error_and_the_next_epoch_is_complete(budget):
-    # With a budget it lies in one block of shared memory; without one it comes in pieces.
+    # With a budget the item is in one block of shared memory; without a budget it is sent in pieces.
     run = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(SHORT_OF_MEMORY % budget)],
         capture_output=True,

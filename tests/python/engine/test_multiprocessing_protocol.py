@@ -1,6 +1,6 @@
 """Messages between main, workers and the dispatching process: epochs, uneven work, calls, passes, exits.
 
-Every test here once hung, lost items or named no process, before the protocol was defined.
+Each of these tests once hung, lost items or did not name the process, before the protocol was defined.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def dispatched(items):
 
 
 def in_turn(shares):
-    """The order in which the main process takes the items of workers."""
+    """Yields the items of workers in the order of the main process."""
     shares = [list(share) for share in shares]
     for place in range(max(map(len, shares))):
         yield from (share[place] for share in shares if place < len(share))
 
 
 class Paced(IterDataPipe):
-    """Numbers that take a while to make."""
+    """Numbers that are slow to create."""
 
     def __init__(self, count, seconds):
         self.count, self.seconds = count, seconds
@@ -60,7 +60,7 @@ def is_even(number):
 
 
 class HeldUp:
-    """A function for which one item waits until a file is there; each item takes a while."""
+    """A slow function, which waits at one item until a file exists."""
 
     def __init__(self, path, number):
         self.path, self.number = path, number
@@ -133,12 +133,12 @@ def test_a_worker_that_stops_early_keeps_nobody_waiting(in_order):
         for _ in range(3):
             items = list(dl)
             assert len(set(items)) == len(items) == 10
-            if in_order:  # else whoever is free has them
+            if in_order:  # otherwise any idle worker gets them
                 assert items == list(range(10))
 
 
 class EndsAtOnce(IterDataPipe):
-    """Takes one item in worker 0, all in the others."""
+    """Takes one item in worker 0, and all items in other workers."""
 
     def __init__(self, source):
         self.source = source

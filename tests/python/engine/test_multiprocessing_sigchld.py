@@ -1,4 +1,4 @@
-"""Programs that leave SIGCHLD alone, ignore it, or reap all children: workers run, exit and end as always."""
+"""Programs that do not handle SIGCHLD, ignore it, or reap all children: workers run, exit and end as usual."""
 
 from __future__ import annotations
 

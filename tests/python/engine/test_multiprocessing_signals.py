@@ -1,5 +1,5 @@
-"""Signals to all processes of a program: main's handlers run in the main process alone, and workers live as long as
-the main process does."""
+"""Signals to all processes of a program: the program's handlers only run in the main process, and workers run as
+long as the main process."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def program(tmp_path, monkeypatch):
-    """Starts the script in a group of its own."""
+    """Starts the script in a separate process group."""
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
@@ -93,7 +93,7 @@ def program(tmp_path, monkeypatch):
 
 
 def said(process, what):
-    """The first line with that, and all handlers that were told of before."""
+    """Returns the first line with this key, and all handlers that were reported before."""
     handled = []
     for line in process.stdout:
         told = json.loads(line)
@@ -247,7 +247,7 @@ class Raises:
 
 
 class Rings:
-    """Has a signal come while it is pickled."""
+    """Receives a signal while it is pickled."""
 
     def __call__(self, x):
         return x
@@ -296,7 +296,7 @@ def test_all_that_were_held_are_delivered_in_their_order_though_the_first_raises
 
 
 def test_a_handler_that_the_program_puts_back_later_works(raising):
-    """It has found the one that notes, while that stood."""
+    """`signal.signal` returned the recording handler while that was installed."""
     with InterruptsDeferred():
         found = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, found)

@@ -1,4 +1,4 @@
-"""Loaders that threads make under fork, while another thread uses for the first time what is made at its first use."""
+"""Loaders that threads create under fork, while another thread triggers the lazy creation of helpers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import sys
 
 import pytest
 
-#: Forks a process for each round, since each has one first use only. In it threads make loaders under fork, while
-#: others look up the codec's helpers and NumPy's API: on items that they send themselves, or where NumPy is not loaded
-#: yet, on those that a worker sends. (What the program itself imports while a thread forks is none of the engine's.)
+#: Forks a process for each round, since each has one first use only. In this process, threads create loaders under
+#: fork, while other threads look up the codec's helpers and NumPy's API: on items that they send themselves, or
+#: where NumPy is not loaded yet, on those that a worker sends. (The engine does not protect the program's own
+#: imports during a fork.)
 ROUNDS = """
 import contextlib, os, signal, sys, threading, time, traceback
 import torchdata.datapipes.iter, torchdata.dataloader2

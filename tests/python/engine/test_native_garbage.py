@@ -33,7 +33,7 @@ from torchdata.datapipes.iter import IterableWrapper
 
 
 class Holder:
-    """Something that a cycle leads through, and that a weak reference can tell of."""
+    """An object that can be part of a cycle, and that supports weak references."""
 
     held = None
 

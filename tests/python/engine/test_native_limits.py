@@ -1,4 +1,4 @@
-"""Arguments at the edge of what the extension's numbers can say: no end, no panic and no zero where much was meant."""
+"""Arguments at the limits of the extension's integer types never cause an abort, a panic, or a zero by overflow."""
 
 from __future__ import annotations
 

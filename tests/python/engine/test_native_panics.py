@@ -1,4 +1,4 @@
-"""Panics in the extension are exceptions to the program: none ends the process."""
+"""Panics in the extension become exceptions in the program, and never end the process."""
 
 from __future__ import annotations
 

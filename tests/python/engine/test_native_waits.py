@@ -1,4 +1,4 @@
-"""Waits of the extension: an exception of a signal handler ends each of them, and loses nothing that was waited for."""
+"""Waits of the extension: an exception in a signal handler ends each of them, and loses no item or message."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class InTurn(Left):
 
 
 class Rank:
-    """A wait for another rank, which comes and says nothing."""
+    """A wait for another rank, which connects and sends nothing."""
 
     def __init__(self):
         listener = socket.create_server(("127.0.0.1", 0))

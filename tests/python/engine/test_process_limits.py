@@ -1,4 +1,4 @@
-"""The system's limit of processes and threads, reached at each step of a start: an error says so, and nothing is left.
+"""The system's limit of processes and threads, reached at each step of a start, causes an error and no leftovers.
 
 The limit does not hold for root, and counts all processes of a user. A program therefore runs as a separate user that
 may read the files of the interpreter.
@@ -94,7 +94,7 @@ PROGRAM = """
         main(sys.argv[1], sys.argv[2], map(int, sys.argv[3:]))
 """
 
-#: The names of those that may be without a process or thread.
+#: The names of the parts whose process or thread may fail to start.
 WHO = (
     "worker process ",
     "the dispatching process",

@@ -230,8 +230,7 @@ PACKAGE = os.path.dirname(torchdata.__file__) + os.sep
 
 @contextlib.contextmanager
 def pressed(after: float, every: float, where: Callable[[FrameType], bool]) -> Iterator[list[int]]:
-    """Presses Ctrl-C, as it were, when the time is up, where the main process is at such a place; gives the number
-    of times."""
+    """Simulates Ctrl-C at intervals when the main process is at a matching frame; yields the number of presses."""
     times = [0]
 
     def press(_: int, frame: FrameType | None) -> None:
@@ -262,7 +261,7 @@ def test_ctrl_c_ends_a_wait_and_nothing_is_lost_or_doubled(way: Way, monkeypatch
     assert (found if way.in_order else sorted(found)) == list(range(9))
 
 
-# StatefulDataLoader holds back one press while it hands over a batch, and says that a second one has cut it off: see
+# StatefulDataLoader defers one press while it delivers a batch, and reports that a second press interrupted it. See
 # test_stateful_interrupts.py.
 @pytest.mark.parametrize("way", [way for name, way in WAYS.items() if name != "StatefulDataLoader"], ids=[*WAYS][:-1])
 def test_ctrl_c_at_any_moment_loses_at_most_the_item_that_was_handed_over(

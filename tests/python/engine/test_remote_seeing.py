@@ -1,4 +1,4 @@
-"""Workers after carriers are seen: counts, times, verdicts, warnings with stacks; and those that hang are replaced."""
+"""Workers behind carriers are observed (counts, times, verdicts, warnings with stacks), and replaced if they hang."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def all_seen(loader: DataLoader2[Any], items: int) -> LoaderStats:
 
 
 def at_rest(loader: DataLoader2[Any], worker: int, taken: int) -> ProcessStats:
-    """A worker's statistics, once its window is full and its host has told all that it counted."""
+    """Returns a worker's statistics once its window is full and its host has reported all counts."""
     wait_for(lambda: (seen := loader.stats().workers[worker]).items == taken + seen.window)
     return loader.stats().workers[worker]
 
@@ -179,7 +179,7 @@ def test_a_worker_elsewhere_that_hangs_is_warned_of_with_its_node_and_its_stack(
         with pytest.raises(TimeoutError):
             list(loader)
         node = loader.stats().workers[1].node
-    # The first ones may come before the workers are up.
+    # The first warnings may be emitted before the workers are running.
     words = "\n".join(str(one.message) for one in told if issubclass(one.category, StallWarning))
     assert f"main waits for worker process 1 on node {node}" in words
     assert "in sleep" in words, words

@@ -1,4 +1,4 @@
-"""Workers after carriers whose calls are late and overtake each other: large items, ends of hosts, no room in main."""
+"""Workers behind carriers with late and reordered calls: large items, exits of hosts, no room in the main process."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_what_a_later_pull_has_brought_does_not_wait_for_an_earlier_one() -> Non
     pulls: list[Future[Pulled]] = []
 
     class Fake:
-        """A host, and a carrier that has nothing to tell it."""
+        """A host, and a carrier that has no messages for it."""
 
         def check(self) -> None: ...
 
@@ -145,7 +145,7 @@ def test_a_host_that_hears_nothing_from_main_ends_itself_and_its_worker(tmp_path
 
 
 def full(count: int = 2500) -> DataLoader2[Any]:
-    """A loader whose workers are further ahead than its link has room for."""
+    """Returns a loader with workers that prefetch more than the link can hold."""
     service = LocallyRemote(WORKERS, worker_prefetch_cnt=count)
     return DataLoader2(IterableWrapper(range(count)).sharding_filter().map(wide), reading_service=service)
 

@@ -1,4 +1,4 @@
-"""Loaders where the system lacks, or forbids, what only Linux has: they fall back by themselves, and say so once."""
+"""Loaders on systems that lack or forbid Linux-specific features: they use the fallback, and report this once."""
 
 from __future__ import annotations
 

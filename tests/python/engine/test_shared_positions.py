@@ -1,4 +1,4 @@
-"""Files that forked workers read through one position are told in one warning, and nothing else is."""
+"""Files that forked workers read through a shared position cause one warning, and other files cause none."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def row(file, x):
 
 
 def told(family, function, workers=2, epochs=2, method="fork", between=lambda: None):
-    """The warnings of some epochs, between whose items main does something."""
+    """Returns the warnings of some epochs; the main process calls a function between items."""
     before, families.WORKERS = families.WORKERS, workers
     try:
         with warnings.catch_warnings(record=True) as found:

@@ -1,4 +1,4 @@
-"""The common rules of all nodes: their contract, the layout of states, their errors for wrong arguments."""
+"""The common rules of all nodes: their contract, the format of states, and errors for wrong arguments."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from torchdata.nodes import (  # noqa: E402
 
 
 def goes_on_exactly(make: Any, epochs: int = 3) -> list[list[Any]]:
-    """Holds every state of every epoch against the run that was never stopped, which is returned."""
+    """Compares every state of every epoch with an uninterrupted run, and returns that run."""
     loader = Loader(make())
     whole = [list(loader) for _ in range(epochs)]
     saving = Loader(make())

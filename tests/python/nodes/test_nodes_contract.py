@@ -1,6 +1,6 @@
-"""The contract between nodes as the guide tells it: which calls a node gets, held against one that takes notes.
+"""The contract between nodes as the guide describes it: a node that records its calls checks which calls it gets.
 
-The notes of a node: R reset to the beginning of an epoch, L reset to a state, n an item, e the end, g a state.
+The records of a node: R reset to the beginning of an epoch, L reset to a state, n an item, e the end, g a state.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SIZE = 5
 
 
 class Recorder(BaseNode[Any]):
-    """Notes its calls, and checks that they come one at a time and never before a reset."""
+    """Records its calls, and checks that they are not concurrent and that the first one is a reset."""
 
     def __init__(self, size: int = SIZE) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ def some(item: Any) -> bool:
     return item != 1
 
 
-#: Nodes that read ahead, or read again, so that they ask for states by themselves.
+#: Nodes that read ahead or repeatedly, and therefore request states themselves.
 ASKING: dict[str, Callable[[BaseNode[Any]], BaseNode[Any]]] = {
     "prefetch": lambda node: Prefetcher(node, 2),
     "prefetch, every third": lambda node: Prefetcher(node, 2, snapshot_frequency=3),
@@ -109,7 +109,7 @@ STEPS: dict[str, Callable[[BaseNode[Any]], BaseNode[Any]]] = {
     "weighted": lambda node: MultiNodeWeightedSampler({"a": node}, {"a": 1.0}, rank=0, world_size=1),
     **ASKING,
 }
-#: Nodes that begin a pass over their source by themselves.
+#: Nodes that begin a pass over their source themselves.
 TURNING = ("cycler", "in turn CYCLE")
 
 
@@ -126,7 +126,7 @@ def test_every_node_calls_its_sources_as_the_guide_says(inner: str, outer: str) 
     def make(recorder: Recorder) -> Loader[Any]:
         return Loader(STEPS[outer](STEPS[inner](recorder)))
 
-    # Whole epochs: each begins with one reset without a state; none is asked for but by nodes that read ahead or again.
+    # Whole epochs: each begins with one reset without a state. Only nodes that read ahead or repeatedly ask for one.
     recorder = Recorder()
     with make(recorder) as loader:
         whole = [epochs_over(loader) for _ in range(3)]
@@ -136,7 +136,7 @@ def test_every_node_calls_its_sources_as_the_guide_says(inner: str, outer: str) 
     assert "L" not in recorder.notes
     assert asks or "g" not in recorder.notes
     assert not re.search("e[ng]*n", recorder.notes.replace("R", "R ")), "it was read on after its end"
-    # Epochs that are left: the same.
+    # Abandoned epochs: the same rules.
     recorder = Recorder()
     with make(recorder) as loader:
         for most in (1, 2, None):
@@ -144,7 +144,7 @@ def test_every_node_calls_its_sources_as_the_guide_says(inner: str, outer: str) 
     assert sorted(map(repr, left)) == sorted(map(repr, whole[0]))
     assert "L" not in recorder.notes
     assert asks or "g" not in recorder.notes
-    # A state that is loaded: one of those that the node gave, and once; the next epoch begins without one.
+    # A loaded state is passed on once, as the node returned it. The next epoch begins without a state.
     recorder, resumed = Recorder(), Recorder()
     with make(recorder) as loader:
         iterator = iter(loader)

@@ -1,4 +1,4 @@
-"""Epochs after a break and after a load: whole, and in the order of a run that was never stopped, for all streams."""
+"""Epochs after a break and after a load are complete and in the order of an uninterrupted run, for all streams."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def same(item: Any) -> Any:
 
 
 def mixed(kind: Kind, criterion: str, weighted: bool, wrap: Wrap = same) -> BaseNode[Any]:
-    """Two streams and a list, each read through `wrap`, 14 items at most."""
+    """Two streams and a list, each read through `wrap`, with at most 14 items."""
     sources = {"a": IterableWrapper(kind(4)), "b": IterableWrapper(kind(3)), "c": numbers(2)}
     nodes = {name: wrap(node) for name, node in sources.items()}
     weights = {"a": 1.0, "b": 0.5, "c": 1.0}
@@ -83,11 +83,11 @@ GRAPHS: dict[str, Callable[[Kind], BaseNode[Any]]] = {
 
 
 def goes_on(make: Callable[[], BaseNode[Any]], plan: Plan, chance: random.Random, share: float) -> int:
-    """Holds states against the run that was never stopped, at this share of the places of a plan. Returns how many."""
+    """Compares states with an uninterrupted run at this share of a plan's positions. Returns their number."""
     whole, _ = run(Loader(make()), plan)
     held = 0
     for epoch, (items, most) in enumerate(zip(whole[:-1], plan, strict=False)):
-        # After the last item of an epoch that was broken off nobody knows whether there are more.
+        # After the last item of an abandoned epoch, it is unknown whether more items follow.
         for position in range(len(items) + 2 if most is None else len(items)):
             if chance.random() > share and position not in (0, len(items) + 1):
                 continue
@@ -332,10 +332,10 @@ def test_a_loader_is_put_back_to_a_beginning_of_which_nothing_was_read(kind: Kin
     beginning = loader.state_dict()
     whole = [list(loader) for _ in range(2)]
     if items and kind is Draws:
-        return  # its beginning is taken for a place between two epochs, as that of CountsEpochs is one
+        return  # its beginning is treated as a position between two epochs, as for CountsEpochs
     loader = Loader(IterableWrapper(kind(5)))
     iterator = iter(loader)
-    if items:  # another loader goes on from a state, and so never reads the very first item
+    if items:  # another loader resumes from a state, and so never reads the very first item
         for _ in range(items):
             next(iterator)
         state = loader.state_dict()
@@ -359,7 +359,7 @@ def test_a_loader_that_has_been_read_can_be_put_back_to_an_earlier_place() -> No
 
 
 def test_states_of_torchdata_0_11_from_the_beginning_of_an_epoch_give_all_of_it() -> None:
-    for place in (0, 5):  # what a lazy stream tells before its first line has run
+    for place in (0, 5):  # the state of a lazy stream before its first line has run
         for kind in (TakesOnce, TakesAgain):
             loader = Loader(IterableWrapper(kind(5)))
             loader.load_state_dict({"root": {"_num_yielded": 0, "iterable": {"place": place}}, "num_yielded": 0})

@@ -1,4 +1,4 @@
-"""Nodes that change items, or how many there are: what each yields, and what its state holds."""
+"""Nodes that change items or their number: their output, and the contents of their states."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_an_error_of_a_function_comes_in_the_place_of_its_result(workers: int, p
 
 
 class CutOff:
-    """Returns its argument, but for the first time that it is this much."""
+    """Returns its argument, except for the first time that it equals this value."""
 
     def __init__(self, at: int) -> None:
         self.at = at

@@ -1,4 +1,4 @@
-"""Lengths of nodes and loaders: known exactly or not at all, and that of a whole epoch wherever a loader stands."""
+"""Lengths of nodes and loaders: either exact or unknown, and always those of a whole epoch, at any position."""
 
 from __future__ import annotations
 

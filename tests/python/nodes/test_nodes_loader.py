@@ -1,4 +1,4 @@
-"""A loader over nodes: its epochs, its states, and what they begin with."""
+"""A loader over nodes: its epochs, its states, and the beginning of both."""
 
 from __future__ import annotations
 

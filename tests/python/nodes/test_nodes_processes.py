@@ -1,4 +1,4 @@
-"""ParallelMapper over processes: results, errors, exits, and that nothing is left."""
+"""ParallelMapper over processes: results, errors, exits, and no leftovers."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def unpicklable_at_three(number: int) -> Any:
 
 @pytest.mark.parametrize(("context", "workers"), [("fork", 2), ("spawn", 1), ("forkserver", 2)])
 def test_results_come_in_order_from_processes_however_they_start(context: str, workers: int) -> None:
-    """One that is spawned imports torch, so there is one of them."""
+    """Uses a single process, because a spawned process imports torch."""
     node = over_processes(square, workers=workers, multiprocessing_context=context)
     assert [list(node)] == [[n * n for n in range(20)]]
     node.reset()
@@ -106,7 +106,7 @@ def test_arrays_and_tensors_cross_both_ways() -> None:
         assert item["a"].shape == (200, 200)
         assert (item["a"] == 2 * number).all()
         assert (item["t"] == 2 * number).all()
-        item["a"] += 1  # it is the receiver's
+        item["a"] += 1  # the receiver owns it
     node.shutdown()
 
 
@@ -166,7 +166,7 @@ def test_a_process_that_dies_is_an_error_that_names_it_and_a_reset_starts_new_on
     with pytest.raises(WorkerExitedError, match=rf"worker process 0 of ParallelMapper \(pid \d+\) {how}") as caught:
         next(node)
     assert caught.value.exitcode == code
-    with pytest.raises(WorkerExitedError):  # not an end
+    with pytest.raises(WorkerExitedError):  # not the end of the epoch
         list(node)
     node.reset()
     assert [next(node) for _ in range(3)] == [0, 1, 2]
@@ -203,7 +203,7 @@ def test_dropping_a_half_read_loader_leaves_no_process() -> None:
     del loader, iterator
     gc.collect()
     wait_for(lambda: set(children()) <= before)
-    wait_for(lambda: shared_mappings() == 0)  # what the threads held
+    wait_for(lambda: shared_mappings() == 0)  # the memory that the threads held
 
 
 def test_a_shutdown_does_not_wait_for_a_call_that_hangs() -> None:
@@ -261,7 +261,7 @@ def test_the_processes_end_with_the_program_whatever_ends_that(body: str, tmp_pa
 
 @pytest.fixture(scope="module", autouse=True)
 def programs_that_have_imported_torch(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Starts what forks them before `nothing_is_left` looks: it stays for all tests."""
+    """Starts the forking process before `nothing_is_left` checks, because this process remains for all tests."""
     path = tmp_path_factory.mktemp("programs") / "nothing.py"
     path.touch()
     program = ForkedProgram([str(path)], dict(os.environ))

@@ -1,4 +1,4 @@
-"""Random programs over nodes, some of them: `python -m drivers nodes` runs as many as one likes."""
+"""A few random programs with nodes; `python -m drivers nodes` runs any number of them."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ squares = [number * number for number in range(20)]
 @pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
 @pytest.mark.parametrize("method", METHODS)
 def test_deaths_do_not_show_in_what_comes(tmp_path: Path, method: str) -> None:
-    # One that is spawned imports torch: there is one of them, and one in its place.
+    # A spawned process imports torch, so there is only one process and its replacement.
     workers, deaths = (1, {4: 1}) if method == "spawn" else (2, {3: 1, 4: 2, 13: 1})
     loader = Loader(mapper(Dying(tmp_path, deaths), workers=workers, multiprocessing_context=method))
     assert list(loader) == squares
@@ -61,8 +61,8 @@ def test_processes_may_be_killed_at_any_moment_and_states_are_exact(seed: int) -
         if chance.random() < 0.1:
             members = loader.root._it._workers._group.members  # type: ignore[attr-defined]
             pid = chance.choice(members.processes).pid
-            with contextlib.suppress(ProcessLookupError):  # it has exited already, and nobody has its place yet
-                if pid is not None:  # the one in its place is not started yet
+            with contextlib.suppress(ProcessLookupError):  # the process has exited already, but is not replaced yet
+                if pid is not None:  # the replacement is not started yet
                     os.kill(pid, signal.SIGKILL)
     assert came == list(range(100))
     for number in chance.sample(range(100), 2):
@@ -111,7 +111,7 @@ def hang_at_three(number: int) -> int:
 
 
 class HangsOnce(Dying):
-    """At some numbers its process hangs, this many times."""
+    """Its process hangs at some numbers, this many times."""
 
     def __call__(self, number: int) -> int:
         for time_ in range(self.at.get(number, 0)):
@@ -131,7 +131,7 @@ def test_a_process_that_hangs_is_killed_and_its_item_kept(tmp_path: Path) -> Non
 
 
 class HangsIn:
-    """Squares numbers; at 8 one process hangs in some way."""
+    """Squares numbers; at 8, one process hangs in a given way."""
 
     def __init__(self, way: str, folder: Path) -> None:
         self.hang = Hanging(way, folder)

@@ -34,7 +34,7 @@ class Drawing:
 
 
 class DrawsOnceReady:
-    """Draws in each of two processes once both have an item."""
+    """Draws in each of two processes, once both have an item."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -72,7 +72,7 @@ def test_nor_do_those_of_two_mappers_in_one_graph() -> None:
 
 
 def test_the_main_process_draws_as_if_there_were_no_processes() -> None:
-    """So an order that is drawn from the global generator is the same with threads and with processes."""
+    """Therefore an order drawn from the global generator is the same with threads and with processes."""
     orders = []
     for method in ("thread", "process"):
         torch.manual_seed(3)

@@ -1,4 +1,4 @@
-"""Nodes over several sources: whose turn it is, and when they end."""
+"""Nodes over several sources: the order in which they are read, and when they end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CRITERIA = [
 
 
 def modelled(sizes: dict[str, int], choices: Iterator[str], criterion: str, most: int) -> list[tuple[str, int]]:
-    """The items of several sources, by the words of the criteria."""
+    """Returns the items of several sources, by the name of the stop criterion."""
     place, ended, found = dict.fromkeys(sizes, 0), set[str](), []
     while len(found) < most:
         name = next(choices)

@@ -1,4 +1,4 @@
-"""Nodes that upstream's main branch has beyond 0.11: Shuffler, Collator, Compose, and MapStyleWrapper with workers."""
+"""Nodes of upstream's main branch that 0.11 lacks: Shuffler, Collator, Compose, and MapStyleWrapper with workers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_state_from_anywhere_goes_on_exactly(make: Callable[[], BaseNode[Any]]
             loader.load_state_dict(state)
             iterator = iter(loader)
             rest = [next(iterator)]
-            again = copy.deepcopy(loader.state_dict())  # a state of a loader that was resumed
+            again = copy.deepcopy(loader.state_dict())  # a state of a resumed loader
             rest += list(iterator)
             assert sorted(came[:count] + rest) == sorted(came)
         with Loader(make(), restart_on_stop_iteration=False) as loader:

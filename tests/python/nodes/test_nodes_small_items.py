@@ -1,4 +1,4 @@
-"""ParallelMapper over processes with many small items: they go together, and nothing tells that but the speed."""
+"""ParallelMapper over processes with many small items, which are sent together; only the speed reveals this."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def mapper(source: Any, function: Any, workers: int = 1, **options: Any) -> Para
 
 @pytest.fixture
 def together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many items each message had."""
+    """Returns the number of items in each message."""
     counts: list[int] = []
     send = _processes._Worker._send
 
@@ -42,11 +42,11 @@ def together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 class Drawn(BaseNode[Any]):
-    """Numbers that resume from epoch to epoch: an epoch tells how far the one before it was read.
+    """Numbers that resume from epoch to epoch: an epoch shows how far the previous one was read.
 
     Args:
-        size: of an epoch.
-        kind: makes an item of a number.
+        size: the number of items in an epoch.
+        kind: creates an item from a number.
     """
 
     def __init__(self, size: int, kind: Any = int) -> None:
@@ -129,7 +129,7 @@ def refuses(number: int) -> Any:
 
 
 class Unloadable:
-    """Pickles, and raises an error when it is loaded."""
+    """Can be pickled, and raises an error when it is unpickled."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -218,10 +218,10 @@ def test_no_more_is_read_ahead_of_large_items_or_than_is_said(options: Any, kind
 
 
 class Plan:
-    """A run that follows from a seed: epochs that are left here and there, of items that are small for a while.
+    """A run that is determined by a seed: some epochs are abandoned, and items are small for a while.
 
     Args:
-        seed: what it follows from.
+        seed: determines the run.
         exits: whether processes exit.
     """
 
@@ -240,7 +240,7 @@ class Plan:
         }
         self.stop = chance.randrange(2), chance.random()
         self.long = chance.choice([0.0, 0.0005, 0.01])
-        #: Who has exited is told to all processes.
+        #: The processes that have exited, as known to all processes.
         self.died = multiprocessing.get_context("fork").Array("b", 3 * self.size + 1)
 
     def item(self, number: int) -> Any:
@@ -259,7 +259,7 @@ class Plan:
         return Loader(mapper(Drawn(self.size, self.item), self.call, self.workers, **self.options))
 
     def part(self, iterator: Any, count: int) -> list[Any]:
-        """As many results, errors among them, or as many as there are."""
+        """Returns this many results including errors, or all results if there are fewer."""
         found: list[Any] = []
         while len(found) < count:
             try:
@@ -281,7 +281,7 @@ def test_random_runs_go_on_from_any_place_as_if_never_stopped(
     monkeypatch.setattr(_processes, "_LONG", plan.long)
     loader = plan.loader()
     epochs, (stop, share) = [], plan.stop
-    # Out of order, what was yielded by some moment differs from run to run: epochs are read to their ends then.
+    # Without order, the items yielded so far differ from run to run, so epochs are read to their ends.
     ends = plan.ends if plan.options["in_order"] else [plan.size + 1] * 3
     for epoch, end in enumerate(ends):
         iterator = iter(loader)

@@ -1,4 +1,4 @@
-"""The names for nodes that users wrote after upstream's: snapshot stores, counters, the wrapper of start-up errors."""
+"""Names that users' own nodes import from upstream: snapshot stores, counters, the wrapper of start-up errors."""
 
 from __future__ import annotations
 

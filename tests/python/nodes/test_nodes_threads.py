@@ -50,7 +50,7 @@ def numbers(count: int) -> IterableWrapper[int]:
 
 
 class Gate(BaseNode[int]):
-    """Counts, and waits at a number until it is opened."""
+    """Counts, and waits at a number until it is released."""
 
     def __init__(self, closed_at: int) -> None:
         super().__init__()
@@ -220,7 +220,7 @@ def test_an_error_that_was_handled_leaves_no_circle_that_keeps_the_threads() -> 
         with pytest.raises(KeyError):
             list(node)
         gc.collect()
-        gc.disable()  # by counting references alone
+        gc.disable()  # only reference counting frees objects
         try:
             assert next(node) == 4
             del node
@@ -299,7 +299,7 @@ def test_dropping_a_half_read_loader_ends_its_threads(kind: Callable[[BaseNode[A
     iterator = iter(loader)
     next(iterator)
     assert threads()
-    gc.disable()  # by counting references alone
+    gc.disable()  # only reference counting frees objects
     try:
         del loader, iterator
         wait_for(lambda: not threads())
@@ -331,7 +331,7 @@ def test_a_shutdown_ends_the_threads_and_keeps_the_place(
     assert not threads()
     loader.shutdown()
     with pytest.raises(RuntimeError, match="was shut down: reset it"):
-        list(iterator)  # what is left of a batch is there still
+        list(iterator)  # the remainder of a batch is still available
     loader.load_state_dict(state)
     assert sorted(seen + list(loader)) == list(range(30))
 
@@ -350,7 +350,7 @@ def test_a_shutdown_is_no_end_for_who_has_not_got_all_that_was_read_ahead(method
 
 
 class Acts(IterableWrapper[int]):
-    """Has another thread do something whenever it is reset."""
+    """Makes another thread perform an action at each reset."""
 
     def __init__(self, count: int) -> None:
         super().__init__(range(count))
@@ -418,7 +418,7 @@ def test_a_source_that_is_stuck_makes_a_reset_fail_and_not_hang(monkeypatch: pyt
 
 def test_the_next_epoch_does_not_depend_on_how_far_threads_have_read() -> None:
     class Cyclic(SamplerWrapper[int]):
-        """Begins its next epoch by itself where it ends."""
+        """Begins its next epoch itself at the end of an epoch."""
 
         def next(self) -> int:
             try:
@@ -427,11 +427,11 @@ def test_the_next_epoch_does_not_depend_on_how_far_threads_have_read() -> None:
                 self.reset(None)
                 return super().next()
 
-    for pause in (0.0, 0.0, 0.005):  # whatever the threads do meanwhile
+    for pause in (0.0, 0.0, 0.005):  # the result must not depend on the threads' progress
         for frequency in (0, 1, 3):
             loader = Loader(Prefetcher(Cyclic(_Numbered(3)), 8, frequency))
             for epoch in range(4):
-                assert next(iter(loader)) == 3 * epoch  # the item, and eight more: three epochs
+                assert next(iter(loader)) == 3 * epoch  # the item and the eight items after it: three epochs
                 time.sleep(pause)
             loader.shutdown()
 
@@ -474,7 +474,7 @@ def test_a_forked_child_is_told_that_the_threads_are_its_parents_and_may_reset()
     if child == 0:
         try:
             told = ""
-            for _ in range(5):  # what was ready when it was forked is there
+            for _ in range(5):  # the items that were ready at the fork are available
                 try:
                     next(node)
                 except RuntimeError as error:
@@ -509,7 +509,7 @@ def forever():
 
 
 def run(body: str, interrupted: bool = False) -> tuple[int, str, str]:
-    """Exit code and output of a program; it is interrupted once it waits."""
+    """Returns the exit code and output of a program, which is interrupted once it waits."""
     program = subprocess.Popen(
         [sys.executable, "-c", STUCK.format(body=body)],
         stdout=subprocess.PIPE,
@@ -567,7 +567,7 @@ def test_a_node_may_get_attributes_while_its_sources_are_looked_for() -> None:
     node = Mapper(IterableWrapper(range(3)), str)
 
     class Growing(dict[str, Any]):
-        """Stands for a thread that reads ahead: it sets an attribute while others are looked at."""
+        """Represents a thread that reads ahead: it sets an attribute while other attributes are inspected."""
 
         def values(self) -> Any:
             vars(node)["more"] = None

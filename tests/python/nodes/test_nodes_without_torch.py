@@ -1,4 +1,4 @@
-"""`torchdata.nodes` where PyTorch is not installed: an error that says what to do; the rest works."""
+"""`torchdata.nodes` without PyTorch raises an explanatory error; everything else works."""
 
 from __future__ import annotations
 

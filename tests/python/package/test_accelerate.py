@@ -1,4 +1,4 @@
-"""The guide's words on accelerate, on two ranks: its program, and the effect of `prepare()` on loaders."""
+"""The guide's statements about accelerate, checked on two ranks: its program, and how `prepare()` affects loaders."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ needs("accelerate", reason="it is what is tried here")
 
 GUIDE = Path(__file__).resolve().parents[3] / "docs/guides/from-dataloader.md"
 
-#: Each rank writes what its loaders yield into a file of its own.
+#: Each rank writes the items of its loaders to a separate file.
 PREPARING = """
 import json
 import os
@@ -69,7 +69,7 @@ def no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def on_two_ranks(code: str, folder: Path) -> list[str]:
-    """Runs a program on two ranks, and returns what each prints."""
+    """Runs a program on two ranks, and returns the output of each rank."""
     (folder / "program.py").write_text(code)
     return torchrun(folder / "program.py")
 

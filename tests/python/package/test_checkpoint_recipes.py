@@ -1,4 +1,4 @@
-"""The recipe of the guide "Checkpoints" that needs several ranks; that of Lightning is run by `test_recipes.py`."""
+"""The recipe of the guide "Checkpoints" that needs several ranks; `test_recipes.py` runs the one for Lightning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo, run as users run it: in a process of its own."""
+"""The demo, run in a separate process as users run it."""
 
 from __future__ import annotations
 

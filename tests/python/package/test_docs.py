@@ -1,4 +1,4 @@
-"""Documents are held against the project: versions, descriptions of files, README's examples."""
+"""Documents agree with the project: versions, descriptions of files, and the README's examples."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def workspace_version() -> str:
-    """The version that the crates and the Python distribution share."""
+    """Returns the version that the crates and the Python distribution share."""
     manifest = tomllib.loads((ROOT / "Cargo.toml").read_text())
     return str(manifest["workspace"]["package"]["version"])
 
@@ -35,7 +35,7 @@ def test_the_import_version_names_the_kept_api_and_the_version_of_the_workspace(
 
 
 def test_the_distribution_has_the_version_that_the_import_names() -> None:
-    """`__version__` begins with the API that is kept, for programs that compare with upstream's versions."""
+    """`__version__` begins with upstream's version, for programs that compare versions."""
     kept, _, own = torchdata.__version__.partition("+rs.")
     try:
         installed = metadata.version("torchdata-rs")
@@ -83,7 +83,7 @@ def _describes_itself(path: Path) -> bool:
 
 
 def examples() -> list[tuple[str, str]]:
-    """README's Python blocks, each with the output shown directly below it."""
+    """Returns the README's Python blocks, each with the output shown directly below it."""
     found = re.findall(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$", README, re.M | re.S)
     assert len(found) == README.count("\n```python\n"), "every example shows its output"
     return found
@@ -116,13 +116,13 @@ KNOWN = {"IterDataPipe": IterDataPipe}
 
 
 def lacks() -> list[str]:
-    """The features that README and the pages call missing."""
+    """Returns the features that the README and the pages describe as missing."""
     texts = [page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *PAGES)]
     return [entry for text in texts for listed in LISTS.findall(text) for entry in ENTRIES.findall(listed)]
 
 
 def test_nothing_is_denied_that_is_there() -> None:
-    """Each entry of such a list has a comment with a program, which must fail by what is lacking."""
+    """Each entry of such a list has a comment with a program, which must fail because of the missing feature."""
     entries = lacks()
     assert entries, "no list of what is not there yet"
     for entry in entries:
@@ -138,18 +138,18 @@ def test_nothing_is_denied_that_is_there() -> None:
 #: Names of files and folders in backticks; braces and stars stand for several.
 FILE_NAMES = re.compile(r"`([\w./{}*,-]+(?:\.(?:py|pyi|rs|md|toml|yml|svg)|/))`")
 FENCED = re.compile(r"^```.*?^```$", re.M | re.S)
-#: Folders that programs make.
+#: Folders that programs create.
 MADE = ("target/", ".bench/", "dist/")
 
 
 def each_of(name: str) -> list[str]:
-    """The names that one with braces stands for."""
+    """Returns the names that a name with braces represents."""
     found = re.search(r"\{([^}]*)\}", name)
     return [name] if found is None else [name.replace(found[0], part) for part in found[1].split(",")]
 
 
 def test_files_that_prose_names_exist() -> None:
-    """So do those of docstrings and comments. A name may begin anywhere on its path."""
+    """This also holds for docstrings and comments. A name may begin at any part of its path."""
     pages = [ROOT / "README.md", ROOT / "DEVELOP.md", *PAGES]
     there = [page.relative_to(ROOT) for page in [*SOURCES, *pages, *ROOT.glob("*.*"), *ROOT.glob("rust/*/*.toml")]]
     there += [path.relative_to(ROOT) for path in (ROOT / "python").rglob("*.pyi")]
@@ -187,14 +187,14 @@ def test_the_files_that_the_readme_leads_to_are_there() -> None:
 
 
 def starts_workers(code: str) -> bool:
-    """Whether a block starts worker processes, and not threads as nodes do."""
+    """Returns whether a block starts worker processes rather than threads."""
     if "ParallelMapper(" in code:
         return 'method="process"' in code
     return re.search(r"num_workers=(?:[1-9]|\"auto)|ReadingService\((?:[1-9]|num_workers)", code) is not None
 
 
 def test_examples_that_start_workers_have_a_guard() -> None:
-    """From Python 3.14 on workers import the program."""
+    """From Python 3.14 on, workers import the program."""
     blocks = [code for code, _ in examples()]
     for page in ("examples.md", "examples-with-torch.md"):
         blocks += [example.block.code for example in doc_blocks.examples(ROOT / "docs" / page)]
@@ -207,7 +207,7 @@ PAGES = sorted((ROOT / "docs").rglob("*.md"))
 
 
 def test_a_page_whose_blocks_start_workers_without_a_guard_says_what_a_program_needs() -> None:
-    """Blocks of a page are one program that is read from above to below, as in a notebook."""
+    """The blocks of a page form one program that is read from top to bottom, as in a notebook."""
     words = 'put what starts workers under `if __name__ == "__main__":`'
     silent, starting = [], 0
     for page in PAGES:
@@ -226,7 +226,7 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROO
 @pytest.mark.parametrize(
     "page",
     [
-        # Verdicts on where the time goes tell of a machine that is shared, if it is.
+        # Verdicts on slow loading also mention other load on the machine.
         pytest.param(
             page, marks=[pytest.mark.alone] * (page.name == "slow-loader.md"), id=str(page.relative_to(ROOT / "docs"))
         )

@@ -13,10 +13,10 @@ import pytest
 
 import torchdata
 
-#: Modules not to look into: the compiled extension.
+#: A module that is not searched: the compiled extension.
 SKIPPED = ("torchdata._native",)
 
-#: Packages whose import needs PyTorch. Where that is not installed, their docstrings are left out.
+#: Packages that import PyTorch. If it is not installed, their docstrings are left out.
 OF_TORCH = ("torchdata.nodes", "torchdata.stateful_dataloader")
 TORCH = importlib.util.find_spec("torch") is not None
 
@@ -43,10 +43,10 @@ def module_names() -> list[str]:
 
 
 def docstrings_with_examples() -> list[doctest.DocTest]:
-    """One test per docstring, each beginning with no names at all, as for a reader who copies the example."""
+    """Creates one test per docstring, each with an empty namespace, as for a reader who copies the example."""
     finder = doctest.DocTestFinder(exclude_empty=True)
     names = module_names()
-    modules = [importlib.import_module(name) for name in names]  # all first: a package gets some of its names late
+    modules = [importlib.import_module(name) for name in names]  # all first: a package gets names late
     found = [
         docstring
         for name, module in zip(names, modules, strict=True)

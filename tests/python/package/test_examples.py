@@ -1,4 +1,4 @@
-"""The examples run as their first lines say, and learn."""
+"""The examples run as described in their first lines, and their models learn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders import downwards alone, and no module imports another in a circle."""
+"""Folders only import from lower layers, and no modules import each other in a circle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fragments of torchdata 0.9's messages, which old code matches, stand in ours."""
+"""Our messages contain the fragments of torchdata 0.9's messages that old code searches for."""
 
 from __future__ import annotations
 
@@ -388,7 +388,7 @@ def test_a_message_holds_the_fragment_that_old_code_matches(where: str) -> None:
 
 @contextmanager
 def being_made(folder: Path) -> Iterator[None]:
-    """Somebody makes the file `a` of a cached section, and does not come to its end."""
+    """Another process has begun to create the file `a` of a cached section, and does not finish."""
     begun, go_on = threading.Event(), threading.Event()
 
     def make(path: str) -> tuple[str, bytes]:

@@ -1,4 +1,4 @@
-"""Upstream's torchdata in the folder of this package: every import that would run a mixture of both warns."""
+"""Upstream's torchdata in the same folder as this package: every import of such a mixture emits a warning."""
 
 from __future__ import annotations
 

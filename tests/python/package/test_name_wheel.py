@@ -1,4 +1,4 @@
-"""The wheel of the name `torchdata` holds nothing but its name, and whatever builds a release builds and tries it."""
+"""The wheel of the name `torchdata` contains only metadata, and every release build creates and tests it."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_without_the_patch_their_file_does_not_count(tmp_path: Path) -> None:
 
 @functional_datapipe("load_members")
 class MemberLoader(IterDataPipe[tuple[str, StreamWrapper]]):
-    """Opens the members of zip archives, after a look at what it is given."""
+    """Opens the members of zip archives, after inspecting its input."""
 
     def __init__(self, datapipe: Any, validate: Any, wrapper: Any) -> None:
         self.datapipe, self.validate, self.wrapper = datapipe, validate, wrapper

@@ -1,4 +1,4 @@
-"""The deep import paths of torchdata 0.9 lead to where things live now."""
+"""The deep import paths of torchdata 0.9 lead to the current locations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optional libraries: not imported before they are needed, and named with their extra where they lack.
+"""Optional libraries are only imported when they are needed; if one is missing, the error names its extra.
 
 A pipe that needs an optional library is one row of `NEEDS`.
 """
@@ -32,14 +32,14 @@ from torchdata.images import decode
 ROOT = Path(__file__).resolve().parents[3]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
-#: Extras of which no pipe is made: for people who work on the project, for the demo, for all of them.
+#: Extras that no pipe needs: for the project's developers, for the demo, and for everything.
 OTHER_EXTRAS = {"all", "demo", "dev", "docs", "test", "test-torch"}
 
 loader = DataLoader2(IterableWrapper([]))
 
 
 def bar_of(backend: str) -> dict[str, Any]:
-    """Options of a progress bar in what passes for a terminal."""
+    """Options of a progress bar, with a stream that claims to be a terminal."""
     screen = StringIO()
     screen.isatty = lambda: True  # type: ignore[method-assign]
     return {"backend": backend, "file": screen}
@@ -97,7 +97,7 @@ NEEDS: list[tuple[str, str, str, Callable[[], Any]]] = [
     ("metrics.prometheus", "prometheus_client", "prometheus", lambda: metrics.prometheus(loader, 0)),
 ]
 
-#: Libraries that nothing imports before they are needed. `asyncio` is of the standard library, but slow to import.
+#: Libraries that are only imported when needed. `asyncio` is part of the standard library, but slow to import.
 LATE = {library for _, library, _, _ in NEEDS}
 LATE |= {"asyncio", "boto3", "cloudpickle", "huggingface_hub", "numpy", "simplejpeg", "sklearn", "urllib3"}
 

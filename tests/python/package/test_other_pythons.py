@@ -1,4 +1,4 @@
-"""The runs on other versions of Python say what was run, and what was not."""
+"""The runs on other versions of Python report what was run and what was not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pickles and states name public places alone."""
+"""Pickles and states refer only to public modules."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PUBLIC = {
 
 
 def named_in(pickled: bytes) -> set[str]:
-    """The modules that a pickle names, those of pickles inside it included."""
+    """Returns the modules that a pickle refers to, including pickles inside it."""
     found, texts = set(), []
     for opcode, argument, _ in pickletools.genops(pickled):
         if opcode.name == "GLOBAL":

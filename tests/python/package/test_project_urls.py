@@ -1,4 +1,4 @@
-"""A released distribution leads to the repository that it came from."""
+"""A released distribution links to the repository that built it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_release_workflow_writes_them_before_each_build() -> None:
 
 
 def test_workflows_use_actions_by_the_hash_of_a_commit() -> None:
-    """A tag can be moved to other code by whoever owns the action."""
+    """The owner of an action can move a tag to different code."""
     used = [
         line.strip()
         for path in (ROOT / ".github/workflows").glob("*.yml")

@@ -1,7 +1,7 @@
-"""The names of torchdata 0.9 and 0.11 are there and take the same arguments; so are private ones that old code uses.
+"""The names of torchdata 0.9 and 0.11 exist and accept the same arguments, including private names in old code.
 
-`data/api` holds what those releases have: the names of each public module with their parameters, and, of private names,
-those that public code imports or patches. Parameters of this package beyond them have defaults and stand after them.
+`data/api` contains the names of each public module of those releases with their parameters, and the private names that
+public code imports or patches. Additional parameters of this package have defaults and follow upstream's parameters.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def parameters(function: Any, *, bound: bool) -> list[Parameter] | None:
         function: what is called.
         bound: whether a `self` or `cls` is passed by Python.
     """
-    if isinstance(function, enum.EnumType):  # nobody makes members, and its signature differs from Python to Python
+    if isinstance(function, enum.EnumType):  # the signature depends on the version of Python
         return None
     try:
         found = list(inspect.signature(function).parameters.values())
@@ -52,7 +52,7 @@ def parameters(function: Any, *, bound: bool) -> list[Parameter] | None:
 
 
 def constructor(kind: Any) -> list[Parameter] | None:
-    """The parameters of a class: those of `__new__`, unless it takes anything."""
+    """Returns the parameters of a class: those of `__new__`, unless it accepts anything."""
     for name in ("__new__", "__init__"):
         definer = next((base for base in kind.__mro__[:-1] if name in vars(base)), None)
         found = None if definer is None else parameters(getattr(kind, name), bound=True)

@@ -1,4 +1,4 @@
-"""The check of a release finds what must not be released."""
+"""The release check finds problems that must prevent a release."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GOOD = {
 
 
 def wheel(folder: Path, **changed: bytes | None) -> Path:
-    """A wheel of the right files, and of others by their names with slashes; without those whose content is None."""
+    """Builds a wheel of the required files and of `changed`, by path; None as content removes a file."""
     folder.mkdir(exist_ok=True)
     path = folder / "torchdata_rs-1.0.0-cp311-abi3-any.whl"
     with zipfile.ZipFile(path, "w") as archive:

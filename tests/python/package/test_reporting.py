@@ -1,4 +1,4 @@
-"""An exception shows users their own frames, and one note on the pipe, its place and the item."""
+"""An exception shows users their own frames, and one note about the pipe, its definition and the item."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OURS = str(Path(torchdata.__file__).parent) + os.sep
 
 
 class Users(IterDataPipe):
-    """A pipe of the user, between pipes of this package."""
+    """A user's pipe, between pipes of this package."""
 
     def __init__(self, source):
         self.source = source
@@ -44,7 +44,7 @@ class FailsToBegin(IterDataPipe):
 
 @dataclass(frozen=True)
 class Frozen(Exception):
-    """An exception that takes no notes."""
+    """An exception that does not support notes."""
 
     text: str
 

@@ -1,4 +1,4 @@
-"""The site: it builds without warnings, its links lead somewhere, and it can be read and searched without a network."""
+"""The site: it builds without warnings, its links have targets, and it can be read and searched offline."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from torchdata.datapipes import map as map_pipes
 ROOT = Path(__file__).resolve().parents[3]
 GUIDES = sorted(path.stem for path in (ROOT / "docs/guides").glob("*.md"))
 
-#: Attributes by which a page makes a browser fetch something while the page is read.
+#: Attributes that make a browser fetch a file while it displays the page.
 FETCHING = {"src", "srcset", "data", "poster", "background"}
-#: Relations of a `link` that only say where another page is.
+#: Relations of a `link` that only refer to another page.
 NAVIGATION = {"author", "canonical", "help", "index", "next", "prev", "search", "top"}
 
 
-#: What people search for, by the page that answers it; in the form in which the index has words.
+#: Typical search terms by the page that answers them, in the form of the words in the index.
 SEARCHED = {
     "recipes/data": "imagefold jsonl csv parquet webdataset s3 pack",
     "recipes/training": "ddp torchrun lightn acceler hug face jax slurm preemption",
@@ -41,7 +41,7 @@ SEARCHED = {
 
 
 class Page(HTMLParser):
-    """The references of a page."""
+    """Collects the references of a page."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Page(HTMLParser):
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Notes what the tag refers to, and what it is called."""
+        """Records the references and the name of the tag."""
         values = {name: value or "" for name, value in attrs}
         self._in_style = tag == "style"
         self.ids |= {values[name] for name in ("id", "name") if name in values}
@@ -66,20 +66,20 @@ class Page(HTMLParser):
         self.fetched += [values[name] for name in FETCHING & values.keys()]
 
     def handle_data(self, data: str) -> None:
-        """Notes style sheets inside the page."""
+        """Records style sheets inside the page."""
         if self._in_style:
             self.styles.append(data)
 
 
 def style_references(text: str) -> Iterator[str]:
-    """The files that a style sheet makes a browser fetch."""
+    """Returns the files that a style sheet makes a browser fetch."""
     for found in re.finditer(r"""url\(\s*["']?([^"')]+)|@import\s+["']([^"']+)""", text):
         yield found[1] or found[2]
 
 
 @pytest.fixture(scope="module")
 def pages(site: Path) -> dict[Path, Page]:
-    """All pages, parsed."""
+    """Returns all pages, parsed."""
     found = {path: Page(path) for path in site.rglob("*.html")}
     assert len(found) > 40
     return found
@@ -199,7 +199,7 @@ def test_the_side_bar_leads_from_names_of_the_api_to_guides(pages: dict[Path, Pa
     assert not [where for where, title in entries if title in ("Nodes", "StatefulDataLoader") and "internals" in where]
 
 
-#: Names that are the user's to define, though they begin like private ones, and one that an example makes up.
+#: Names with an underscore that users define, and a fictitious name in an example.
 DEFINED = {"_pause", "_resume", "_limit", "_validate", "_get_new_weighted_sampler", "_sampler", "_first", "self._first"}
 
 

@@ -1,4 +1,4 @@
-"""Slips of a newcomer: each one works, or is an error or a warning that says what to write."""
+"""A newcomer's mistakes: each either works, or causes an error or a warning with the correct code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The line by which `make test` and `make check` end (`tools/tally.py`)."""
+"""The last line of `make test` and `make check` (`tools/tally.py`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""At home with PyTorch: its tools and its DataLoader take our pipes for its own, and we take its."""
+"""Interoperability with PyTorch: its tools and its DataLoader accept our pipes, and we accept its pipes."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_datasets_of_torch_go_through_the_wrappers() -> None:
 
 @pytest.fixture
 def forms(request: pytest.FixtureRequest) -> Any:
-    """Registers forms for one test, and takes them off both registries again."""
+    """Registers forms for one test, and removes them from both registries afterwards."""
     ours, theirs = dict(IterDataPipe.functions), dict(data.IterDataPipe.functions)
     yield
     for registry, saved in ((IterDataPipe.functions, ours), (data.IterDataPipe.functions, theirs)):
@@ -261,7 +261,7 @@ def test_a_running_pipe_may_search_and_change_the_graph_below_it(method: str | N
         with DataLoader2(pipe) as loader:
             assert list(loader) == [3, 21, 4, 31, 5, 41, 6, 51]
     else:
-        # Workers share out the sources that are put in, too: each takes its part of the two items.
+        # Workers also share the inserted sources: each takes its part of the two items.
         with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, method)) as loader:
             assert list(loader) == [3, 31, 5, 51]
 
@@ -314,7 +314,7 @@ def test_a_loop_in_the_manner_of_trainers_sanity_check_training_and_validation_i
     )
     validate = DataLoader2(SequenceWrapper(range(4)))
     with train, validate:
-        assert len(list(zip(validate, range(2), strict=False))) == 2  # the sanity check leaves in the middle
+        assert len(list(zip(validate, range(2), strict=False))) == 2  # the sanity check stops in the middle
         for _ in range(2):
             seen: list[int] = []
             for step, batch in enumerate(train):
@@ -446,13 +446,13 @@ def test_shuffling_and_sharding_pipes_are_found_in_mixed_graphs() -> None:
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_run_torchs_operators_in_one_thread_each_whenever_they_import_it(method: str) -> None:
     pipe = IterableWrapper(range(2)).sharding_filter().map(threads)
-    workers = 1 if method == "spawn" else 2  # one that is spawned imports torch
+    workers = 1 if method == "spawn" else 2  # a spawned worker imports torch
     with DataLoader2(pipe, reading_service=MultiProcessingReadingService(workers, method)) as loader:
         assert list(loader) == [1, 1]
 
 
 class Announcing(MultiProcessingReadingService):
-    """A service of a user, which changes the graph before the workers get it, and what they are told."""
+    """A user's service, which changes the graph and the messages before the workers receive them."""
 
     def initialize(self, datapipe: Any) -> Any:
         return super().initialize(datapipe.map(plus_one))

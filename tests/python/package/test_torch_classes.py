@@ -1,4 +1,4 @@
-"""Torch's classes of pipes and datasets and ours know each other, whoever is imported first."""
+"""Torch's classes of pipes and datasets and ours recognize each other, regardless of the import order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def plus_one(item: int) -> int:
 
 
 def run_code(code: str) -> subprocess.CompletedProcess[str]:
-    """Runs code in a fresh interpreter, in which warnings are errors."""
+    """Runs code in a new interpreter that turns warnings into errors."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-W", "error", "-c", code]
     return subprocess.run(command, capture_output=True, text=True, timeout=250, env=environment)
@@ -138,7 +138,7 @@ print(list(pipes[4] + Listed([9])))
 
 
 def test_a_torch_whose_dataset_cannot_be_a_base_is_imported_all_the_same() -> None:
-    """The class of a torch to come might be laid out so that nothing can become its subclass later."""
+    """A future torch might have a class layout that does not allow adding it as a base class."""
     done = run_code(
         "import abc, sys, types, warnings\n"
         "class Theirs(abc.ABC): functions = {}\n"
@@ -206,7 +206,7 @@ print(repr(stream)[:20], stream.read(), len(dir(stream)) > 40)
 """,
 )
 
-#: What each prints.
+#: The output of each program.
 PROGRAMS = {
     CLASSES_THAT_WERE_THERE_BEFORE_TORCH: "['A', 'B'] [0, 1] [0, 1] 7 [5, 5]\n[8, 9]\n",
     WRAPPERS_OF_STREAMS: "StreamWrapper<before b'abc' True\n",
@@ -215,7 +215,7 @@ PROGRAMS = {
 
 
 def test_pipes_and_streams_of_before_are_torchs_too_once_it_is_imported() -> None:
-    """Also in the middle of an iteration. The parts are one program, as torch takes long to import."""
+    """Also in the middle of an iteration. All parts run in one program, because importing torch is slow."""
     code = (
         "import sys, types\n"
         f"programs = {list(PROGRAMS)!r}\n"
@@ -237,7 +237,7 @@ def test_pipes_and_streams_of_before_are_torchs_too_once_it_is_imported() -> Non
 
 @pytest.mark.parametrize("program", [WHO_COMES_FIRST, WRAPPERS_OF_STREAMS], ids=["classes", "streams"])
 def test_classes_know_each_other_where_torch_is_imported_first(program: tuple[str, str], tmp_path: Path) -> None:
-    """The server that runs it has imported torch before the package."""
+    """The server that runs the program has imported torch before the package."""
     (tmp_path / "program.py").write_text("import sys\nassert 'torch' in sys.modules\n" + "".join(program))
     done = run_program(tmp_path / "program.py")
     assert (done.stdout, done.stderr) == (PROGRAMS[program], "")

@@ -1,5 +1,7 @@
-"""torch's own `default_collate` in workers of this package: it stacks where items leave by, and gives what it gives
-in main."""
+"""torch's own `default_collate` in workers of this package stacks directly into the memory from which items are sent.
+
+Its result is the same as in the main process.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def sample(number: int) -> dict[str, Any]:
 
 
 class Collated:
-    """Collates by torch's function, and says of the images where they lie."""
+    """Collates with torch's function, and reports whether the images are in memory that is sent without a copy."""
 
     def __call__(self, batch: list[Any]) -> Any:
         from torchdata._engine.items import tensors
@@ -59,7 +61,7 @@ def test_batches_are_made_in_the_memory_that_they_leave_by(method: str, workers:
 
 
 class Odd:
-    """Items that torch's function collates by other means, or refuses."""
+    """Items that torch's function collates in other ways, or refuses."""
 
     def __call__(self, number: int) -> Any:
         if number % 2 == 0:
@@ -147,7 +149,7 @@ def is_for_torch(item: Any) -> bool:
 
 
 def outcome(batch: list[Any], table: Any) -> Any:
-    """The result of collating, or its error."""
+    """Returns the result of collating, or its error."""
     from torch.utils.data._utils.collate import collate
 
     try:
@@ -195,7 +197,7 @@ def test_a_user_who_collates_tensors_gets_a_tensor_of_each_array(monkeypatch: py
 
 @pytest.fixture(scope="module", autouse=True)
 def started() -> None:
-    """Starts the process that has imported torch, which stays: each test leaves as many as there were before it."""
+    """Starts the process that has imported torch, so that no test appears to leave this process behind."""
     with_torch()
 
 

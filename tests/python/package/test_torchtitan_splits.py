@@ -1,4 +1,4 @@
-"""The example of a loader for torchtitan does what torchtitan's own tests ask of one, and changes its degree."""
+"""The example of a loader for torchtitan meets torchtitan's own tests, and can change its degree."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def main(rank):
 
 
 def job(folder: Path, documents: str, ranks: int, loaders: str, state: dict[str, Any]) -> list[Any]:
-    """By loader and rank, what is read, and the state after that."""
+    """Returns, by loader and rank, the batches that were read and the state after them."""
     folder.mkdir()
     body = JOB.format(folders=sys.path, state=state, documents=documents, loaders=loaders)
     with gloo_job(folder, body, ranks) as running:

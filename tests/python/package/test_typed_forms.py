@@ -233,7 +233,7 @@ def test_mistakes_are_errors(messages: dict[int, list[str]], line: int, expected
 
 
 def maker_of(form: Any) -> Any:
-    """The class or function that a form calls."""
+    """Returns the class or function that a form calls."""
     form = form.form() if isinstance(form, LateForm) else form
     return getattr(form, "__wrapped__", form)
 
@@ -242,7 +242,7 @@ FORMS = [
     pytest.param(pipe, name, maker_of(form), id=f"{base.__name__}.{name}")
     for base, pipe in ((IterDataPipe, IterableWrapper([1])), (MapDataPipe, SequenceWrapper([1])))
     for name, form in list(base.functions.items())
-    if getattr(form, "__module__", "").startswith("torchdata.")  # and not what other tests registered
+    if getattr(form, "__module__", "").startswith("torchdata.")  # excludes forms that other tests registered
 ]
 
 
@@ -270,7 +270,7 @@ def test_help_of_a_form_shows_its_name_and_docstring(pipe: Any, name: str, maker
     assert told
     assert all(line in left for line in told.splitlines()), "it is the docstring of the class, shortened"
     arguments = re.findall(r"^    (\w+): ", told.partition("Args:\n")[2].partition("\n\n")[0], re.MULTILINE)
-    if isinstance(maker, type):  # not of a function, whose docstring is its own
+    if isinstance(maker, type):  # a function has a separate docstring
         assert set(arguments) <= set(inspect.signature(form).parameters), "without the pipe that it is a method of"
     assert inspect.getdoc(maker).splitlines()[0] in shown
 

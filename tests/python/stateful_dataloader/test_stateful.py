@@ -1,4 +1,4 @@
-"""States of StatefulDataLoader: what they hold and cost, what is refused. `test_stateful_random` has the rest."""
+"""States of StatefulDataLoader: contents, cost, and refusals. `test_stateful_random` tests everything else."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from torchdata.stateful_dataloader.sampler import (  # noqa: E402
 
 
 class Counted(IterableDataset[int]):
-    """A stream that knows its place, and how often it was asked for it."""
+    """A stream that tracks its position and counts the calls of `state_dict`."""
 
     def __init__(self, length: int, weight: int = 0, pause: float = 0.0) -> None:
         self.length, self.done, self.weight, self.pause = length, 0, weight, pause
@@ -48,7 +48,7 @@ class Counted(IterableDataset[int]):
 
 
 class Packing:
-    """A collate function that keeps what does not fill a batch for the next one."""
+    """A collate function that keeps samples that do not fill a batch for the next batch."""
 
     def __init__(self) -> None:
         self.kept: list[int] = []
@@ -67,7 +67,7 @@ class Packing:
 
 
 def taken(loader: Any, count: int) -> tuple[list[Any], Any]:
-    """The first batches, and the iterator."""
+    """Returns the first batches, and the iterator."""
     iterator = iter(loader)
     return list(itertools.islice(iterator, count)), iterator
 
@@ -181,7 +181,7 @@ def test_a_place_is_dear_if_each_of_three_took_long_for_a_batch() -> None:
 
 
 def test_a_state_that_takes_long_is_told_rarely_and_is_exact() -> None:
-    """Each takes 30 ms, and a batch next to nothing."""
+    """Each sample takes 30 ms, and collating takes almost no time."""
 
     def loader() -> Any:
         return StatefulDataLoader(Counted(600, weight=1000, pause=0.03), batch_size=2, num_workers=1)
@@ -302,7 +302,7 @@ def test_the_iterator_cannot_be_pickled_and_knows_its_length_as_torch_s() -> Non
 def test_workers_take_their_places_together_and_for_less_than_a_hundredth_of_the_time(took: float) -> None:
     def dues(began: float, took: float) -> list[float]:
         found = [next_due(began, took)]
-        for late in (0.0, took, 3 * took, 0.0, 2 * took):  # a place is taken after the batch that is being read
+        for late in (0.0, took, 3 * took, 0.0, 2 * took):  # a position is taken after the batch that is being read
             found.append(next_due(found[-1] + late + took, took))
         return found
 
@@ -311,12 +311,12 @@ def test_workers_take_their_places_together_and_for_less_than_a_hundredth_of_the
         steps = [later - earlier for earlier, later in itertools.pairwise(found)]
         assert steps == pytest.approx([steps[0]] * len(steps))
         assert steps[0] > 0.999 * max(0.004, 150 * took * (found is ours))
-    for due in ours:  # is also a moment of those whose places cost less
+    for due in ours:  # is also due for workers with cheaper positions
         assert math.remainder(due - cheaper[0], cheaper[1] - cheaper[0]) == pytest.approx(0, abs=1e-6)
 
 
 class Augmented(Dataset[Any]):
-    """Samples that depend on a worker's generators; that it has a state makes these part of it."""
+    """Samples that depend on a worker's generators, which a dataset with a state includes in this state."""
 
     def __len__(self) -> int:
         return 40

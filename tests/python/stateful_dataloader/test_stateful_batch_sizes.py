@@ -1,4 +1,4 @@
-"""States that go on with batches of another size: the first one begins behind the last sample that was given."""
+"""Resuming with another batch size: the first batch begins after the last sample that was delivered."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 
 class UserSampler:
-    """Draws its order from the global generator, and keeps no place."""
+    """Draws its order from the global generator, and stores no position."""
 
     def __iter__(self) -> Iterator[int]:
         yield from torch.randperm(50).tolist()
@@ -24,7 +24,7 @@ class UserSampler:
 
 
 class PlacedSampler:
-    """A sampler with a state of its own."""
+    """A sampler with a state."""
 
     def __init__(self) -> None:
         self.place = 0

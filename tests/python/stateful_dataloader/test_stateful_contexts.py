@@ -1,4 +1,4 @@
-"""A context of the program's own, with a name and processes of its own, starts workers as its processes start."""
+"""A user-defined context, with its own name and process class, starts workers by the method of its processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 
 class Spawned(SpawnProcess):
-    """May have children, as RETURNN's may."""
+    """May have children, like the processes of RETURNN."""
 
     @property
     def daemon(self):

@@ -1,4 +1,4 @@
-"""`torch.distributed.checkpoint` with the loader itself: keys of states never change, and nothing begins for them."""
+"""`torch.distributed.checkpoint` with the loader itself: states always have the same keys, and start nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
 
 
 class Plain(IterableDataset[int]):
-    """An iterable whose class does not tell whether its iterators have a state."""
+    """An iterable whose iterators may or may not have a state; its class does not show this."""
 
     def share(self) -> list[int]:
         info = get_worker_info()
@@ -36,14 +36,14 @@ class Plain(IterableDataset[int]):
 
 
 class Walked(Plain):
-    """Its iterator alone has a state."""
+    """Only its iterator has a state."""
 
     def __iter__(self) -> Iterator[int]:
         return Walk(self.share())
 
 
 class ItsOwnIterator(Plain):
-    """It has no state before it is iterated."""
+    """Has a state only after the iteration has begun."""
 
     def __iter__(self) -> ItsOwnIterator:
         self.left = self.share()
@@ -62,7 +62,7 @@ class ItsOwnIterator(Plain):
 
 
 class TellsLater(TakesOnce):
-    """Its state has more keys once it is read, and is empty before."""
+    """Its state is empty at first, and gets more keys during reading."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"place": self.place, "window": [{"last": self.place}]} if self.place else {}
@@ -72,7 +72,7 @@ class TellsLater(TakesOnce):
 
 
 class Reads(Dataset[Any]):
-    """Its samples tell how many were read before."""
+    """Its samples contain the number of samples read before them."""
 
     reads = 0
 
@@ -91,7 +91,7 @@ class Reads(Dataset[Any]):
 
 
 class Steps(Sampler[int]):
-    """A sampler whose iterator alone has a state."""
+    """A sampler of which only the iterator has a state."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -123,7 +123,7 @@ MOMENTS: list[Any] = [None, 0, 1, 3, "end"]
 
 
 def reached(make: Callable[[], Any], moment: Any) -> tuple[Any, Any]:
-    """A loader at a moment, and its iterator."""
+    """Returns a loader at a certain moment, and its iterator."""
     loader = make()
     if moment is None:
         return loader, None
@@ -163,7 +163,7 @@ def test_the_keys_of_a_state_are_the_same_before_inside_and_after_an_epoch(kind:
         return StatefulDataLoader(num_workers=workers, **KINDS[kind]())
 
     keys = [set(flatten_state_dict(reached(make, moment)[0].state_dict())[0]) for moment in MOMENTS]
-    if kind == "its own iterator":  # nothing is known of it before it begins
+    if kind == "its own iterator":  # the loader cannot see its state before the iteration begins
         keys = keys[1:]
     assert all(one == keys[0] for one in keys)
     [ours] = [key for key in keys[0] if "_torchdata_rs" in key]

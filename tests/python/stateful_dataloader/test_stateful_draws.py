@@ -1,4 +1,4 @@
-"""Draws of samples from the global generators, after a state and after an epoch that was left."""
+"""Samples drawn from the global generators, after loading a state and after abandoning an epoch."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 
 class DrawsOn(IterableDataset[Any]):
-    """A stream of random numbers, each of which takes a while."""
+    """A slow stream of random numbers."""
 
     def __iter__(self) -> Iterator[Any]:
         for _ in range(12):
-            time.sleep(random.Random().random() * 0.004)  # a generator of its own
+            time.sleep(random.Random().random() * 0.004)  # a separate generator
             yield float(torch.rand(()))
 
 
 class DrawsByIndex(Dataset[Any]):
-    """The same by index."""
+    """A slow map-style dataset of random numbers."""
 
     def __len__(self) -> int:
         return 12
 
     def __getitem__(self, index: int) -> Any:
-        time.sleep(random.Random().random() * 0.004)  # a generator of its own
+        time.sleep(random.Random().random() * 0.004)  # a separate generator
         return float(torch.rand(()))
 
 
@@ -71,7 +71,7 @@ class Noisy(Dataset[Any]):
 
 
 class NoisyStream(TakesOnce, Noisy):  # type: ignore[misc]
-    """A stream of such samples, with a state."""
+    """A stream of samples that depend on the generators, with a state."""
 
     def __iter__(self) -> Iterator[Any]:
         for number in super().__iter__():
@@ -79,7 +79,7 @@ class NoisyStream(TakesOnce, Noisy):  # type: ignore[misc]
 
 
 class NoisyWithoutState(IterableDataset[Any]):
-    """A stream of such samples, without a state."""
+    """A stream of samples that depend on the generators, without a state."""
 
     kinds = Noisy.kinds
     drawn = Noisy.drawn
@@ -101,14 +101,14 @@ def test_random_draws_go_on(dataset: Any, options: dict[str, Any], kinds: tuple[
         data.kinds = kinds
         return StatefulDataLoader(data, batch_size=2, shuffle=dataset is Noisy or None, **options)
 
-    if len(options) == 1:  # each of its epochs starts workers
+    if len(options) == 1:  # each of the loader's epochs starts workers
         check_goes_on(make, [(0, None), (1, 3)], draws_before=False, count=3)
     else:
         check_goes_on(make, [(0, 1), (1, 3), (0, None)], draws_before=False)
 
 
 class ShuffledWhenBegun(TakesOnce):
-    """Draws its order as `iter` is called, and not with its first item."""
+    """Draws its order when `iter` is called, rather than with its first item."""
 
     def __iter__(self) -> Iterator[Any]:
         order = self.share()
@@ -151,7 +151,7 @@ def test_random_draws_go_on_before_the_first_batch_in_a_program_of_another_seed(
 
 @pytest.mark.parametrize("name", BEFORE_THE_FIRST)
 def test_random_draws_go_on_from_a_state_of_before_the_first_loop(name: str) -> None:
-    """The program that resumes is seeded otherwise, and draws before and after it loads the state."""
+    """The resuming program has a different seed, and draws before and after it loads the state."""
 
     def make() -> Any:
         return StatefulDataLoader(batch_size=2, **BEFORE_THE_FIRST[name]())
@@ -177,7 +177,7 @@ def test_seeds_of_workers_go_on() -> None:
 
 @pytest.mark.parametrize("dataset", [Noisy, NoisyStream])
 def test_a_generator_that_has_drawn_once_is_in_the_state(dataset: Any) -> None:
-    """Also where a worker's place is told with each seventh batch, and none was."""
+    """Also if workers report their positions with every seventh batch, and no position was reported yet."""
 
     def make() -> Any:
         return StatefulDataLoader(
@@ -215,7 +215,7 @@ def test_random_draws_go_on_after_a_second_state(options: dict[str, Any]) -> Non
 
 
 class ShortEpochs(Sampler[int]):
-    """Epochs of these lengths."""
+    """Runs epochs of these lengths."""
 
     def __init__(self, counts: tuple[int, ...]) -> None:
         self.counts, self.epoch = counts, 0
@@ -231,7 +231,7 @@ class ShortEpochs(Sampler[int]):
 
 
 class CountsReads(Dataset[Any]):
-    """Samples that tell how many its worker has read."""
+    """Samples that contain the number of samples that their worker has read."""
 
     reads = 0
 
@@ -255,7 +255,7 @@ class CountsReads(Dataset[Any]):
 def test_a_worker_that_has_nothing_to_read_in_an_epoch_stays_in_the_state(
     dataset: Any, left_after: int | None, on_worker_exit: Any
 ) -> None:
-    """Workers that live on keep their generators and datasets, whether an epoch was left or ended."""
+    """Persistent workers keep their generators and datasets, whether an epoch was abandoned or ended."""
     counts = (16, 1, 0, 7)
 
     def make() -> Any:
@@ -299,7 +299,7 @@ def test_a_worker_that_has_nothing_to_read_in_an_epoch_stays_in_the_state(
 
 
 def test_a_stream_that_ends_after_its_epoch_was_left_goes_on_with_its_random_draws() -> None:
-    """A worker reads what it was ordered, also if it begins so late that the next epoch was begun."""
+    """A worker reads the samples that were requested from it, even if it starts after the next epoch has begun."""
     is_left = multiprocessing.get_context("fork").Event()
 
     def make(init: Any = None) -> Any:

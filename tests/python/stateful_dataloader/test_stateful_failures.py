@@ -1,4 +1,4 @@
-"""Failures in workers of a StatefulDataLoader, which leave nothing after."""
+"""Failures in workers of a StatefulDataLoader, which must leave no processes or memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 
 class Failing(Dataset[int]):
-    """Does something at index 5."""
+    """Performs an action at index 5."""
 
     def __init__(self, does: Any) -> None:
         self.does = does
@@ -190,7 +190,7 @@ class Holding(Failing):
 )
 @pytest.mark.parametrize("iterable", [False, True])
 def test_a_dead_worker_is_an_error_that_names_it_and_how(ends: Any, how: str, iterable: bool) -> None:
-    has_come = multiprocessing.Event()  # or the exit might be told before the other worker's batch
+    has_come = multiprocessing.Event()  # otherwise the exit might be reported before the other worker's batch
 
     def does() -> None:
         has_come.wait(120)
@@ -213,7 +213,7 @@ def test_a_dead_worker_is_an_error_that_names_it_and_how(ends: Any, how: str, it
 
 def test_a_state_survives_the_death_of_a_worker() -> None:
     loader, found = loader_of(lambda: os._exit(1)), []
-    with pytest.raises(WorkerExitedError):  # told where the other worker is waited for, too
+    with pytest.raises(WorkerExitedError):  # also reported while waiting for the other worker
         for batch in loader:
             found.append(batch.tolist())
     assert len(found) <= 2
@@ -243,7 +243,7 @@ def test_an_interrupt_between_worker_and_user_is_said_and_no_hang() -> None:
 def test_a_slow_batch_is_a_time_out_that_is_a_runtime_error_too() -> None:
     loader = loader_of(lambda: time.sleep(1000), timeout=0.5)
     iterator = iter(loader)
-    if hasattr(os, "memfd_create") and os.environ.get("TORCHDATA_PORTABLE") != "1":  # else it is not found
+    if hasattr(os, "memfd_create") and os.environ.get("TORCHDATA_PORTABLE") != "1":  # otherwise it is not found
         (attached,) = attach(os.getpid())
         wait_for(lambda: sum(worker.items for worker in attached.stats().workers) >= 2)
     assert [next(iterator).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
@@ -251,7 +251,7 @@ def test_a_slow_batch_is_a_time_out_that_is_a_runtime_error_too() -> None:
         next(iterator)
     assert isinstance(caught.value, TimeoutError)
     began = time.monotonic()
-    with pytest.raises(TimeoutError):  # who asks again waits as long again, as with torch
+    with pytest.raises(TimeoutError):  # another request waits for the full timeout again, as with torch
         next(iterator)
     assert time.monotonic() - began >= 0.5
 
@@ -270,8 +270,8 @@ def test_leaving_a_loop_is_no_harm(persistent: bool, iterable: bool) -> None:
 
 
 def test_batches_that_nobody_takes_do_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its worker waits for room in shared memory when it is told to end."""
-    monkeypatch.setattr(shutdown, "ASKED", 1000.0)  # or it would be killed in the end
+    """Its worker is waiting for room in shared memory when it is asked to end."""
+    monkeypatch.setattr(shutdown, "ASKED", 1000.0)  # otherwise it would be killed in the end
     loader = StatefulDataLoader(
         range(100_000),
         batch_size=1000,
@@ -355,7 +355,7 @@ ENDS = ["", "os._exit(0)", "os.kill(os.getpid(), 9)", "raise SystemExit"]
 
 
 def test_workers_end_with_the_program_however_it_ends(tmp_path: Path) -> None:
-    # Each end is that of a process which was forked before it made its loader: torch is imported once.
+    # Each case ends a process that was forked before it created its loader, so that torch is imported only once.
     first = f"for end in {ENDS}:\n    if os.fork() == 0: break\n    os.wait()\nelse:\n    os._exit(0)\n"
     with run_program(tmp_path, "print(*iterator._pool.pids, flush=True)\nexec(end)", first) as program:
         out, err = program.communicate(timeout=250)

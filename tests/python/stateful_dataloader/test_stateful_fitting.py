@@ -1,4 +1,4 @@
-"""When a state may be loaded, and into which loader: iterators made before, other ranks, datasets and samplers."""
+"""Which states a loader accepts and when: existing iterators, other ranks, other datasets and samplers."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_the_program_of_the_guide_goes_on_where_each_rank_stopped(tmp_path: Path
             cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False, env=environment_of_ranks(),
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-3000:]
-        # Lines of two ranks may come as one.
+        # Lines of two ranks may arrive as one.
         return sorted(re.findall(r"rank \d, epoch \d: \[[\d, ]+\] \d\.\d{4}", done.stdout))
 
     whole = run()

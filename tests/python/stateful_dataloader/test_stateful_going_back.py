@@ -1,4 +1,4 @@
-"""Streams that are given a state in the program that saved it, and whose epochs are counted where they end."""
+"""Streams that load a state in the program that saved it, and streams that count epochs at their end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 
 class GoesOn(TakesOnce):
-    """Continues where it stands, and stays at its end."""
+    """Continues at its current position, and stays at its end."""
 
     def __iter__(self) -> Iterator[int]:
         while self.place < len(self.share()):
@@ -34,7 +34,7 @@ class GoesOn(TakesOnce):
 
 
 class Itself(GoesOn):
-    """The same, but it is its own iterator."""
+    """Like `GoesOn`, but it is its own iterator."""
 
     def __iter__(self) -> Iterator[int]:
         return self
@@ -47,7 +47,7 @@ class Itself(GoesOn):
 
 
 class StartsOver(Itself):
-    """Starts over unless it was given a state."""
+    """Starts over unless a state was loaded."""
 
     is_loaded = False
 
@@ -93,7 +93,7 @@ def test_a_program_that_goes_back_to_the_start_forgets_a_state_that_the_stream_h
     whole += [plain(batch) for batch in iterator]
     loader = StatefulDataLoader(stream(), 2, **options)
     loader.load_state_dict(second)
-    iter(loader)  # a generator takes the state with its first item
+    iter(loader)  # a generator loads the state with its first item
     loader.load_state_dict(first)
     assert epochs_of(loader, 1) == [whole]
 
@@ -113,7 +113,7 @@ def test_the_epochs_behind_a_resumed_one_are_whole(stream: Any, options: dict[st
 
 
 class Counting(Walk):
-    """Counts an epoch of its dataset where it ends."""
+    """Counts an epoch of its dataset at the end of the epoch."""
 
     def __init__(self, dataset: CountsAtTheEnd) -> None:
         super().__init__([*range(7)])
@@ -154,7 +154,7 @@ def test_a_stream_that_counts_its_epochs_where_its_iterator_ends_counts_on(optio
 
 
 class Keeps(IterableDataset[int]):
-    """Keeps the state that it is given, and changes it."""
+    """Keeps the loaded state object, and modifies it."""
 
     def __init__(self) -> None:
         self.seen = [0]
@@ -208,7 +208,7 @@ def test_an_object_that_keeps_and_changes_the_state_it_is_given_changes_no_other
 
 
 class Streamed(IterableDataset[int]):
-    """A stream with its own order, whose `state_dict` needs arguments."""
+    """A stream with a separate order, whose `state_dict` requires arguments."""
 
     def __init__(self, seed: int | None, length: int = 40) -> None:
         self.seed, self.length = seed, length
@@ -291,7 +291,7 @@ def test_a_stream_whose_samples_draw_from_the_global_generators_repeats_itself(o
 
 
 class Noisy(IterableDataset[float]):
-    """Samples with noise from the global generator of Python."""
+    """Samples with noise from Python's global generator."""
 
     def __iter__(self) -> Iterator[float]:
         for number in range(20):
@@ -324,7 +324,7 @@ def test_a_stream_with_noise_resumes_silently_if_nothing_else_draws() -> None:
 
 
 class PrivatelyNoisy(IterableDataset[Any]):
-    """Samples with noise that nobody can seed."""
+    """Samples with noise that cannot be seeded."""
 
     def __init__(self, makes: Any) -> None:
         self.makes = makes

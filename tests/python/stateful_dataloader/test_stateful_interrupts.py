@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment loses no batch, gives none twice, and leaves a state that says so."""
+"""Ctrl-C at any moment loses no batch, duplicates none, and leaves a consistent state."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = [
 
 
 class Broken(Indexed):
-    """Some samples cannot be read, and now and then none of a batch."""
+    """Some samples cannot be read, and occasionally a whole batch."""
 
     broken = frozenset(index for index in range(12_000) if index % 7 == 0 or index // 8 % 5 == 0)
 
@@ -48,7 +48,7 @@ def loaders() -> dict[str, Callable[[], Any]]:
 
 
 def taken(loader: Any, seed: int) -> tuple[list[Any], int]:
-    """The batches of an epoch in which Ctrl-C is pressed all the time, and how often it was."""
+    """Returns the batches of an epoch during which Ctrl-C is pressed constantly, and the number of presses."""
 
     def look(got: list[Any]) -> None:
         assert loader.state_dict()["_snapshot"]["_snapshot_step"] == len(got)
@@ -63,7 +63,7 @@ def test_ctrl_c_at_random_moments_loses_no_batch_and_gives_none_twice(kind: str)
     seed_all(3)
     expected = [plain(batch) for batch in loaders()[kind]()]
     presses = seed = 0
-    while seed < 2 or presses < 8:  # an epoch is over in milliseconds: who presses may be late for it on a busy machine
+    while seed < 2 or presses < 8:  # an epoch takes milliseconds, so a press may be too late on a busy machine
         assert seed < 30, "Ctrl-C hardly ever came"
         seed_all(3)
         loader = loaders()[kind]()
@@ -78,7 +78,7 @@ def test_ctrl_c_at_random_moments_loses_no_batch_and_gives_none_twice(kind: str)
 
 
 class CutOff(torch.utils.data.Dataset[int]):
-    """Is interrupted once where it is asked for an index."""
+    """Is interrupted once, when an index is requested."""
 
     def __init__(self, at: int | None) -> None:
         self.at = at
@@ -119,7 +119,7 @@ def test_without_workers_the_batch_that_ctrl_c_has_cut_off_comes_next_here_and_f
 
 
 class Ticking:
-    """Calls a function at one of the moments at which its samples are made."""
+    """Calls a function at one of the moments during the creation of its samples."""
 
     def __init__(self, at: int, does: Callable[[], object]) -> None:
         self.at, self.does = at, does
@@ -161,7 +161,7 @@ class Stateless(Generated):
 
 
 class Stepping(Generated):
-    """Is its own iterator, and begins anew unless it was given a state."""
+    """Is its own iterator, and starts over unless a state was loaded."""
 
     is_loaded = False
 
@@ -182,7 +182,7 @@ class Stepping(Generated):
 
 
 class StepsOf(Stateless):
-    """Its iterator is an object of its own, without a state."""
+    """Its iterator is a separate object without a state."""
 
     def __iter__(self) -> Iterator[int]:
         return iter(Stepping(self.tick))

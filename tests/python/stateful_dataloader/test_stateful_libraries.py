@@ -1,4 +1,4 @@
-"""Libraries that use StatefulDataLoader: each trains a small model, is stopped, starts anew, and continues exactly."""
+"""Libraries that use StatefulDataLoader: each trains a small model, is stopped, restarts, and resumes exactly."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "tools"))
 
-#: Warnings of the libraries' own.
+#: Warnings that the libraries emit themselves.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -33,7 +33,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def no_worker_is_left() -> Iterator[None]:
-    before = set(children())  # a library's server, which may end meanwhile
+    before = set(children())  # includes a library's server, which may end meanwhile
     yield
     gc.collect()
     assert (set(children()) - before, shared_mappings()) == (set(), 0)
@@ -41,7 +41,7 @@ def no_worker_is_left() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def names(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Makes folders with the distribution `torchdata`, as its wheel installs it; accelerate asks for it."""
+    """Creates folders with the distribution `torchdata`, as its wheel installs it, because accelerate checks for it."""
     import zipfile
 
     import name_wheel
@@ -55,7 +55,7 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return make
 
 
-#: By library what is imported once for all of its runs.
+#: For each library, the modules that are imported once for all of its runs.
 LIBRARIES = {
     "accelerate": ["accelerate", "torch._dynamo"],
     "lightning": ["lightning"],
@@ -65,7 +65,7 @@ LIBRARIES = {
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[FreshProcesses]:
-    """One server for all libraries, because they share most of their imports."""
+    """Starts one server for all libraries, because they share most of their imports."""
     modules = [module for name, needed in LIBRARIES.items() if importlib.util.find_spec(name) for module in needed]
     with FreshProcesses("library_trainers", *modules, limit=100.0) as processes:
         yield processes
@@ -73,7 +73,7 @@ def processes() -> Iterator[FreshProcesses]:
 
 @pytest.fixture(scope="module", params=LIBRARIES)
 def train(request: pytest.FixtureRequest, processes: FreshProcesses) -> Any:
-    """Trains with a library, in processes that have imported it."""
+    """Trains with a library, in processes that have already imported it."""
     needs(request.param, "it is what is tried here")
 
     def run(workers: int, folder: Path, **more: Any) -> Any:
@@ -85,7 +85,7 @@ def train(request: pytest.FixtureRequest, processes: FreshProcesses) -> Any:
 
 @pytest.fixture(scope="module")
 def whole(train: Any, names: Any) -> Any:
-    """The runs that are never stopped, each of which is made once."""
+    """The results of uninterrupted runs, each of which is computed once."""
     return functools.cache(lambda workers: train(workers, names()))
 
 
@@ -97,7 +97,7 @@ def whole(train: Any, names: Any) -> Any:
 def test_a_library_s_trainer_goes_on_in_a_new_process_as_if_it_had_not_been_stopped(
     train: Any, whole: Any, names: Any, workers: int, stop: int
 ) -> None:
-    """Three whole epochs are after each stop."""
+    """Three whole epochs follow each stop."""
     folder = names()
     before = train(workers, folder, stop=stop)
     behind = train(workers, folder, resumes=True)

@@ -1,4 +1,4 @@
-"""Samples at which the dataset of a StatefulDataLoader raises are skipped, counted and remembered."""
+"""Samples at which a StatefulDataLoader's dataset raises are skipped, counted and recorded in the state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from torchdata.datapipes.utils import TooManySkipped  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader, errors  # noqa: E402
 from torchdata.stateful_dataloader.errors import WorkerExitedError  # noqa: E402
 
-#: Of twenty; a batch of four is wholly among them.
+#: The failing indices out of twenty; they include a whole batch of four.
 BROKEN = 1, 4, 5, 6, 7, 13
 LEFT = [[0, 2, 3], [8, 9, 10, 11], [12, 14, 15], [16, 17, 18, 19]]
 KINDS = {"KeyError": 2, "ValueError": 4}
@@ -45,7 +45,7 @@ class Some(Dataset[Any]):
 
 
 class AtOnce(Some):
-    """The same, by lists of indices."""
+    """Raises at some indices, and is read by lists of indices."""
 
     def __getitems__(self, indices: list[int]) -> list[int]:
         return [self[index] for index in indices]
@@ -64,7 +64,7 @@ class Interrupted(Some):
 
 
 class Does(Some):
-    """Does something at index 5."""
+    """Performs an action at index 5."""
 
     def __init__(self, does: Any) -> None:
         self.does = does
@@ -83,7 +83,7 @@ class Stream(IterableDataset[int]):
 
 
 class Steps(IterableDataset[int]):
-    """Raises at some items of its part, and continues."""
+    """Raises at some items of its shard, and continues."""
 
     def __init__(self, length: int = 20) -> None:
         self.length = length
@@ -95,7 +95,7 @@ class Steps(IterableDataset[int]):
 
 
 class Placed(Steps):
-    """The same with a state."""
+    """Raises at some items of its shard, continues, and has a state."""
 
     place = 0
 
@@ -124,7 +124,7 @@ def loader_of(dataset: Any = None, workers: int = 0, **options: Any) -> Any:
 
 
 def epoch_of(batches: Any) -> list[Any]:
-    """The batches of an epoch, and what was warned of in it as text."""
+    """Returns the batches of an epoch, and the warnings during the epoch as text."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         came: list[Any] = [batch.tolist() if isinstance(batch, torch.Tensor) else batch for batch in batches]
@@ -143,7 +143,7 @@ TOLD = "on_error has skipped 6 of the 20 samples of this epoch:\n  4 x ValueErro
 
 
 def told_of(dataset: type) -> str:
-    """What is told of an epoch over a dataset: its own code that has raised, with file and line."""
+    """Returns the warnings of an epoch over a dataset: the user's code that raised, with file and line."""
     return TOLD.format(place_in(dataset))
 
 
@@ -233,7 +233,7 @@ def test_the_log_has_a_line_for_each(tmp_path: Any, workers: int) -> None:
     epoch_of(loader)
     again = [json.loads(line) for line in log.read_text().splitlines()][len(lines) :]
     assert again == [{**line, "epoch": 1} for line in lines]
-    worker = 1 if workers else None  # which has read the batch with index 4
+    worker = 1 if workers else None  # the worker that reads the batch with index 4
     assert lines[1] == {
         "epoch": 0, "worker": worker, "dataset": place_in(AtOnce),
         "index": 4, "error": "KeyError", "message": "'broken 4'", "notes": [],
@@ -299,7 +299,7 @@ def test_errors_that_are_no_sample_s_fault_are_raised(workers: int, kind: Any, h
     def does() -> None:
         raise kind(*how)
 
-    # As always, what would end the program comes from a worker as an error that says so.
+    # An exception that would end the program always arrives from a worker as an explanatory error.
     with pytest.raises(kind if issubclass(kind, Exception) or not workers else RuntimeError) as caught:
         list(loader_of(Does(does), workers))
     assert kind.__name__ in str(caught.value) or not workers
@@ -443,7 +443,7 @@ def test_full_batches_go_on_from_a_state_at_any_batch(workers: int, options: Any
     options = {"error_fill": True, "workers": workers, **options}
     torch.manual_seed(1)
     whole, told = epoch_of(loader_of(**options))
-    assert told == told_of(Some) or "drop_last" in options  # those that are dropped are not seen
+    assert told == told_of(Some) or "drop_last" in options  # samples of dropped batches are not seen
     for count in range(len(whole) + 1):
         torch.manual_seed(1)
         loader = loader_of(**options)
@@ -485,7 +485,7 @@ def test_full_batches_of_another_size_inside_an_epoch_are_refused(size: int, wor
 
 
 class Reading(Some):
-    """Notes what it is asked for."""
+    """Records the requested indices."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []
@@ -562,14 +562,14 @@ class Through(Steps):
 
 
 class Made(Steps):
-    """Its `__iter__` returns a generator, and is none."""
+    """Its `__iter__` returns a generator, but the object itself is not a generator."""
 
     def __iter__(self) -> Iterator[int]:
         return (Some()[number] for number in range(self.length))
 
 
 class Stuck(Steps):
-    """Raises for ever."""
+    """Raises endlessly."""
 
     def __iter__(self) -> Iterator[int]:
         return self

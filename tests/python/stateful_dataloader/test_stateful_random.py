@@ -1,4 +1,4 @@
-"""Random programs over StatefulDataLoader, some of them: `python -m drivers stateful` runs as many as one likes."""
+"""A few random programs with StatefulDataLoader; `python -m drivers stateful` runs any number of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
 from fresh_processes import with_torch
 from random_stateful.judging import Judge
 
-#: Seeds that once showed a mistake.
+#: Seeds that once revealed a bug.
 TOLD = [2, 13, 15, 17, 18, 20, 28, 48, 51, 66, 74, 75, 95, 128, 138, 158, 287, 424, 2659, 3368, 970232]
 
 

@@ -1,4 +1,4 @@
-"""`StatefulDataLoader(on_worker_exit="restart")`: a worker that exits is replaced, and only a warning shows it."""
+"""`StatefulDataLoader(on_worker_exit="restart")`: a worker that exits is replaced, and only a warning is visible."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 
 class Drawn(Dataset[Any]):
-    """Samples that are drawn from the worker's generator, and counted by a state of its own."""
+    """Samples drawn from the worker's generator, with a counter in the dataset's state."""
 
     reads = 0
 
@@ -46,7 +46,7 @@ class Drawn(Dataset[Any]):
 
 
 class Stream(IterableDataset[Any]):
-    """A stream with a state and random numbers, whose shares have different lengths."""
+    """A stream with a state and random numbers. Its shards have different lengths."""
 
     place = epoch = 0
 
@@ -65,7 +65,7 @@ class Stream(IterableDataset[Any]):
 
 
 class DiesAt(Dataset[int]):
-    """Ends its process at index 5, as long as a file says so."""
+    """Exits its process at index 5 while the content of a file requests this."""
 
     def __init__(self, path: Any = None) -> None:
         self.path = path
@@ -101,7 +101,7 @@ def read(
     breaks: int | None = None,
     blow: signal.Signals = signal.SIGKILL,
 ) -> list[list[Any]]:
-    """Three epochs; a worker is struck before some batches, and the second epoch is left early."""
+    """Runs three epochs; a worker is killed before some batches, and the second epoch is abandoned."""
     epochs = []
     for epoch in range(3):
         batches: list[Any] = []
@@ -180,7 +180,7 @@ def test_out_of_order_each_sample_comes_once(persistent: bool) -> None:
 @pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
 @pytest.mark.parametrize("dataset", [Drawn, Stream])
 def test_a_thread_that_pins_replaces_as_well(monkeypatch: pytest.MonkeyPatch, dataset: Any) -> None:
-    """Without a GPU: the copy into pinned memory is replaced."""
+    """Needs no GPU, because the copy into pinned memory is replaced."""
     pin_without_device(monkeypatch)
     expected = read(loader_of(dataset(), "error", persistent_workers=True), {}, breaks=3)
     deaths = {(0, 2): 1, (0, 5): 0, (1, 0): 0, (1, 2): 1, (2, 0): 1, (2, 4): 0}
@@ -243,7 +243,7 @@ def test_deaths_do_not_show_in_a_random_program(judge: Judge, seed: int) -> None
 
 
 class HangsAt(DiesAt):
-    """Hangs at index 5, as long as a file says so."""
+    """Hangs at index 5 while the content of a file requests this."""
 
     def __getitem__(self, index: int) -> int:
         if index == 5 and (self.path is None or not self.path.exists()):
@@ -263,7 +263,7 @@ def test_a_worker_that_hangs_is_reported_with_its_stack_and_replaced(tmp_path: A
 
 
 class HangsOnce(HangsAt):
-    """Hangs at index 5 in some way, in one process."""
+    """Hangs at index 5 in a given way, in one process."""
 
     def __init__(self, way: str, folder: Any) -> None:
         super().__init__()

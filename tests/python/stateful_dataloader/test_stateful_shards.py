@@ -24,7 +24,7 @@ from fresh_processes import python_path  # noqa: E402
 from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
-#: Numbers of workers, of states and of loaders.
+#: Numbers of workers for saving and for loading.
 NUMBERS = (0, 1, 2, 3, 5, 8)
 SAMPLES, SIZE = 17, 2
 
@@ -52,7 +52,7 @@ class Plain(IterableDataset[Any]):
 
 
 class WithState(IterableDataset[Any]):
-    """Has a state, an array that it changes, and a generator of its own."""
+    """Has a state, an array that it modifies, and a separate generator."""
 
     def __init__(self) -> None:
         self.counts, self.draw = numpy.zeros(3000), random.Random(5)
@@ -95,14 +95,14 @@ class _Steps:
 
 
 class WithIterator(IterableDataset[Any]):
-    """Its iterator has the state."""
+    """Only its iterator has the state."""
 
     def __iter__(self) -> Iterator[Any]:
         return _Steps()
 
 
 def shuffled_pipe() -> Any:
-    """A pipe of torch's, which the loader shards and seeds."""
+    """A pipe of torch, which the loader shards and seeds."""
     return IterableWrapper(range(SAMPLES)).shuffle().sharding_filter()
 
 
@@ -111,7 +111,7 @@ def as_it_is(samples: list[Any]) -> list[Any]:
 
 
 def loader(form: Callable[[], Any], workers: int, **options: Any) -> StatefulDataLoader[Any]:
-    """A loader in a program that has just been seeded."""
+    """Returns a loader in a program that has just been seeded."""
     torch.manual_seed(1)
     random.seed(1)
     numpy.random.seed(1)
@@ -125,7 +125,7 @@ def resumed(state: Any, form: Callable[[], Any], workers: int, **options: Any) -
 
 
 def epoch_of(form: Callable[[], Any], workers: int, **options: Any) -> tuple[list[Any], list[Any]]:
-    """The batches of an epoch, and the state before each of them."""
+    """Returns the batches of an epoch, and the state before each of them."""
     first = loader(form, workers, **options)
     iterator = iter(first)
     batches, states = [], [first.state_dict()]
@@ -322,7 +322,7 @@ def test_tensors_are_collated_without_shared_memory_in_the_program_s_process() -
 
 
 class Large(IterableDataset[Any]):
-    """Has what copies share, and what they must not share."""
+    """Has objects that copies share, and objects that they must not share."""
 
     def __init__(self) -> None:
         self.array = numpy.arange(1 << 20)

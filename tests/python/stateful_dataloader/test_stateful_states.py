@@ -1,4 +1,4 @@
-"""The content of a StatefulDataLoader's state: 0.11's keys, as of the given batches; and the answer to damage."""
+"""The contents of a StatefulDataLoader's state: 0.11's keys, for the delivered batches; and damaged states."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def no_state_is_dear(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Stream(TakesOnce):
-    """A stream with a state, whose workers have shares of equal length."""
+    """A stream with a state, whose shards have equal lengths."""
 
     length = 40
 
@@ -39,7 +39,7 @@ class Stream(TakesOnce):
 
 
 class Reads(Dataset[int]):
-    """Counts what was read of it."""
+    """Counts the items that were read from it."""
 
     def __init__(self) -> None:
         self.reads = 0
@@ -174,7 +174,7 @@ MAKERS: list[Any] = [
 
 
 def of_json(state: dict[str, Any]) -> dict[str, Any]:
-    """The state as JSON has kept it, but for the tuple of which that makes a list."""
+    """The state after a round trip through JSON, which turns one tuple into a list."""
     state = json.loads(json.dumps(state))
     return {**state, "_torchdata_rs": tuple(state["_torchdata_rs"])}
 
@@ -207,7 +207,7 @@ def test_states_are_json_equal_small_and_the_same_in_another_run(number: int, op
 
 
 def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The way to each part of a state."""
+    """Returns the path to each part of a state."""
     if path:
         yield path
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -280,7 +280,7 @@ def test_damaged_states_are_refused_or_read_and_never_hang_or_blow_up() -> None:
         state = json.loads(json.dumps(first.state_dict()))
         for path in paths(state):
             for value in draw.sample(VALUES, 6):
-                if "dataset_state" in path:  # is the user's to check
+                if "dataset_state" in path:  # the user checks this part
                     continue
                 later = StatefulDataLoader(batch_size=2, **make())
                 tried += 1

@@ -1,4 +1,4 @@
-"""Streams after a state: the rest of the epoch, and the epochs after it, as in the run that was not stopped."""
+"""Streams after a state: the remaining epoch and later epochs are the same as in an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader, _cadence  # noqa: 
 
 
 class CountsEpochs(TakesOnce):
-    """Counts an epoch and shuffles by it, unless it was loaded."""
+    """Counts an epoch and shuffles by this number, unless a state was loaded."""
 
     def __init__(self) -> None:
         self.epoch, self.place, self.loaded = 0, 0, False
@@ -44,7 +44,7 @@ class CountsEpochs(TakesOnce):
 
 
 class BeginsAnew(TakesOnce):
-    """Makes itself ready for the next epoch when one ends."""
+    """Prepares the next epoch at the end of an epoch."""
 
     def __iter__(self) -> Iterator[Any]:
         for number in self.share()[self.start :]:
@@ -57,7 +57,7 @@ class BeginsAnew(TakesOnce):
 
 
 class TakesAlways(TakesOnce):
-    """Begins each epoch where the loaded state says, as the streams of Hugging Face do."""
+    """Begins each epoch at the loaded state, like the streams of Hugging Face."""
 
     def __init__(self) -> None:
         self.loaded: Any = None
@@ -77,14 +77,14 @@ class TakesAlways(TakesOnce):
 
 
 class Walked(TakesOnce):
-    """A stream whose iterator also has a state."""
+    """A stream whose iterator has a state as well."""
 
     def __iter__(self) -> Iterator[Any]:
         return Walk(self.share())
 
 
 class ItsOwnIterator(TakesOnce):
-    """Is its own iterator, and continues in the middle of an epoch that was left."""
+    """Is its own iterator, and continues in the middle of an abandoned epoch."""
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -102,7 +102,7 @@ class ItsOwnIterator(TakesOnce):
 
 
 class CountsWhenBegun(CountsEpochs):
-    """Counts an epoch as `iter` is called, and not with its first item."""
+    """Counts an epoch when `iter` is called, rather than with its first item."""
 
     def __iter__(self) -> Iterator[Any]:
         if not self.loaded:
@@ -142,7 +142,7 @@ def test_a_state_that_is_loaded_twice_and_saved_in_between_goes_on(stream: Any) 
             assert epochs_of(third, 3) == [whole[1][1 + taken :], *whole[2:]], (options, taken)
 
 
-#: Batches that the epochs before are left after.
+#: The number of batches after which earlier epochs are abandoned.
 BREAKS = [(2,), (1,), (1, 1), (3, 0, 1), (None, 1)]
 
 
@@ -194,7 +194,7 @@ def test_behind_the_last_batch_a_stream_without_a_state_gives_nothing_and_then_w
     iterator = iter(loader)
     for _ in whole:
         next(iterator)
-    for _ in range(2):  # loaded, and loaded, saved and loaded
+    for _ in range(2):  # loaded once; then loaded, saved and loaded
         state = json.loads(json.dumps(loader.state_dict()))
         loader = make()
         loader.load_state_dict(state)
@@ -221,7 +221,7 @@ def test_an_error_of_a_stream_that_had_ended_and_is_given_its_state_arrives(opti
 
 
 def test_a_long_epoch_that_was_left_is_not_read_again_from_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_cadence, "_DEAR", math.inf)  # on a busy machine a place may take long, and is told less often
+    monkeypatch.setattr(_cadence, "_DEAR", math.inf)  # on a busy machine, a state may take long and is sent less often
 
     class Counted(BeginsAnew):
         length, read = 500, 0
@@ -240,7 +240,7 @@ def test_a_long_epoch_that_was_left_is_not_read_again_from_its_beginning(monkeyp
     later = StatefulDataLoader(dataset, batch_size=None)
     later.load_state_dict(state)
     assert next(iter(later)) == next(iterator) == 400
-    assert dataset.read <= 129  # the state of 64 batches before, or of 64 before that
+    assert dataset.read <= 129  # the state is at most 128 batches old
 
 
 def test_epochs_that_are_left_at_once_do_not_make_states_grow() -> None:

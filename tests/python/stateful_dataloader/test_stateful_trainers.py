@@ -1,4 +1,4 @@
-"""Loops of public trainers, stopped in mid-epoch and at an epoch's end, started anew, compared for three epochs."""
+"""Training loops of public projects, stopped during and after an epoch, resumed, and compared for three epochs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def processes() -> FreshProcesses:
 
 @pytest.fixture(scope="module")
 def whole(processes: FreshProcesses, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The runs that are never stopped, each of which is made once."""
+    """The results of uninterrupted runs, each of which is computed once."""
     made: dict[tuple[str, int], list[Any]] = {}
     nowhere = tmp_path_factory.mktemp("whole") / "unused"
 

@@ -1,4 +1,4 @@
-"""States that upstream's StatefulDataLoader 0.11 saved, loaded here: `upstream_states.py` has made them."""
+"""States that upstream's StatefulDataLoader 0.11 saved are loaded here; `upstream_states.py` generated them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
 from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
 from upstream_states import loader_of, plain  # noqa: E402
 
-#: The tests are about more workers than small machines have cores.
+#: The tests use more workers than small machines have cores.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 SAVED = Path(__file__).parents[1] / "data/upstream_states.pt"
@@ -24,7 +24,7 @@ def saved() -> list[dict[str, Any]]:
 
 
 def cases(saved: list[dict[str, Any]], workers: int) -> list[dict[str, Any]]:
-    """Those of this many workers; where processes are started, of two of four positions in turn."""
+    """Returns states of this many workers; if processes are started, only two of four positions in turn."""
     found = [one for one in saved if one["case"][2] == workers]
     return [one for number, one in enumerate(found) if not workers or (number + number // 4) % 2 == 0]
 
@@ -53,7 +53,7 @@ def test_behind_the_last_batch_a_whole_epoch_comes(saved: list[dict[str, Any]], 
             found = rest_of(one, workers)
             if one["case"][1] in ("shuffled", "seeded", "distributed", "replacement"):
                 assert len(found) == len(one["before"]), one["case"]
-            elif one["case"][0] != "CountedNumbers":  # it continues counting
+            elif one["case"][0] != "CountedNumbers":  # this dataset continues counting
                 assert found == one["before"], one["case"]
 
 

@@ -1,4 +1,4 @@
-"""`torchdata.stateful_dataloader` where PyTorch is not installed: an error that says what to do."""
+"""`torchdata.stateful_dataloader` without PyTorch raises an error that explains what to install."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many workers a verdict advises: no more than keep the cores busy, unless their work waits."""
+"""The number of workers that a verdict advises: at most as many as keep the cores busy, unless the workers wait."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.alone
 
 
 def computing(seconds):
-    """Computes for so long, which a machine that is busy elsewhere makes no longer. Returns True."""
+    """Uses this much processor time, which does not depend on the load of the machine. Returns True."""
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         pass
@@ -33,7 +33,7 @@ def sleeps(x):
 
 @pytest.fixture(scope="module")
 def counted():
-    """Statistics of two workers of a function that sleeps, and of one that computes."""
+    """Returns statistics of two workers, for a function that sleeps and for one that computes."""
 
     def of(function):
         pipe = IterableWrapper(range(60)).sharding_filter().map(function)
@@ -46,7 +46,7 @@ def counted():
 
 
 def seen(stats, cores, workers=2, each=0.01, ran=None, beside=0.0, step=0.0004):
-    """The statistics, of workers that take so long for an item and compute for a share of that, or for all of it."""
+    """Returns statistics of workers with this time per item, of which this share (or all of it) is computing."""
     share = {"items": 30, "seconds": 0.3, "busy_seconds": 30 * each, "busy": 1.0, "node": None}
     lived = {"cpu_seconds": beside + (30 * each if ran is None else ran), "lived_seconds": 0.3 + beside}
     worker = next(one for one in stats.processes if one.role == "worker")
@@ -71,7 +71,7 @@ def seen(stats, cores, workers=2, each=0.01, ran=None, beside=0.0, step=0.0004):
 
 
 def test_no_more_workers_are_advised_than_keep_the_cores_busy(counted):
-    """Ten milliseconds of computing for a step of 0.4: twenty-five workers, were there cores for them."""
+    """Ten milliseconds of computing for a step of 0.4 would need twenty-five workers if there were cores for them."""
     words = str(diagnose(seen(counted["computes"], cores=2)))
     assert words.endswith(
         "The 2 cores are busy with 2 workers: more would not be faster. Make computes cheaper, or use more cores."
@@ -94,7 +94,7 @@ def test_more_workers_than_cores_are_advised_where_the_work_waits(counted):
 
 
 def test_what_a_start_computes_is_not_held_against_the_work(counted):
-    """Whether the work computes is not known then."""
+    """It is then unknown whether the workers compute or wait."""
     words = str(diagnose(seen(counted["waits"], cores=2, ran=0.0, beside=0.6)))
     assert words.endswith(
         "With 25 workers the training step (400 µs) would be the limit if the work is waiting; if it computes, "
@@ -109,7 +109,7 @@ def test_workers_of_other_machines_are_not_counted_by_the_cores_of_this_one(coun
 
 
 def test_of_real_workers_it_is_seen_whether_they_compute(counted):
-    """What they computed at their start may leave a doubt, and no more."""
+    """The processor time of the workers' start may cause a doubt, but nothing else."""
     for kind, stats in counted.items():
         words = str(loading(replace(stats, cores=2, step_seconds=0.0002, loading=0.9, waiting=0.9, held_up=0.0)))
         if kind == "waits":

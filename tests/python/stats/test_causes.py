@@ -1,4 +1,4 @@
-"""31 causes of slow loading, counted as each loader counts them: the verdict names the cause, and the code at fault."""
+"""31 causes of slow loading, as each loader measures them: the verdict names the cause and the responsible code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchdata._observe.stats.diagnosis import diagnose
 from torchdata._observe.stats.waiting import waited_for_long
 
 DOORS: tuple[Door, ...] = get_args(Door)
-#: Arguments that only the other loader has.
+#: Arguments that only the other class of loader accepts.
 FOREIGN = {
     "StatefulDataLoader": (
         "DataLoader2",

@@ -32,7 +32,7 @@ def loader_of(items: int, workers: int = 2, **options: Any) -> DataLoader2[Any]:
 
 
 def scraped(url: str) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
-    """By name of a sample: by labels, its value, as the official parser reads them."""
+    """Returns, for each sample's name, the value for each set of labels, as the official parser reads them."""
     parser = pytest.importorskip("prometheus_client.parser", reason="it is an extra")
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(url, timeout=10) as answer:

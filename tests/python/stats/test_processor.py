@@ -1,4 +1,4 @@
-"""The processor time of a process, as the system tells it."""
+"""The processor time of a process, as the operating system reports it."""
 
 from __future__ import annotations
 

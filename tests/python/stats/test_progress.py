@@ -1,4 +1,4 @@
-"""`loader.progress()` in a terminal and in a notebook, and silent where there is neither."""
+"""`loader.progress()` in a terminal and in a notebook; it prints nothing if there is neither."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ print("done", count)
 
 
 def run_in_terminal(tmp_path: Path, backend: str, length: str) -> str:
-    """The output of the program to a terminal of 100 columns."""
+    """Returns the program's output to a terminal of 100 columns."""
     import fcntl
     import struct
     import termios
@@ -62,7 +62,7 @@ def run_in_terminal(tmp_path: Path, backend: str, length: str) -> str:
     while True:
         try:
             data = os.read(main, 65536)
-        except OSError:  # nobody has the terminal open any more
+        except OSError:  # all processes have closed the terminal
             break
         if not data:
             break
@@ -73,7 +73,7 @@ def run_in_terminal(tmp_path: Path, backend: str, length: str) -> str:
 
 
 def looks(written: str) -> list[str]:
-    """The lines that were seen, one after another, in a terminal that was written to like this."""
+    """Returns the successive lines that this output displays in a terminal."""
     screen = pytest.importorskip("pyte", reason="a terminal is looked at by it")
     seen = screen.Screen(100, 30)
     stream = screen.Stream(seen)
@@ -127,7 +127,7 @@ print(sum(1 for _ in bar))
 """
 
 
-@pytest.mark.filterwarnings("default")  # the libraries that run notebooks have warnings of their own
+@pytest.mark.filterwarnings("default")  # the libraries that run notebooks emit warnings
 def test_a_notebook_shows_the_bar_below_its_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     nbclient = pytest.importorskip("nbclient", reason="it runs notebooks")
     nbformat = pytest.importorskip("nbformat", reason="it makes notebooks")

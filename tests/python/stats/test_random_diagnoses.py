@@ -1,4 +1,4 @@
-"""Pipelines made at random, one of each kind: what limits them is named, next to programs that compute as well."""
+"""Randomly generated pipelines, one of each kind: the diagnosis names the bottleneck, even next to busy programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipes are named ranges of torch's profiler, whenever it begins."""
+"""Pipes are named ranges in torch's profiler, regardless of when profiling begins."""
 
 from __future__ import annotations
 

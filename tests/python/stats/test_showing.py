@@ -1,4 +1,4 @@
-"""Pipes, loaders and statistics as people see them: words, pictures, notebooks."""
+"""The display of pipes, loaders and statistics: text, pictures, notebooks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Loud:
 
 @pytest.fixture(scope="module")
 def loader() -> Any:
-    """A loader that has run an epoch through a dispatching process and two workers."""
+    """Returns a loader that has run an epoch with a dispatching process and two workers."""
     pipe = IterableWrapper(range(200)).shuffle(buffer_size=10).sharding_round_robin_dispatch()
     pipe = pipe.map(slow).map(abs).batch(4)
     service = MultiProcessingReadingService(2, "fork")
@@ -237,7 +237,7 @@ def test_to_graph_of_a_loader_has_a_cluster_for_each_kind_of_process(loader: Any
 
 
 class _Text(HTMLParser):
-    """The words of a page by their tags."""
+    """Returns the words of a page, by their tags."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -278,7 +278,7 @@ def browser() -> str:
 
 
 def test_a_browser_shows_what_notebooks_get(loader: Any, tmp_path: Path) -> None:
-    """Chromium lays the page out; a script in it reports what it sees, which lands in the dumped document."""
+    """Chromium renders the page; a script in the page writes its observations into the dumped document."""
     chromium = browser()
     parts = [
         loader._repr_html_(),

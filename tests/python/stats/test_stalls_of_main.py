@@ -1,5 +1,5 @@
-"""A loader that hangs in the main process itself: who is told what, and that the watching thread is never in the way
-of a fork."""
+"""A loader that hangs in the main process itself: the warning and its recipient. The watching thread never disturbs a
+fork."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from waiting import wait_for
 
 pytestmark = [
     pytest.mark.alone,
-    # The watching thread may be about to warn when the item comes after all; then it does so after its test.
+    # The watching thread may be about to warn when the item finally arrives, and then warns after the test.
     pytest.mark.filterwarnings("ignore::torchdata._observe.outside.stalls.StallWarning"),
 ]
 PACKAGE_PATH = str(Path(torchdata.__file__).resolve().parents[1])
 
 
 def watching_threads() -> int:
-    """How many threads of this process watch, whoever sees them."""
+    """Returns the number of watching threads in this process."""
     found = 0
     for number in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError):
@@ -52,7 +52,7 @@ def hang_until_told_twice(item: int) -> int:
 
 
 def hang_until(condition: Callable[[], bool]) -> Callable[[int], int]:
-    """A function that hangs at the third or the fourth item until something has been told."""
+    """A function that hangs at the third or fourth item until a warning was emitted."""
 
     def hang(item: int) -> int:
         if item in (2, 3):
@@ -63,7 +63,7 @@ def hang_until(condition: Callable[[], bool]) -> Callable[[int], int]:
 
 
 def is_told(*words: str, without: str = "no such words", of: slice = slice(None)) -> bool:
-    """Whether the stacks of a warning contain all of the words and none of the others."""
+    """Returns whether the stacks of a warning contain all of the words but not `without`."""
     texts = ["\nThread ".join(str(one.message).split("\nThread ")[of]) for one in told]
     return any(all(word in text for word in words) and without not in text for text in texts)
 
@@ -78,7 +78,7 @@ def recorded() -> Iterator[list[warnings.WarningMessage]]:
 
 @pytest.fixture
 def a_loader_in_main() -> Iterator[None]:
-    """Ends after those of other threads: memory for stacks is given back where the main process has the last one."""
+    """Outlives the loaders of other threads, because the memory for stacks is only released by the main thread."""
     with DataLoader2(IterableWrapper([0, 1])) as loader:
         next(iter(loader))
         yield
@@ -117,7 +117,7 @@ def held_by_a_debugger(item: int) -> int:
 
 
 def timed(iterator: Iterator[str], calls: list[float]) -> Iterator[str]:
-    """The items; `calls` is given how long each call took."""
+    """Yields the items; appends the duration of each call to `calls`."""
     while True:
         begun = time.monotonic()
         item = next(iterator, None)
@@ -140,7 +140,7 @@ def test_a_long_step_and_a_pause_are_not_told() -> None:
             assert list(timed(iterator, calls)) == []
             assert list(timed(iter(loader), calls)) == [str(n) for n in range(6)]
             wait_for(lambda: watching_threads() == 1)
-        if max(calls) < 0.05:  # else the machine stood still in a call, which is to be told
+        if max(calls) < 0.05:  # otherwise the machine paused during a call, which causes a warning
             assert not warned
             return
     raise AssertionError("this machine stands still all the time")
@@ -151,7 +151,7 @@ def test_a_debugger_is_not_told() -> None:
         pipe = IterableWrapper(range(1)).map(held_by_a_debugger)
         with recorded() as warned, DataLoader2(pipe, stall_warning=0.05) as loader:
             assert list(loader) == [0]
-        if not warned:  # else the machine stood still before the debugger came or after it had gone
+        if not warned:  # otherwise the machine paused before or after the debugger was attached
             return
     raise AssertionError("each time it was told")
 
@@ -267,7 +267,7 @@ def test_forks_of_other_threads_at_any_moment_find_none_of_its_locks_held() -> N
 
 
 def test_a_loader_that_is_dropped_while_it_is_watched_leaves_nothing() -> None:
-    before = set(_watched)  # those of other tests, which have made a loader believe that it had ended
+    before = set(_watched)  # threads of other tests, which simulated the end of a loader
     for _ in range(20):
         iterator = iter(DataLoader2(IterableWrapper(range(3)), stall_warning=0.01))
         next(iterator)

@@ -1,4 +1,4 @@
-"""What a `StatefulDataLoader` tells of itself: counts, the code at fault, long waits, its processes."""
+"""The statistics of a `StatefulDataLoader`: counts, the responsible code, long waits, and its processes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def pad(samples: list[Any]) -> list[Any]:
 
 
 def rows_of(stats: Any) -> dict[str, tuple[str | None, int]]:
-    """By name, where each function stands and how many items it has made, all processes together."""
+    """Returns, by function name, its location and its number of items, summed over all processes."""
     return {pipe.name: (pipe.location, pipe.items_out) for pipe in stats.merged_pipes()}
 
 
@@ -127,7 +127,7 @@ def test_few_batches_are_timed_unless_all_are_to_be(monkeypatch: pytest.MonkeyPa
 
     def counting(self: BatchClock, samples: int, reading: int, collating: int) -> int:
         timed[level] += 1
-        return note(self, samples, 1000, 1000)  # as tiny batches, whatever the machine does
+        return note(self, samples, 1000, 1000)  # as for tiny batches, independently of the machine's speed
 
     monkeypatch.setattr(BatchClock, "note", counting)
     for level in timed:
@@ -149,7 +149,7 @@ def test_arguments_that_say_nothing_are_refused() -> None:
 
 
 def long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has any epoch count as a long one."""
+    """Makes every epoch count as a long one."""
     monkeypatch.setattr(recorder, "LEAST", 0.0)
     monkeypatch.delenv("TORCHDATA_WAIT_WARNING")
 

@@ -1,4 +1,4 @@
-"""A loader's counts against counts by hand: in this process and in workers of every start method."""
+"""A loader's counters, compared with manual counts, in this process and in workers of every start method."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_bytes_memory_and_copies_are_those_of_the_items():
         assert stats.shared_memory_peak >= 500_000
     stats = dl.stats()
     assert 40 * 50_000 < stats.bytes < 40 * 50_200 + 50_000, "states travel with the items"
-    # Half of the budget is leased: ten items; the others were copied out of it, or went around it.
+    # Half of the budget is leased, which is ten items. The remaining items were copied out of it or bypassed it.
     assert stats.copies + stats.fragments >= 25
     assert stats.copied_bytes == 50_000 * stats.copies
     assert [int(item[0]) for item in kept] == list(range(40))
@@ -150,7 +150,7 @@ def test_main_that_waits_for_workers_says_for_whom():
         with loader(IterableWrapper(range(60)).sharding_filter().map(slowly), 2) as dl:
             came = [time.perf_counter() for _ in dl]
             slow = dl.stats()
-        if max(np.diff(came)) < 0.04:  # else a process stood still, and the others waited for it
+        if max(np.diff(came)) < 0.04:  # otherwise a process paused, and the other processes waited for it
             break
     assert slow.waiting > 0.7
     assert slow.loading >= slow.waiting
@@ -171,7 +171,7 @@ def test_workers_that_wait_for_room_say_so():
                 asked = time.perf_counter()
                 steps.append(asked - begun)
             fast = dl.stats()
-        if max(waits[1:]) < 0.01:  # else a worker stood still, and the main process waited for it
+        if max(waits[1:]) < 0.01:  # otherwise a worker paused, and the main process waited for it
             break
     assert fast.waiting < 0.3
     assert fast.held_up > 0.5
@@ -205,7 +205,7 @@ def test_what_is_read_ahead_is_held():
 
 
 def test_the_time_of_a_pipe_is_its_own():
-    took = {"two": 0.0, "one": 0.0}  # in truth, which on a busy machine is longer than what was wanted
+    took = {"two": 0.0, "one": 0.0}  # the measured times, which are longer than requested on a busy machine
 
     def sleeps(name, seconds):
         begun = time.perf_counter()
@@ -221,7 +221,7 @@ def test_the_time_of_a_pipe_is_its_own():
         return x
 
     with DataLoader2(IterableWrapper(range(3000)).map(str), stats="full") as dl:
-        list(dl)  # another pipeline in this thread, of whose calls one in many was timed
+        list(dl)  # another pipeline in this thread, whose calls are timed by sampling
     with DataLoader2(IterableWrapper(range(50)).map(two).map(one).batch(5), stats="full") as dl:
         begun = time.perf_counter()
         for _ in dl:
@@ -230,7 +230,7 @@ def test_the_time_of_a_pipe_is_its_own():
         stats = dl.stats()
     own = {pipe.name: pipe for pipe in stats.pipes}
     slow, fast, batcher = own["Mapper(two)"], own["Mapper(one)"], own["Batcher"]
-    # The time that a busy machine adds may stand in any of them, but in one only.
+    # A busy machine may add its delay to any of these times, but only to one of them.
     assert took["two"] <= slow.own_seconds <= whole - took["one"]
     assert took["one"] <= fast.own_seconds <= whole - took["two"]
     assert batcher.own_seconds <= whole - took["two"] - took["one"]
@@ -241,7 +241,7 @@ def test_the_time_of_a_pipe_is_its_own():
 
 
 class HandedOn(IterDataPipe):
-    """Reads the first items of its source itself, and all others in a thread."""
+    """Reads the first items of its source itself, and the remaining items in a thread."""
 
     def __init__(self, source_datapipe, first):
         self.source_datapipe = source_datapipe
@@ -274,7 +274,7 @@ def test_a_pipe_that_a_thread_reads_on_is_timed_there_too():
 
 
 def sometimes_slow(x):
-    """Returns for how long it took its time: on a busy machine any item may be the slowest."""
+    """Returns the time that each item took: on a busy machine, any item may be the slowest."""
     begun = time.perf_counter()
     time.sleep(0.2 if x == 37 else 0.0001)
     return x, time.perf_counter() - begun
@@ -405,7 +405,7 @@ def test_each_rank_counts_its_own_share(tmp_path):
 
 
 class Odd(IterDataPipe):
-    """Yields some items of its source, and counts by hand."""
+    """Yields some items of its source, and counts them independently."""
 
     def __init__(self, source_datapipe, every):
         self.source_datapipe = source_datapipe
@@ -418,7 +418,7 @@ class Odd(IterDataPipe):
 
 
 def test_counts_are_true_whatever_the_graph_and_its_history():
-    """Random graphs, services, epochs and breaks; each seed can be run alone by `TORCHDATA_SEED`."""
+    """Random graphs, services, epochs and breaks. `TORCHDATA_SEED` runs a single seed."""
     seeds = (
         [int(os.environ["TORCHDATA_SEED"])]
         if "TORCHDATA_SEED" in os.environ
@@ -508,7 +508,7 @@ class Counted(IterDataPipe):
 @pytest.mark.parametrize(("method", "dispatched"), with_methods(False, True))
 def test_each_snapshot_that_a_child_sends_is_counted(method, dispatched, tmp_path, monkeypatch):
     monkeypatch.setattr(snapshots, "SECONDS", 0.0)
-    monkeypatch.setattr(snapshots, "FACTOR", 0.0)  # one after each item
+    monkeypatch.setattr(snapshots, "FACTOR", 0.0)  # a snapshot after each item
     log = tmp_path / "taken"
     pipe = Counted(60, str(log))
     pipe = pipe.sharding_round_robin_dispatch() if dispatched else pipe.sharding_filter()
@@ -523,7 +523,7 @@ def test_each_snapshot_that_a_child_sends_is_counted(method, dispatched, tmp_pat
 
 
 def test_pipes_that_have_one_place_on_a_board_are_counted_apart_for_their_states() -> None:
-    """As those of a loader that was loaded are, and of its graph before: a thread may still read that."""
+    """After a state is loaded, the new graph and the former one share slots; a thread may still read the former."""
     counting = Counting(StatsBoard(1, 1, PIPES, False), MAIN_PAGE)
     before, now = (IterableWrapper(range(9)).enumerate() for _ in range(2))
     counting.bind(before)

@@ -1,4 +1,4 @@
-"""The verdict: each situation is built for real, and what the loader says of it is read back."""
+"""The verdict: each test creates a situation, and checks the loader's diagnosis of it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HERE = os.path.basename(__file__)
 
 
 def decode(x):
-    """Sleeps, and returns for how many seconds it did: on a busy machine longer than it wanted to."""
+    """Sleeps, and returns the actual duration in seconds, which may be longer on a busy machine."""
     begun = time.perf_counter()
     time.sleep(0.018)
     return time.perf_counter() - begun
@@ -39,9 +39,9 @@ def place_of(function):
 
 
 def measured(pipe, workers=2, step=0.0, level="full", took=None, waits=None, **options):
-    """Loads an epoch, with a training step of this many seconds, and gives the verdict.
+    """Loads an epoch with a training step of this many seconds, and returns the verdict.
 
-    `took` is given what each item and each step took in truth, `waits` how long each item was waited for.
+    The actual times of items and steps are appended to `took`, and the waiting time for each item to `waits`.
     """
     service = MultiProcessingReadingService(workers, multiprocessing_context="fork", **options) if workers else None
     with DataLoader2(pipe, reading_service=service, stats=level) as dl:
@@ -58,10 +58,10 @@ def measured(pipe, workers=2, step=0.0, level="full", took=None, waits=None, **o
 
 
 def measured_while_it_keeps_up(make, **options):
-    """Measures loaders until one is not held up: on a busy machine any process may stand still for a while.
+    """Measures loaders until one of them is not delayed, because any process may pause on a busy machine.
 
-    As seen from outside the loader, no item but the first must be waited for longer than for a tenth of a step; not
-    only all of them together, as a wait may stand for others.
+    As measured outside of the loader, the wait for each item but the first must be below a tenth of a step. The sum of
+    the waits is not sufficient, because a single long wait may be hidden in it.
     """
     for _ in range(50):
         took, waits = [], []
@@ -73,7 +73,7 @@ def measured_while_it_keeps_up(make, **options):
 
 
 def seconds(words):
-    """The seconds of a time in words: "4.1 ms"."""
+    """Returns the seconds of a time in words, such as "4.1 ms"."""
     number, unit = words.split()
     return float(number) * {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}[unit]
 
@@ -149,7 +149,7 @@ def test_training_limits():
 
 @pytest.mark.parametrize("level", ["counts", "full"])
 def test_of_short_epochs_it_is_known_as_well_how_long_they_take(level):
-    for _ in range(100):  # which calls are timed is a matter of chance
+    for _ in range(100):  # the calls that are timed are chosen at random
         with DataLoader2(IterableWrapper(range(10)).map(abs), stats=level) as dl:
             list(dl)
             stats = dl.stats()
@@ -178,7 +178,7 @@ def test_one_slow_worker():
 
 
 def test_one_slow_worker_is_known_where_main_waits_for_the_others_as_well():
-    """On a busy machine, all workers pause at times, but the others are ahead nevertheless."""
+    """On a busy machine, every worker pauses at times, but then the other workers are ahead."""
     with loader(IterableWrapper(range(60)).sharding_filter().map(odd_is_slow)) as dl:
         list(dl)
         stats = dl.stats()
@@ -237,7 +237,7 @@ def with_threads(x):
     if not _pool:
         _pool.append(ThreadPoolExecutor(4))
     blocks = [bytes(1_000_000)] * 4
-    for _ in _pool[0].map(lambda block: hashlib.sha256(block).digest(), blocks):  # without the interpreter's lock
+    for _ in _pool[0].map(lambda block: hashlib.sha256(block).digest(), blocks):  # releases the interpreter's lock
         pass
     return x
 
@@ -256,7 +256,7 @@ def test_workers_that_fight_over_cores():
 
 
 def test_workers_that_stand_in_line_behind_another_program_do_not_fight_with_each_other():
-    """They sleep for most of the time, and wait for the core whenever they wake up."""
+    """The workers sleep most of the time, and wait for the core when they wake up."""
     with loader(IterableWrapper(range(30)).sharding_filter().map(decode)) as dl:
         list(dl)
         stats = dl.stats()
@@ -349,7 +349,7 @@ def test_items_that_take_longer_to_arrive_than_to_make_ask_for_no_workers():
 
 
 class Reading(IterDataPipe):
-    """A source of the user that takes its time."""
+    """A user's slow source."""
 
     def __iter__(self):
         return map(slept, range(60))
@@ -380,7 +380,7 @@ def test_a_function_behind_the_filter_may_be_what_takes_the_time():
 def test_blocks_that_are_too_large_leave_workers_without_items(many):
     pipe = IterableWrapper(range(6)).sharding_filter().map(slept).map(lambda x: [x] * many).unbatch()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the idle worker, which another test is about
+        warnings.simplefilter("ignore")  # the warning about the idle worker, which another test checks
         with DataLoader2(pipe, ShardingPolicy(block=8), num_workers=2) as dl:
             list(dl)
             verdict = dl.diagnose()
@@ -406,7 +406,7 @@ def test_an_empty_pipeline_names_its_source_or_what_passes_nothing_on(workers):
 
 
 def test_workers_of_one_thread_are_not_said_to_run_many():
-    """Their work before the first item counts to their time as well as to their processor's."""
+    """The work before the first item is included in the workers' elapsed time and in their processor time."""
     with loader(IterableWrapper(range(30)).sharding_filter().map(decode)) as dl:
         list(dl)
         stats = dl.stats()

@@ -1,4 +1,4 @@
-"""`StatefulDataLoader` and nodes' processes are seen as `DataLoader2`'s workers are: found, counted, warned of."""
+"""`StatefulDataLoader`'s and nodes' processes are found, counted and warned about, like `DataLoader2`'s workers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NAMES = ["main", "worker process 0", "worker process 1"]
 
 
 class Waiting:
-    """Numbers, of which the sixth is there once a file is."""
+    """Numbers; the sixth is only available once a file exists."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -63,7 +63,7 @@ def test_a_stateful_loader_is_found_and_its_batches_are_counted(tmp_path: Path) 
 
 @contextmanager
 def stalls_told(there: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Context that notes stall warnings of `Waiting`, and makes the file that it waits for after the first one."""
+    """Records the stall warnings of `Waiting`, and creates the file that it waits for after the first warning."""
     told: list[str] = []
 
     def tell(message: Warning | str, category: type[Warning], *_rest: object) -> None:
@@ -97,7 +97,7 @@ def test_a_nodes_processes_are_found_and_tell_where_they_stand(tmp_path: Path) -
     iterator = iter(Loader(node))
     assert next(iterator) == 1
     (attached,) = attach(os.getpid())
-    # The process that has the 5 may be started and not counted yet: it is there once its function has been called.
+    # The process that has the 5 may be running but not counted yet; it is counted once its function has been called.
     wait_for(lambda: [one.name for one in attached.stats().processes] == NAMES)
     wait_for(lambda: any("in __getitem__" in stack for name, stack in attached.stacks() if name.startswith("worker")))
     (tmp_path / "there").touch()
@@ -132,7 +132,7 @@ def test_a_node_s_process_that_nobody_waits_for_is_not_told(tmp_path: Path, monk
         warnings.simplefilter("error")
         iterator = iter(Loader(node))
         assert next(iterator) == 1
-        time.sleep(1.5)  # the program's step is long, and the next item under way
+        time.sleep(1.5)  # the program's step is long, and the next item is in progress
         (tmp_path / "there").touch()
         assert list(iterator) == [5]
     node.shutdown()

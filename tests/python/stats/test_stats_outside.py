@@ -1,4 +1,4 @@
-"""Loaders seen from outside: found, read and drawn by another process, that leaves no trace; and where they hang."""
+"""Loaders inspected from another process, which finds, reads and draws them without side effects; also hangs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = [
     pytest.mark.skipif(os.environ.get("TORCHDATA_PORTABLE") == "1", reason="temporary files have no names in /proc"),
 ]
 
-#: Loads until it hangs or is told to end.
+#: Loads until it hangs or is asked to end.
 PROGRAM = textwrap.dedent(
     """
     import ctypes, os, sys, time
@@ -70,7 +70,7 @@ PROGRAM = textwrap.dedent(
 
 @pytest.fixture
 def program(tmp_path):
-    """Starts the program; all that it has started is ended with it."""
+    """Starts the program, and ends all its processes afterwards."""
     path = tmp_path / "loading.py"
     path.write_text(PROGRAM)
     started = []
@@ -89,7 +89,7 @@ def program(tmp_path):
 
     yield start
     for process in started:
-        with contextlib.suppress(ProcessLookupError):  # a test may have ended it
+        with contextlib.suppress(ProcessLookupError):  # a test may already have ended the process
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         process.stdout.close()
@@ -192,7 +192,7 @@ def test_another_user_is_refused(program):
 
 
 def stacks_once(attached, *words):
-    """What is told of each process, by its name: its line and its stack, once that of worker 1 has all the words."""
+    """Returns each process's line and stack by its name, as soon as the stack of worker 1 contains all the words."""
     found = {}
 
     def hangs():
@@ -217,7 +217,7 @@ def test_a_hung_worker_shows_where_it_stands_and_goes_on(program, how):
     assert "_engine" not in stack, "what runs the graph says nothing"
     assert "main" in stacks["main"][1]
     wait_for(lambda: attached.stats().main.waits_seconds > 0.3)
-    # Being asked ends nobody, and interrupts no sleep.
+    # Requests terminate no process, and interrupt no sleep.
     attached.stacks()
     assert process.poll() is None
     wait_for(lambda: kernel_state(attached.stats().workers[1].pid).startswith("asleep"))
@@ -228,7 +228,7 @@ def test_a_hung_thread_of_a_worker_shows_where_it_stands(program):
     (attached,) = attach(process.pid)
     wait_for(lambda: attached.stats().main.waits_for == "worker process 1")
     stacks_once(attached, "asleep, in ", "prefetching.py", "in step")
-    for _ in range(3):  # asking does no harm
+    for _ in range(3):  # requests do no harm
         stacks = {head.partition(" (")[0]: stack for head, stack in attached.stacks()}
         main, *threads = stacks["worker process 1"].split("\nThread ")
         assert "prefetching.py" in main, main
@@ -268,7 +268,7 @@ def nap(x):
 
 @contextlib.contextmanager
 def warning_once_it_is_up(pipe, seconds, **options):
-    """A loader with two workers that have run an epoch; from then on warnings are errors."""
+    """A loader with two workers that have run an epoch; afterwards, warnings are errors."""
     service = MultiProcessingReadingService(2, multiprocessing_context="fork", **options)
     with warnings.catch_warnings(), DataLoader2(pipe, reading_service=service, stall_warning=seconds) as dl:
         warnings.simplefilter("ignore")
@@ -289,7 +289,7 @@ def test_the_process_at_fault_may_be_the_dispatching_one():
 def test_who_waits_while_the_loader_is_paused_is_not_warned():
     pipe = IterableWrapper(range(200)).sharding_filter().map(abs).prefetch(2)
     with warning_once_it_is_up(single(pipe), 0.4, worker_prefetch_cnt=1, main_prefetch_cnt=0) as dl:
-        warnings.simplefilter("ignore")  # a busy machine may stand still before and after
+        warnings.simplefilter("ignore")  # a busy machine may pause before and after
         iterator = iter(dl)
         iterator.limit(5)
         assert list(iterator) == [0, 1, 2, 3, 4]
@@ -302,7 +302,7 @@ def test_who_waits_while_the_loader_is_paused_is_not_warned():
 
 
 def single(pipe):
-    """Makes the last pipe stay in the main process, where its thread reads what the workers send."""
+    """Keeps the last pipe in the main process, where its thread reads from the workers."""
     pipe.is_replicable = lambda: False
     return pipe
 
@@ -345,7 +345,7 @@ def test_a_process_that_answers_is_not_ended_by_a_late_question():
 
 
 class Screen:
-    """A program in a pseudo terminal, whose screen can be read."""
+    """A program in a pseudo terminal with a readable screen."""
 
     def __init__(self, *arguments, rows=40, columns=140):
         import pyte
@@ -419,8 +419,8 @@ def test_the_live_view_shows_processes_pipes_and_verdict_and_goes_without_a_trac
     screen.press("q")
     assert screen.end() == 0
     assert process.poll() is None
-    wait_for(lambda: descriptors(process.pid) <= before[0])  # a program that runs may have a file open for a moment
-    assert shared_files([screen.pid]) == before[1]  # other programs have theirs there, too
+    wait_for(lambda: descriptors(process.pid) <= before[0])  # a running program may have a file open for a moment
+    assert shared_files([screen.pid]) == before[1]  # other programs have files there, too
     assert "worker process 1" in attach(process.pid)[0].stats().processes[2].name
 
 
@@ -447,7 +447,7 @@ def test_the_live_view_keeps_to_a_narrow_terminal(program, top):
 
 def test_the_live_view_shows_two_loaders_and_ends_with_the_last(program, top):
     first, second = program("on"), program("on")
-    screen = top(rows=400)  # other programs' loaders may be shown, too
+    screen = top(rows=400)  # loaders of other programs may be shown, too
     screen.wait(f"pid {first.pid}", f"pid {second.pid}")
     single = top(first.pid)
     single.wait(f"pid {first.pid}")
@@ -464,7 +464,7 @@ def test_the_live_view_says_how_much_there_is_no_room_for(program, top):
     low, high = top(process.pid, rows=7), top(process.pid, rows=40)
     low.wait("items/s", "q quit   s stacks   ", "lines more than there is room for")
     high.wait("q quit   s stacks\n", "Mapper(step)")
-    # The line of the keys has its place on both.
+    # The line with the keys is visible on both screens.
     wait_for(lambda: f" {len(high.read().rstrip().splitlines()) - 7} lines more" in low.read())
     low.press("q")
     assert low.end() == 0

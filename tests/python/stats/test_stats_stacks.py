@@ -1,4 +1,4 @@
-"""Answering for stacks while everything changes: forks, threads, late questions, descriptors that go to others."""
+"""Answering requests for stacks during forks, in threads, with late requests, and with reused descriptors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = [
 
 
 def answering(pages=4):
-    """A board whose first page describes how this process answers, and its answers."""
+    """Returns a board whose first page describes how this process answers, and the memory of its answers."""
     board = StatsBoard(pages, 1, 1, False)
     board.adopt(0, 1, 0)
     stacks.answer_for_stacks(board, 0)
@@ -37,7 +37,7 @@ def answering(pages=4):
 
 
 def memories():
-    """Descriptors of this process that lead to memory for answers."""
+    """Returns this process's descriptors of memory for answers."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):
@@ -47,7 +47,7 @@ def memories():
 
 
 def forget_what_other_tests_left():
-    """A last loader that ends in another thread than the main process leaves its memory to the next one."""
+    """If the last loader ends in another thread than the main one, its memory is kept for the next loader."""
     gc.collect()
     now = stacks._answering
     if not now.pages and now.opened[0] >= 0:
@@ -72,7 +72,7 @@ def asked(page, seconds=1.0):
 def test_a_child_forked_while_a_thread_ends_the_last_loader_keeps_what_has_the_number_now(
     moment, tmp_path, monkeypatch
 ):
-    """Before the close the child has inherited the memory; after it the number leads to a file of the program."""
+    """Before the close, the child has inherited the memory; afterwards, the number refers to a file of the program."""
     board, page = answering()
     real_close, closed = os.close, []
 
@@ -117,14 +117,14 @@ def test_a_forked_child_has_memory_of_its_own_and_closes_its_parents():
 
 
 class Refusing(MultiProcessingReadingService):
-    """Its workers are started, and then nothing begins."""
+    """The workers are started, but no epoch begins."""
 
     def initialize_iteration(self, seed_generator, iter_reset_fn=None):
         raise ValueError("no epoch")
 
 
 def test_workers_that_never_come_to_an_epoch_leave_no_memory():
-    """`nothing_is_left` of other files lets pass a few descriptors: these were among them."""
+    """`nothing_is_left` in other files tolerates a few descriptors, which may have included these."""
     pipe = IterableWrapper(range(4)).sharding_filter()
     service = MultiProcessingReadingService(1, multiprocessing_context="fork")
     service.initialize(pipe)
@@ -174,7 +174,7 @@ print("unharmed")
 
 
 def test_memory_that_the_program_has_closed_is_made_anew():
-    """As daemons close whatever is open."""
+    """Daemons close all open descriptors in this way."""
     board, page = answering()
     os.close(page["stack"])
     stacks.tidy()
@@ -186,7 +186,7 @@ def test_memory_that_the_program_has_closed_is_made_anew():
 
 
 def test_nobody_is_sent_a_signal_for_which_he_has_no_handler():
-    """The rule holds for every content of a damaged page, and for a number that another process has by now."""
+    """The rule holds for any content of a damaged page, and for a process ID that another process has reused."""
     board, page = answering()
     descriptor = page["stack"]
     other = signal.SIGRTMAX - 5
@@ -229,7 +229,7 @@ def test_two_who_ask_at_once_each_get_one_stack():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_threads_that_begin_and_end_loaders_while_others_ask_and_fork(seed):
-    """Random moments; nobody is ended, no descriptor is left, and each child that is forked answers for itself."""
+    """At random moments: no process is terminated, no descriptor leaks, and each forked child answers for itself."""
     rng, over, failures = random.Random(seed), threading.Event(), []
 
     def guarded(step):
@@ -265,7 +265,7 @@ def test_threads_that_begin_and_end_loaders_while_others_ask_and_fork(seed):
     over.set()
     for thread in threads:
         thread.join(120)
-    load()  # whichever thread was the last: the main one gives the memory back
+    load()  # the main thread releases the memory again, regardless of which thread was the last
     assert failures == []
 
 
@@ -296,7 +296,7 @@ print("unharmed", sum("torchdata-stacks" in one for one in held))
 
 
 def test_the_handler_is_faulthandlers_and_not_pythons():
-    """A process that holds the interpreter's lock answers, too."""
+    """A process that holds the interpreter's lock also answers."""
     board, page = answering()
     assert signal.getsignal(page["signal"]) == signal.SIG_IGN, "what Python would do once the handler is gone"
     stacks.answer_no_more(board, 0)

@@ -1,4 +1,4 @@
-"""Boards of counters that others have made: what does not check out is named and left out, and obeyed is nothing."""
+"""Boards of counters from other programs: invalid ones are named and left out, and their content is never trusted."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ pytestmark = [
     pytest.mark.skipif(os.environ.get("TORCHDATA_PORTABLE") == "1", reason="temporary files have no names in /proc"),
 ]
 
-#: The places of the role and of the number of pipes in the header of a page.
+#: The offsets of the role and of the number of pipes in the header of a page.
 PAGE, ROLE, PIPES = 4096, 4, 28
 
 
 def planted(change=lambda content: None, seals=fcntl.F_SEAL_SHRINK):
-    """The descriptor of a changed board of this process."""
+    """Returns the descriptor of a modified board of this process."""
     board = StatsBoard(2, 1, 2, True)
     board.adopt(0, 1, 0)
     content = bytearray(os.pread(board.fileno(), 1 << 24, 0))
@@ -107,7 +107,7 @@ def test_names_of_pipes_and_command_lines_are_shown_without_what_a_terminal_obey
     ]
     with subprocess.Popen([sys.executable, *program], stdin=subprocess.PIPE) as child:
         told = attaching._command(child.pid)
-        while "-c" not in told:  # it has not replaced the copy of this process yet
+        while "-c" not in told:  # the process has not replaced its copy yet
             told = attaching._command(child.pid)
         child.communicate(b"\n")
     assert "\x1b" not in told
@@ -116,7 +116,7 @@ def test_names_of_pipes_and_command_lines_are_shown_without_what_a_terminal_obey
 
 
 def container(folder, host=(100, 1), **processes):
-    """A `/proc` of processes, of which some are in a container: by name, (number here, number there)."""
+    """Creates a `/proc` with processes, some of them in a container: by name, (number here, number there)."""
     for name, (here, there) in processes.items():
         inside = folder / str(here)
         (inside / "ns").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""`on_error("skip")`: items at which a pipe raises are left out, counted and remembered."""
+"""`on_error("skip")`: items at which a pipe raises are skipped, counted and recorded."""
 
 from __future__ import annotations
 

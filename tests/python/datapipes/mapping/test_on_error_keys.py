@@ -1,4 +1,4 @@
-"""The log of `on_error` names the file, the member or the key at which one of our readers has failed."""
+"""The log of `on_error` names the file, the member or the key at which a reader of this package failed."""
 
 from __future__ import annotations
 

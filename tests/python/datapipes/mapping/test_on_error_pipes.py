@@ -289,7 +289,7 @@ RAISE_NOTHING = {
     "Repeater", "SampleMultiplexer", "Sampler", "ShardingFilter", "ShardingRoundRobinDispatcher", "Shuffler",
     "UnZipper", "Zipper", "ZipperLongest",
 }  # fmt: skip
-#: Their `__iter__` is that of a pipe that is here: a function for each item, or a stream after the other.
+#: They inherit `__iter__` from a pipe in this list, which calls a function per item, or reads one stream after another.
 AS_OTHERS = {
     "AISFileLoader": "Mapper",
     "Bz2FileLoader": "TarArchiveLoader", "CSVDictParser": "CSVParser", "Extractor": "Decompressor",
@@ -299,7 +299,7 @@ AS_OTHERS = {
     "PinMemory": "Mapper", "RarArchiveLoader": "TarArchiveLoader", "RoutedDecoder": "Mapper", "S3FileLoader": "Mapper",
     "Saver": "Mapper", "XzFileLoader": "TarArchiveLoader",
 }  # fmt: skip
-#: They read what is not a pipe, are at one item whatever they raise, or are a matter of all ranks.
+#: They read sources that are not pipes, stay at one item whenever they raise, or involve all ranks.
 END = {
     "AISFileLister", "EndOnDiskCacheHolder", "FSSpecFileLister", "FullSync", "HuggingFaceHubReader",
     "IoPathFileLister", "OnDiskCacheHolder", "S3FileLister",

@@ -19,7 +19,7 @@ MEGABYTE = 2**20
 
 
 class Calls:
-    """Counts for which items it was called."""
+    """Counts its calls for each item."""
 
     def __init__(self):
         self.items = []

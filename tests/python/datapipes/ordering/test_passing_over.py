@@ -21,7 +21,7 @@ COUNT = 23
 
 
 class Letters(list[str]):
-    """A list of one's own, which nobody passes over."""
+    """A user's list class, whose items cannot be skipped without reading them."""
 
 
 class Squares:
@@ -34,7 +34,7 @@ class Squares:
         return index * index
 
 
-#: Sources whose items can be passed over, and some that are like them and cannot.
+#: Sources with items that can be skipped without reading, and similar sources without this ability.
 SOURCES: dict[str, Callable[[], IterDataPipe]] = {
     "range": lambda: IterableWrapper(range(COUNT)),
     "range backwards": lambda: IterableWrapper(range(50, 50 - 2 * COUNT, -2)),

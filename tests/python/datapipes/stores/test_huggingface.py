@@ -1,4 +1,4 @@
-"""HuggingFaceHubReader against datasets in files: rows, splits, and exact places in them."""
+"""HuggingFaceHubReader against datasets in files: rows, splits, and exact positions in them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torchdata.datapipes.iter import HuggingFaceHubReader
 
 datasets = pytest.importorskip("datasets")
 
-#: Run in a process of its own, because `datasets` reads the address of the hub when it is imported.
+#: Run in a separate process, because `datasets` reads the address of the hub when it is imported.
 STREAMED = """
 import json, sys
 from torchdata.datapipes.iter import HuggingFaceHubReader

@@ -1,4 +1,4 @@
-"""Tables read part by part, each written by the library whose format it is."""
+"""Tables that are read in parts; the library of each format writes them."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_row_groups_without_rows_yield_nothing_and_states_pass_over_them(tmp_pat
 
 
 def test_only_the_columns_that_are_asked_for_are_read(folder: Path) -> None:
-    """Nothing could be read of the others: they hold noise."""
+    """The other column contains noise and cannot be read."""
     path = folder / "1.parquet"
     chunk = pyarrow.parquet.ParquetFile(path).metadata.row_group(0).column(1)
     assert chunk.path_in_schema == "b"

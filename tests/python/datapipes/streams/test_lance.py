@@ -1,4 +1,4 @@
-"""Rows of Lance datasets that lance itself has written: by index, in ranges, filtered, shared out and gone on with."""
+"""Rows of Lance datasets that lance itself has written: by index, in ranges, filtered, sharded and resumed."""
 
 from __future__ import annotations
 

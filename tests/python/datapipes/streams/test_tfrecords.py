@@ -438,7 +438,7 @@ def test_a_record_longer_than_max_length_is_refused_before_it_is_read() -> None:
         next(items)
 
     class Endless(io.RawIOBase):
-        """A record of 1 GiB of which the reader gets as much as it asks for."""
+        """A record of 1 GiB; each read returns the requested number of bytes."""
 
         count = 0
 

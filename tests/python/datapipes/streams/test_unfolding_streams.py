@@ -26,7 +26,7 @@ def opened(folder: Path) -> Any:
 
 
 def lines(pair: tuple[str, Any]) -> Iterator[bytes]:
-    """Lazily: the stream stands half-way while its lines are yielded."""
+    """Lazily: the stream is read half-way while its lines are yielded."""
     for line in pair[1]:
         yield bytes(line)
     pair[1].close()

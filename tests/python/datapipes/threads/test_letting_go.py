@@ -18,7 +18,7 @@ from torchdata.datapipes.state import load_state, save_state
 
 
 class SlowToEnd(IterDataPipe[int]):
-    """Takes some time to end in the midst of its items, as whoever closes a file does."""
+    """Takes some time to end in the middle of its items, like a generator that closes a file."""
 
     def __init__(self, source: Any) -> None:
         self.source = source
@@ -64,7 +64,7 @@ def test_ranks_that_are_waited_for_hold_up_nobody_who_looks() -> None:
     asked, answer = threading.Event(), threading.Event()
 
     class Slow(Alone):
-        """A group of two ranks in which the other rank is late."""
+        """A group of two ranks; the other rank is late."""
 
         world_size = 2
 

@@ -28,7 +28,7 @@ Pair = namedtuple("Pair", "image label")
 
 
 class Pinnable:
-    """An object that knows how to pin itself."""
+    """An object with a method that pins it."""
 
     def __init__(self) -> None:
         self.pinned = False
@@ -222,7 +222,7 @@ def test_tensors_are_pinned_ahead_of_use() -> None:
 
 @needs_cuda
 def test_copies_from_pinned_memory_overlap_with_computing() -> None:
-    """A training loop over pinned batches: a stream of its own fetches each one while its forerunner is computed."""
+    """A training loop over pinned batches: a separate stream copies each batch during the previous step."""
     weights = torch.ones(2048, 2048, device="cuda")
     fetching = torch.cuda.Stream()
     source = IterableWrapper([torch.ones(64 << 20, dtype=torch.uint8)] * 10, deepcopy=False)

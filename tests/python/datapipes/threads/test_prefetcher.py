@@ -1,4 +1,4 @@
-"""Prefetcher: its thread, pausing, errors at their place, forks, and exact state."""
+"""Prefetcher: its thread, pausing, errors at their position, forks, and exact state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ThreadPoolMapper: order, bounded reading ahead, errors at their place, threads that end, and exact state."""
+"""ThreadPoolMapper: order, bounded reading ahead, errors at their position, threads that end, and exact state."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _leaves_no_thread() -> Iterator[None]:
 
 
 class Watched(IterDataPipe[Any]):
-    """Yields 0, 1, …; keeps count of what was taken, and of the threads that took it."""
+    """Yields 0, 1, …; counts the items taken, and the threads that took them."""
 
     def __init__(self, count: int, fail_at: int | None = None) -> None:
         self.count, self.fail_at, self.taken = count, fail_at, 0

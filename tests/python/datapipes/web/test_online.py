@@ -1,4 +1,4 @@
-"""HttpReader, GDriveReader, OnlineReader against a local server: what they yield, and what they say of failures."""
+"""HttpReader, GDriveReader, OnlineReader against a local server: their items, and their error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of servers and networks: requests are sent again, bodies continued, and nothing is lost or repeated."""
+"""Faults of servers and networks: requests are repeated, bodies are resumed, and no data is lost or duplicated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams over HTTP: read like files, opened again where they stood, and never continued with another content."""
+"""Streams over HTTP: read like files, reopened at their position, and never continued with different content."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torchdata.datapipes.state import load_state, save_state
 
 CONTENT = b"".join(b"line %d\n" % number for number in range(40))
 
-#: How a server may send a file whose streams are to be opened again.
+#: The ways in which a server may send a file with streams that are reopened.
 HABITS = [
     {},
     {"ranges": "no"},
