@@ -210,7 +210,7 @@ class ReadSource:
     NUM_YIELDED_KEY = "num_yielded"
     GROWTH_KEY = "read_ahead"
 
-    #: How many seconds a reset waits for a thread to leave the source, and for the source to be read on.
+    #: How many seconds a reset waits until the thread of the previous run no longer uses the source.
     patience: ClassVar[float] = 60.0
 
     def __init__(

@@ -182,6 +182,7 @@ class Plan:
 
 def check(plan):
     """Runs a loader; returns whether it came to its end."""
+    patience = shutdown.ASKED, stalls.STALL
     shutdown.ASKED, stalls.STALL = 0.3, 0.2
     faulthandler.dump_traceback_later(60, exit=True)
     raised = []
@@ -193,6 +194,7 @@ def check(plan):
             whole = _run(plan)
             gc.collect()
     finally:
+        shutdown.ASKED, stalls.STALL = patience
         sys.unraisablehook, threading.excepthook = before
         faulthandler.cancel_dump_traceback_later()
     assert not raised, raised

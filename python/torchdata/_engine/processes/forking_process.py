@@ -74,7 +74,7 @@ def serve(
         own: its end of the socket.
         main_pid: the id of the main process.
         mains: the main process's end, if it is inherited.
-        bells: the bells, if they are inherited.
+        bells: the board on which processes wake each other, if this process was forked and has inherited it.
         inherited: the objects that `Inherited` represents.
         module: the name of a module to import for all children, if possible.
     """

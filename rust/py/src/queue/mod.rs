@@ -31,7 +31,8 @@ struct Entry {
     content: Py<PyAny>,
     /// The number of the item, if positions are recorded.
     index: Option<Index>,
-    /// The state of the source after the item. Without a number, an object that the worker stores with the content.
+    /// The state of the source after the item. If the item has no number, this is an object that the worker stores with
+    /// the content.
     mark: Option<Py<PyAny>>,
     /// Whether holds need not wait for the worker of this item.
     is_plain: bool,

@@ -147,7 +147,7 @@ def test_a_server_that_ends_while_an_object_is_read_is_an_error_and_others_are_r
     with s3_server() as other:
         client = fill(other, {"short": {"lived": LARGE}})
         client.close()
-        [(_, stream)] = S3FileLoader(["s3://short/lived"], endpoint_url=other, request_timeout_ms=200)
+        [(_, stream)] = S3FileLoader(["s3://short/lived"], endpoint_url=other, request_timeout_ms=5000)
         assert stream.read(100) == LARGE[:100]
     with pytest.raises(OSError, match=r"S3FileLoader cannot read 's3://short/lived'"):
         stream.read()

@@ -245,7 +245,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
         return room, pieces
 
     def _row(self, room: int, pieces: list[Piece]) -> dict[str, Any]:
-        """Builds the row of some pieces, filled up with padding if there is any."""
+        """Builds a row from pieces of sequences, and pads it if the pipe has a padding value."""
         classes = set(map(type, pieces))
         kind = _KINDS.get(classes.pop()) if len(classes) == 1 else None
         if kind is not None:  # sequences of one kind, as in most items
