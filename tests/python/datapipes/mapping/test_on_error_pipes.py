@@ -123,7 +123,7 @@ def tokens(item: Any) -> Any:
     return item["a"].tolist() if hasattr(item["a"], "tolist") else item["a"]
 
 
-#: By class of pipe: a pipeline in which the pipe itself raises, at items 3, 4 and 11 unless noted, and the items that it yields.
+#: By class of pipe: a pipeline in which the pipe itself raises, at items 3, 4 and 11 unless noted; and its items.
 OWN: dict[str, list[tuple[Any, list[Any]]]] = {
     "Mapper": [(lambda: numbers().map(whole), GOOD)],
     "Filter": [(lambda: numbers().filter(lambda item: whole(item) % 2 == 0), [n for n in GOOD if n % 2 == 0])],
