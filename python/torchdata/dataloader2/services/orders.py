@@ -26,14 +26,13 @@ class _Order:
     """The samples of one filter in one epoch."""
 
     def __init__(self) -> None:
-        #: By checksum: the first position of that checksum, and the worker.
-        self._first: dict[int, tuple[int, int]] = {}
-        #: By position: the first checksum.
-        self._at: dict[int, int] = {}
-        #: By worker: how many positions have another item in another worker.
+        #: By worker: the position of each checksum, and the checksum at each position.
+        self._positions: dict[int, dict[int, int]] = {}
+        self._at: dict[int, dict[int, int]] = {}
+        #: By the first of two neighboring workers: at how many positions they have different items, and how many items
+        #: they have at different positions. Each is counted once, whichever worker's note arrives first.
         self._differs: Counter[int] = Counter()
-        #: By two workers: how many items they had at different positions.
-        self._moved: Counter[tuple[int, int]] = Counter()
+        self._moved: Counter[int] = Counter()
         #: By worker: all its checksums, while they may cover a short source completely.
         self._begun: dict[int, list[int]] = {}
         self._whole: dict[int, list[int]] = {}
@@ -41,13 +40,19 @@ class _Order:
     def differs(self, worker: int, note: Note) -> tuple[int, int, int] | None:
         """Adds a note. If the orders differ, returns an item's position, another worker, and the position there."""
         found: tuple[int, int, int] | None = None
+        positions, at = self._positions.setdefault(worker, {}), self._at.setdefault(worker, {})
         for position, checksum in note.samples:
-            self._differs[worker] += self._at.setdefault(position, checksum) != checksum
-            first, other = self._first.setdefault(checksum, (position, worker))
-            if first != position and other != worker:
-                self._moved[other, worker] += 1
-                if self._moved[other, worker] >= _PROOF and max(self._differs[worker], self._differs[other]) >= _PROOF:
-                    found = position, other, first
+            positions[checksum], at[position] = position, checksum
+            for other in (worker - 1, worker + 1):
+                if other not in self._at:
+                    continue
+                pair = min(worker, other)
+                self._differs[pair] += self._at[other].get(position, checksum) != checksum
+                first = self._positions[other].get(checksum, position)
+                if first != position:
+                    self._moved[pair] += 1
+                    if min(self._moved[pair], self._differs[pair]) >= _PROOF:
+                        found = position, other, first
         return found or self._of_short_ones(worker, note)
 
     def _of_short_ones(self, worker: int, note: Note) -> tuple[int, int, int] | None:

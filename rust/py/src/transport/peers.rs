@@ -2,8 +2,8 @@
 //!
 //! Runs in the thread that reads. A peer is a shard, and each link carries the units of the shards that one process runs:
 //! of peer number p over link p modulo links, where it is shard number p / links. A unit leaves its ring when its peer has
-//! the turn, or earlier: because a unit of another peer is behind it, to let a peer go on for which another one waits, or
-//! because the process behind the ring has died.
+//! the turn. It leaves earlier if a unit of another peer follows it in the ring, if another peer waits for this one, or if
+//! the process that sends over the link has exited.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
