@@ -15,7 +15,7 @@ from torchdata._engine import snapshots
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.services.orders import Orders
 from torchdata.datapipes._pipe import witnessing
-from torchdata.datapipes._pipe.witnessing import Watch, next_sample, sample_behind
+from torchdata.datapipes._pipe.witnessing import Note, Watch, next_sample, sample_behind
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 from torchdata.datapipes.map import SequenceWrapper
 
@@ -243,3 +243,18 @@ def test_sampled_positions_are_the_same_wherever_reading_begins() -> None:
         samples.append(sample_behind(samples[-1]))
     for position in (0, 1, 35, 36, 37, 100, 9_999):
         assert next_sample(position) == min(sample for sample in samples if sample >= position)
+
+
+def test_orders_are_compared_in_whichever_pieces_the_notes_arrive() -> None:
+    orders = Orders()
+    orders.begin()
+    order = {worker: random.Random(worker).sample(range(36), 36) for worker in range(2)}
+
+    def hear(worker: int, start: int) -> None:
+        orders.hear(worker, [Note(0, "Shuffled", 0, [*enumerate(order[worker])][start : start + 18], None)])
+
+    hear(0, 0)
+    hear(1, 18)
+    hear(1, 0)
+    with pytest.raises(RuntimeError, match="in different orders"):
+        hear(0, 18)
