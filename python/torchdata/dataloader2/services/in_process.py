@@ -116,7 +116,7 @@ class InProcessReadingService(ReadingServiceInterface):
         return Shares()
 
     def set_prefetch_counts(self, main: PrefetchCount | None, worker: PrefetchCount | None) -> None:
-        """Sets `prefetch_cnt` to `main`. The other count has no effect, because there are no workers."""
+        """Sets `prefetch_cnt` to `main`. The count for workers has no effect, because this service starts none."""
         if main is not None:
             self._prefetch_cnt = main
 

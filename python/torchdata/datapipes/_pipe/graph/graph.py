@@ -105,7 +105,7 @@ class Graph:
         return found
 
     def first(self, wanted: Callable[[Any], bool]) -> Any:
-        """Returns the first pipe, sources first, for which a function returns True; None if there is no such pipe."""
+        """Returns the first pipe that a function accepts, beginning with the sources; None if it accepts none."""
         return next(filter(wanted, self.pipes), None)
 
 
