@@ -348,6 +348,18 @@ def test_items_that_take_longer_to_arrive_than_to_make_ask_for_no_workers():
         assert ("num_workers=0 would be faster" in str(verdict)) == (kind == "sending")
 
 
+def test_tiny_items_limit_by_sending_even_if_workers_wait_for_a_core():
+    with loader(IterableWrapper(range(2000)).shuffle().sharding_filter()) as dl:
+        list(dl)
+        stats = dl.stats()
+    for in_line, kind in ((0.899, "sending"), (0.5, "loading")):
+        made = {"busy": 0.9, "busy_seconds": 0.9, "input": 0.0, "room": 0.1, "waits_for_cpu_seconds": in_line}
+        made |= {"cpu_seconds": 10.0}
+        processes = [replace(one, **made) if one.role == "worker" else one for one in stats.processes]
+        seen = replace(stats, processes=tuple(processes), seconds=1.0, waiting=0.3, loading=0.9, held_up=0.1)
+        assert diagnose(replace(seen, first_item_seconds=0.0)).kind == kind
+
+
 class Reading(IterDataPipe):
     """A user's slow source."""
 

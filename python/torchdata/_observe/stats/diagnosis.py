@@ -295,17 +295,19 @@ def network(stats: LoaderStats) -> Verdict | None:
 
 def sending(stats: LoaderStats) -> Verdict | None:
     """Recognizes items that are so small that sending them takes longer than creating them."""
-    made = sum(worker.busy for worker in stats.workers)
-    if any(worker.node is not None for worker in stats.workers):
+    workers = stats.workers
+    if not workers or stats.dispatching or stats.items < MANY or any(worker.node is not None for worker in workers):
         return None
-    if not stats.workers or stats.dispatching or stats.waiting < 0.5 or made > 0.6 or stats.items < MANY:
+    # A worker counts as busy while it waits for a core. On a busy machine, this time would exceed that of tiny items.
+    worked = sum(max(0.0, worker.busy_seconds - (worker.waits_for_cpu_seconds or 0.0)) for worker in workers)
+    each = worked / max(1, sum(worker.items for worker in workers))
+    made = sum(worker.busy for worker in workers)
+    if each > WORTH_A_WORKER and (stats.waiting < 0.5 or made > 0.6):
         return None
-    items = sum(worker.items for worker in stats.workers)
-    each = sum(worker.busy_seconds for worker in stats.workers) / max(1, items)
     return Verdict(
         "sending",
         f"Sending limits you: an item takes {duration(each)} of a worker and {duration(stats.seconds / stats.items)} "
-        f"to arrive, so that the workers wait {percent(stats.held_up)} of the time for room. num_workers=0 would be "
+        f"to arrive; the workers wait {percent(stats.held_up)} of the time for room. num_workers=0 would be "
         f"faster, or {advice_for(stats).larger}",
         "main",
     )
