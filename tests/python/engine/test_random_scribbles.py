@@ -38,7 +38,8 @@ def test_a_child_whose_commands_are_overwritten_ends_without_a_traceback(seed, c
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_the_exit_code_of_a_child_tells_that_its_commands_were_overwritten():
+@pytest.mark.parametrize("waits", [Child.next_command, lambda child: child.command_within(1.0)])
+def test_the_exit_code_of_a_child_tells_that_its_commands_were_overwritten(waits):
     class Damaged:
         def receive(self, *_):
             raise RuntimeError("the shared memory of a link is corrupted")
@@ -46,7 +47,7 @@ def test_the_exit_code_of_a_child_tells_that_its_commands_were_overwritten():
     child = object.__new__(Child)
     child.commands, child.sender = Damaged(), SimpleNamespace(tidy=lambda: False)
     with pytest.raises(SystemExit) as ended:
-        child.next_command()
+        waits(child)
     exited = SimpleNamespace(
         called="worker 0", told=None, exitcode=ended.value.code, is_orphan=False, is_copy_of_main=False
     )

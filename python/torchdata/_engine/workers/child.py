@@ -245,18 +245,27 @@ class Child:
         gc.unfreeze()  # the user's objects in cycles are finalized if the interpreter exits normally
 
     def next_command(self) -> tuple[Any, ...]:
-        """Waits for a command, and meanwhile gives unused shared memory back.
+        """Waits for a command. Raises what `command_within` raises."""
+        while (command := self.command_within()) is None:
+            pass
+        return command
+
+    def command_within(self, seconds: float | None = None) -> tuple[Any, ...] | None:
+        """Waits for a command.
+
+        Args:
+            seconds: the longest wait. By default, the wait is long, and unused shared memory is given back before it.
+
+        Returns:
+            The command; None if it did not arrive in time.
 
         Raises:
             SystemExit: the memory of a link is damaged. The exit code informs the main process.
         """
-        command = None
         try:
-            while command is None:
-                command = self.commands.receive(0, IDLE if self.sender.tidy() else None)
+            return self.commands.receive(0, seconds or (IDLE if self.sender.tidy() else None))  # type: ignore[no-any-return]
         except RuntimeError:
             sys.exit(DAMAGED)
-        return command  # type: ignore[no-any-return]
 
 
 def raise_failure(_peer: int, description: Any) -> NoReturn:

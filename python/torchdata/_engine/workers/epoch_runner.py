@@ -263,7 +263,7 @@ class EpochRunner:
 
     def _meets_superseding(self) -> bool:
         """Obeys commands up to the one that interrupted the graph. Returns False if that command does not arrive."""
-        while (command := self.commands.receive(0, ORDERED)) is not None:
+        while (command := self.child.command_within(ORDERED)) is not None:
             if self._obey(command) == "leave":
                 return True
         return False
