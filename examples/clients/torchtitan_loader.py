@@ -40,7 +40,7 @@ def main() -> None:
         rest = [labels.tolist() for _, labels in batches]
         resumed = loader(workers)
         resumed.load_state_dict(state)
-        print(f"{workers} workers: goes on at its place: {[labels.tolist() for _, labels in resumed] == rest}")
+        print(f"{workers} workers: resumes at its position: {[labels.tolist() for _, labels in resumed] == rest}")
 
 
 if __name__ == "__main__":

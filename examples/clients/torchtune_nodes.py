@@ -44,7 +44,7 @@ def main() -> None:
             rest = list(map(numbers, batches))
             resumed = loader(folder, workers)
             resumed.load_state_dict(state)
-            print(f"{workers} workers: goes on at its place: {list(map(numbers, resumed)) == rest}")
+            print(f"{workers} workers: resumes at its position: {list(map(numbers, resumed)) == rest}")
             print(f"all samples came: {sorted({n for batch in seen + rest for n in batch}) == list(range(12))}")
 
 

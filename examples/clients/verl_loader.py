@@ -24,7 +24,7 @@ def main() -> None:
         rest = [batch.tolist() for batch in batches]
         resumed = loader(workers)
         resumed.load_state_dict(state)
-        print(f"{workers} workers: goes on at its place: {[batch.tolist() for batch in resumed] == rest}")
+        print(f"{workers} workers: resumes at its position: {[batch.tolist() for batch in resumed] == rest}")
 
 
 if __name__ == "__main__":

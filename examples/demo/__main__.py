@@ -35,7 +35,7 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m demo",
         description="Trains a linear probe on photographs that worker processes load, beside torch's DataLoader if "
-        "torch is installed; kills a worker; stops in the middle of an epoch and goes on. Exits 1 if anything falls "
+        "torch is installed; kills a worker; stops in the middle of an epoch and resumes. Exits 1 if anything falls "
         "short.",
     )
     parser.add_argument("--data-dir", type=Path, default=cache, help="where the shards are kept (%(default)s)")

@@ -98,7 +98,7 @@ def loads_plain(pickled: Any) -> Any:
     try:
         return _Unpickler(io.BytesIO(pickled)).load()
     except Exception as error:
-        raise ValueError(f"they are no pickle of plain data ({type(error).__name__}: {error})") from None
+        raise ValueError(f"they are not a pickle of plain data ({type(error).__name__}: {error})") from None
 
 
 # -- arrays and files in memory ----------------------------------------------------------------------------------------

@@ -169,11 +169,11 @@ def reason_in(content: bytes | None) -> str | None:
 def check_seal(sealed: Any, what: str) -> None:
     """Raises ValueError if sealed data is damaged, or has another version."""
     if not isinstance(sealed, bytes) or len(sealed) < _HEADER.size:
-        raise ValueError(f"{what} is damaged: it is no snapshot")
+        raise ValueError(f"{what} is damaged: it is not a snapshot")
     magic, version, length, checksum = _HEADER.unpack_from(sealed)
     pickled = memoryview(sealed)[_HEADER.size :]
     if magic != _MAGIC or length != len(pickled):
-        raise ValueError(f"{what} is damaged: it is not as long as it says, or no snapshot")
+        raise ValueError(f"{what} is damaged: its length is wrong, or it is not a snapshot")
     if version != _VERSION:
         raise ValueError(f"{what} has version {version}, but this release reads version {_VERSION}")
     if zlib.crc32(pickled) != checksum:

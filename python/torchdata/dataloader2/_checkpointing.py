@@ -220,9 +220,9 @@ def _warn_of_replay(place: Position, stacklevel: int) -> None:
         return
     parts = [f"{items} items of {what}" for what, items, each in found if each >= _LEAST / 10]
     warnings.warn(
-        f"going on from this state will take about {seconds:.0f} s at most, as long as it took to make what has to be "
-        f"made again: {'; '.join(parts[:4])}. A pipe of your own is not replayed if it declares its state (`state`), "
-        "has `state_dict` and `load_state_dict`, or says `one_to_one = True`",
+        f"resuming from this state takes up to {seconds:.0f} s, because items must be recomputed: "
+        f"{'; '.join(parts[:4])}. A pipe of your own is not replayed if it declares its state (`state`), has "
+        "`state_dict` and `load_state_dict`, or sets `one_to_one = True`",
         RuntimeWarning,
         stacklevel=stacklevel + 1,
     )
@@ -254,7 +254,8 @@ def _in_graph(sealed: bytes | None, where: str) -> Iterator[tuple[str, int, floa
 def _warn_of_unsaved(why: str, stacklevel: int) -> None:
     """Warns that states resume from the epoch's beginning, because the graph cannot be saved, and gives the reason."""
     warnings.warn(
-        f"states of this pipeline go on from the beginning of the epoch, and make again what was given: {why}",
+        "states of this pipeline resume from the beginning of the epoch, and recompute the items that were delivered: "
+        f"{why}",
         RuntimeWarning,
         stacklevel=stacklevel + 1,
     )

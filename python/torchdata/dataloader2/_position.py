@@ -161,13 +161,13 @@ class Tracker:
         given = self._delivery.given - items_ago
         if given < 0:
             raise ValueError(
-                f"the state of {items_ago} items ago was asked for, but {self._delivery.given} items were given "
-                "since the epoch began or the loader was loaded"
+                f"the state of {items_ago} items ago was requested, but only {self._delivery.given} items were "
+                "delivered since the epoch began or the state was loaded"
             )
         if given < self._cut_at:
             raise ValueError(
-                f"the state of {items_ago} items ago was asked for, but an item behind that was cut off, by Ctrl-C for "
-                "one, and the loader has gone on without it"
+                f"the state of {items_ago} items ago was requested, but a later item was cut off, for example by "
+                "Ctrl-C, and the loader has continued without it"
             )
         if self._only_counts and self.output is not None:
             workers = self.output.place(given + self._lost)
@@ -180,8 +180,8 @@ class Tracker:
         newest = next((mark for mark in reversed(self._marks) if mark.given <= given), None)
         if newest is None:
             raise RuntimeError(
-                "an item was cut off, by Ctrl-C for one, the loader has gone on without it, and its pipes cannot be "
-                f"saved, so that nothing tells where it is: {self.unsaved}"
+                "an item was cut off, for example by Ctrl-C, and the loader has continued without it. Its pipes cannot "
+                f"be saved, so the position is unknown: {self.unsaved}"
             )
         return newest, given
 
@@ -317,8 +317,8 @@ class Tracker:
         names = names_of_lasting(self._pipeline.datapipe) if self._epochs_before and self._has_lasting() else []
         if names:
             raise RuntimeError(
-                f"{names[0]} keeps a state from epoch to epoch, and the beginning of the next one was cut off, by "
-                "Ctrl-C for one: save the state before, or begin that epoch once more"
+                f"{names[0]} keeps a state from epoch to epoch, and the beginning of the next epoch was cut off, for "
+                "example by Ctrl-C: save the state before, or begin that epoch again"
             )
 
     # -- epochs ------------------------------------------------------------------------------------
@@ -431,7 +431,7 @@ class Tracker:
                 delivery.step()
             except StopIteration:
                 raise RuntimeError(
-                    "this pipeline does not repeat itself, so it cannot go on from the state: it ended after "
+                    "this pipeline does not repeat itself, so it cannot resume from the state: it ended after "
                     f"{self._before + dropped} items, but {resumed.given} were given before the state was saved"
                 ) from None
             delivery.given += 1

@@ -461,7 +461,7 @@ def load_state(datapipe: Any, state: dict[str, Any], *, strict: bool = True, all
     if other:
         raise ValueError(
             f"the state was saved from another pipeline: {other}. Build the same pipeline, or pass strict=False to "
-            "load the state all the same"
+            "load the state anyway"
         )
     if not strict:
         set_strictness(graph, False)

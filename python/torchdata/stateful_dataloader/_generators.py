@@ -274,7 +274,7 @@ def _decoded(which: Any, plain: Any, seeded: Any) -> Any:
 
 def _whole(value: Any, most: int) -> int:
     if type(value) is not int or not 0 <= value <= most:
-        raise ValueError(f"{value!r} is no whole number from 0 to {most}")
+        raise ValueError(f"{value!r} is not a whole number from 0 to {most}")
     return value
 
 

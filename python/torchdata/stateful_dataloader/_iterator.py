@@ -214,8 +214,8 @@ class StatefulIterator(_BaseDataLoaderIter):
                 next(self)
             except StopIteration:
                 raise ValueError(
-                    f"the dataset ended after {number} of the {count} batches that the state says to be behind it "
-                    "('_steps_since_snapshot'): it is not the dataset that the state belongs to, or damaged"
+                    f"the dataset ended after {number} of the {count} batches that were read when the state was saved "
+                    "('_steps_since_snapshot'): the state belongs to another dataset, or is damaged"
                 ) from None
         self._given_before = self._num_given
 

@@ -290,10 +290,10 @@ class Reader:
             )
             return
         raise ValueError(
-            "the dataset does not repeat itself, so the loader cannot go on from the state: the samples of its first "
+            "the dataset does not repeat itself, so the loader cannot resume from the state: the samples of its first "
             f"{since} batches are not those that were read when the state was saved. Seed whatever shuffles or draws "
             "them, in each epoch, or give the dataset state_dict() and load_state_dict(). "
-            "load_state_dict(state, strict=False) of the loader goes on all the same, behind as many batches"
+            "load_state_dict(state, strict=False) of the loader resumes anyway, after the same number of batches"
         )
 
     def _go_back(self, base: dict[str, Any]) -> None:
@@ -372,8 +372,8 @@ class Reader:
                 if is_left:
                     return
                 raise ValueError(
-                    f"the dataset ended after {number} batches where {since} had been read when the state was saved: "
-                    "it is not the dataset that the state belongs to, or it does not repeat itself"
+                    f"the dataset ended after {number} batches, but {since} were read before the state was saved: "
+                    "the state belongs to another dataset, or the dataset does not repeat itself"
                 ) from None
 
     def _read_reported(self, index: Any) -> None:

@@ -95,8 +95,8 @@ def check_on_error(
 
 #: The message for a generator.
 _ENDS = (
-    "it is a generator, and a generator that raises has ended, so what it would have yielded behind that cannot be "
-    "had. Let __iter__ return an object whose __next__ raises and goes on when it is called again, or catch the "
+    "it is a generator, and a generator that raises has ended, so the items that it would have yielded after that are "
+    "lost. Let __iter__ return an object whose __next__ can be called again after it has raised, or catch the "
     "exception in the generator"
 )
 
@@ -287,7 +287,7 @@ class StreamFetcher(Stream):
         self._in_a_row += 1
         if self._in_a_row == _MOST_IN_A_ROW:
             add_note(
-                error, f"on_error skips no more: {name} has raised {_MOST_IN_A_ROW} times without a sample between"
+                error, f"on_error stops skipping: {name} has raised {_MOST_IN_A_ROW} times without a sample in between"
             )
             raise error
         self.skipped.append({"index": self.position and self.position - 1} | line_of(error))
@@ -301,7 +301,7 @@ class StreamFetcher(Stream):
         add_note(
             error,
             f"on_error cannot skip it: it came out of a generator in the iterator of {type(self.dataset).__name__}, "
-            "which gave nothing more behind it: a generator that raises has ended. Catch the exception in the "
+            "which yielded nothing after it, because a generator that raises has ended. Catch the exception in the "
             "generator, or read without one",
         )
         raise error from None

@@ -307,7 +307,7 @@ def _ours(state: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
     epoch = ours.get("epoch")
     generators = ours.get("generators", {})
     if not isinstance(generators, dict) or not all(isinstance(one, dict) for one in generators.values()):
-        raise ValueError("the state is damaged: 'generators' are no dict of dicts")
+        raise ValueError("the state is damaged: 'generators' is not a dict of dicts")
     return {
         "generators": generators,
         "indices": list(indices),
@@ -343,7 +343,7 @@ def _read_draws(saved: Any) -> list[list[Any]]:
     """Returns pairs of a number of indices and a moment. The numbers never decrease."""
     numbers = [whole(number, "draws") for number, _ in saved]
     if numbers != sorted(numbers) or not all(isinstance(moment, dict) for _, moment in saved):
-        raise ValueError("the state is damaged: 'draws' are no moments in their order")
+        raise ValueError("the state is damaged: 'draws' is not a list of moments in ascending order")
     return [list(pair) for pair in saved]
 
 

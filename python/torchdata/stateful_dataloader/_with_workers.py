@@ -363,9 +363,9 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         with torch.autograd.profiler.record_function(self._profile_name):
             if self._is_cut_off:
                 raise RuntimeError(
-                    "an error of the loader's sampler, or Ctrl-C pressed twice, cut off the loader as it handed over "
-                    "a batch, which is lost; begin a new loop, from a state that was saved before if nothing is to be "
-                    "missed"
+                    "an error of the loader's sampler, or Ctrl-C pressed twice, interrupted the loader while it "
+                    "delivered a batch, which is lost; begin a new loop. To miss no batch, load a state that was saved "
+                    "before"
                 )
             if self._held or self._hand:
                 return

@@ -388,7 +388,7 @@ def count_in(state: Any, name: str) -> int:
     if isinstance(count, int) and count < 0:
         raise ValueError(f"Cannot load state_dict with negative {name} value: {count}")
     if not isinstance(count, int) or isinstance(count, bool):
-        raise ValueError(f"the state is damaged: its {name!r} is {count!r}, no number of indices")
+        raise ValueError(f"the state is damaged: its {name!r} is {count!r}, which is not a number of indices")
     return count
 
 
@@ -400,6 +400,6 @@ def pass_over(iterator: Iterator[Any], count: int) -> None:
     """
     if count > 0 and not seek(iterator, count) and next(itertools.islice(iterator, count - 1, None), _NONE) is _NONE:
         raise ValueError(
-            f"the state says that {count} indices were read, and the sampler gives fewer: what it samples from has "
-            "become shorter, or the state is damaged"
+            f"the state says that {count} indices were read, but the sampler yields fewer: its data has become "
+            "shorter, or the state is damaged"
         )

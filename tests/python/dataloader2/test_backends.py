@@ -31,7 +31,7 @@ from waiting import wait_for
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.* has taken its place"),
-    pytest.mark.filterwarnings("ignore:going on from this state"),
+    pytest.mark.filterwarnings("ignore:resuming from this state"),
     pytest.mark.filterwarnings("ignore:the main process holds .* of items, more than the memory budget"),
     pytest.mark.filterwarnings("ignore:RayReadingService.* workers"),  # on a busy machine
     *of_ray,

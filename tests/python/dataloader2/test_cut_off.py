@@ -207,14 +207,14 @@ class Unsaved(IterDataPipe):
         raise AssertionError("there is none")
 
 
-@pytest.mark.filterwarnings("ignore:states of this pipeline go on from the beginning")
+@pytest.mark.filterwarnings("ignore:states of this pipeline resume from the beginning")
 def test_where_nothing_tells_what_was_lost_a_state_is_refused() -> None:
     with DataLoader2(Unsaved(IterableWrapper(range(40)))) as made:
         reading = iter(made)
         got = read_until_cut(reading, 17)
         state = made.state_dict()
         next(reading)
-        with pytest.raises(RuntimeError, match="cut off.*gone on without it.*no words"):
+        with pytest.raises(RuntimeError, match="cut off.*continued without it.*no words"):
             made.state_dict()
         assert next(iter(made)) == 0
         assert made.state_dict()["iteration_state"]["given"] == 1  # belongs to another epoch

@@ -118,7 +118,7 @@ def test_a_rank_that_cannot_make_its_items_again_says_so_and_the_other_hears_of_
         return str(caught.value)
 
     own, others = in_ranks(2, body)
-    assert own.startswith("this pipeline does not repeat itself, so it cannot go on from the state: it ended 2 items")
+    assert own.startswith("this pipeline does not repeat itself, so it cannot resume from the state: it ended 2 items")
     assert others.startswith("rank 0 raised an exception while it read its items")
 
 

@@ -162,7 +162,7 @@ def test_what_cannot_be_changed_is_refused_by_name():
     with pytest.raises(RuntimeError, match=r"Cannot remove the receiving DataPipe Reader.* 2 pipes"):
         remove_dp(graph, end)
     last = start.map(str)
-    with pytest.raises(RuntimeError, match="receiving DataPipe Mapper.* go on with IterableWrapper"):
+    with pytest.raises(RuntimeError, match="receiving DataPipe Mapper.* use IterableWrapper"):
         remove_dp(traverse_dps(last), last)
     with pytest.raises(ValueError, match="no pipe of this graph"):
         remove_dp(graph, source().map(str))

@@ -31,7 +31,7 @@ from waiting import wait_for
 
 pytestmark = [
     # On a busy machine.
-    pytest.mark.filterwarnings("ignore:going on from this state"),
+    pytest.mark.filterwarnings("ignore:resuming from this state"),
     pytest.mark.filterwarnings("ignore:RayReadingService.* workers"),
     needs_ray,
     *of_ray,

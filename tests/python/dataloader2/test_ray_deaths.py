@@ -26,7 +26,7 @@ from waiting import wait_for
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.* has taken its place"),
-    pytest.mark.filterwarnings("ignore:going on from this state"),
+    pytest.mark.filterwarnings("ignore:resuming from this state"),
     pytest.mark.filterwarnings("ignore:RayReadingService.* workers"),  # on a busy machine
     needs_ray,
     *of_ray,

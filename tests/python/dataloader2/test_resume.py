@@ -166,7 +166,7 @@ def test_a_state_of_some_items_ago_brings_them_again(service):
     loader, iterator, got = begun(SERVICES[service](), epochs=1, items=8)
     with loader:
         states = [through_pickle(loader.state_dict(items_ago=ago)) for ago in range(9)]
-        with pytest.raises(ValueError, match="of 9 items ago was asked for, but 8 items were given"):
+        with pytest.raises(ValueError, match="of 9 items ago was requested, but only 8 items were"):
             loader.state_dict(items_ago=9)
         rest = list(iterator)
     for ago in (1, 3, 8):

@@ -77,7 +77,7 @@ def test_a_pipeline_that_cannot_be_saved_is_said_once_with_the_reason_and_goes_o
         reading = iter(loader)
         for _ in range(9):
             next(reading)
-        with pytest.warns(RuntimeWarning, match="go on from the beginning of the epoch.*no place to be had from Unsav"):
+        with pytest.warns(RuntimeWarning, match="resume from the beginning.*no place to be had from Unsav"):
             state = loader.state_dict()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -138,7 +138,7 @@ def test_a_state_from_which_much_is_made_again_says_what_and_how_long(
     where = " in worker 0" if workers else ""
     with DataLoader2(pipe(), reading_service=service(workers)) as loader:
         with pytest.warns(
-            RuntimeWarning, match=rf"about [1-9] s at most.*again: \d\d items of Silent{where}.*one_to_one = True"
+            RuntimeWarning, match=rf"takes up to [1-9] s.*recomputed: \d\d items of Silent{where}.*one_to_one = True"
         ):
             loader.load_state_dict(state)
         assert next(iter(loader)) == 40

@@ -138,7 +138,7 @@ def test_without_a_loader_iter_is_enough_in_the_middle_of_an_epoch_and_refused_a
 
 
 def test_one_that_returns_an_iterator_and_began_unnoticed_is_refused_with_the_remedy() -> None:
-    words = "ends in Mapping cannot be saved or gone on with.*state.iterate.*or append a pipe of this package"
+    words = "ends in Mapping can be neither saved nor resumed.*state.iterate.*or append a pipe of this package"
     pipe = Mapping(shuffled())
     save_state(pipe)  # nothing has begun
     next(iter(pipe))

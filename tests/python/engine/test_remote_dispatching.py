@@ -19,7 +19,7 @@ from torchdata.datapipes.iter import IterableWrapper
 pytestmark = [
     pytest.mark.alone,
     pytest.mark.filterwarnings("ignore:.* has taken its place"),
-    pytest.mark.filterwarnings("ignore:going on from this state"),
+    pytest.mark.filterwarnings("ignore:resuming from this state"),
     pytest.mark.filterwarnings("ignore:the main process holds .* of items, more than the memory budget"),
 ]
 

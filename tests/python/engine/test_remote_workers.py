@@ -32,7 +32,7 @@ from torchdata.datapipes.iter import IterableWrapper
 pytestmark = [
     pytest.mark.alone,
     pytest.mark.filterwarnings("ignore:.* has taken its place"),
-    pytest.mark.filterwarnings("ignore:going on from this state"),
+    pytest.mark.filterwarnings("ignore:resuming from this state"),
 ]
 
 WORKERS = 2

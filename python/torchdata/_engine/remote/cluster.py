@@ -134,7 +134,7 @@ class Cluster:
         if any(free[name] < amount for name, amount in self._demands.items()):
             return (
                 f"{self._needed_by}: Ray has no room: {those} wait for {each} each, {seconds:.0f} s so far, and the "
-                f"cluster has {_in_words(free)} free. `ray status` says what takes the rest; the loader goes on when "
+                f"cluster has {_in_words(free)} free. `ray status` says what takes the rest; the loader continues when "
                 "there is room"
             )
         return (

@@ -255,7 +255,7 @@ def unpickled(field: str, pickled: Any) -> Any:
             raise ValueError(
                 f"the field {field!r} of this loader state cannot be loaded, because it names {name[1]!r} of the "
                 "program's own file (`__main__`), and the program that runs now defines no such name there: define "
-                "it, or put it into a module that both programs import and save the state anew"
+                "it, or put it into a module that both programs import and save the state again"
             ) from error
         raise ValueError(
             f"the field {field!r} of this loader state cannot be loaded, because something that it was made of cannot "

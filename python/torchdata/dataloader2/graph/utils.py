@@ -288,7 +288,7 @@ def remove_dp(graph: DataPipeGraph, datapipe: DataPipe) -> DataPipeGraph:
         )
     if datapipe is end:
         raise RuntimeError(
-            f"Cannot remove the receiving DataPipe {datapipe!r}, the last one of the graph; go on with {sources[0]!r}, "
+            f"Cannot remove the receiving DataPipe {datapipe!r}, the last one of the graph; use {sources[0]!r}, "
             "which it reads, instead"
         )
     return replace_dp(graph, datapipe, sources[0])
@@ -297,8 +297,8 @@ def remove_dp(graph: DataPipeGraph, datapipe: DataPipe) -> DataPipeGraph:
 def _require_member(pipes: list[DataPipe], datapipe: DataPipe) -> None:
     if not any(pipe is datapipe for pipe in pipes):
         raise ValueError(
-            f"{_described(datapipe)} is no pipe of this graph of {len(pipes)} pipes; if the pipes were changed since, "
-            "make the graph anew with traverse_dps"
+            f"{_described(datapipe)} is not a pipe of this graph of {len(pipes)} pipes; if the pipes have changed, "
+            "build the graph again with traverse_dps"
         )
 
 

@@ -211,7 +211,7 @@ class DistributedReadingService(ReadingServiceInterface):
             seed_generator.seed(shared % 2**64)
         elif shared % 2**64 != seed:
             raise ValueError(
-                f"rank {self._rank} goes on from another state than rank 0: load the same one on all ranks"
+                f"rank {self._rank} resumes from another state than rank 0: load the same one on all ranks"
             )
         # From a copy, as in workers: seeds drawn for this epoch must not change the next one.
         own = seed_generator.spawn(self._rank, inplace=not self._has_moved)

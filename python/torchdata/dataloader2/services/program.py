@@ -422,7 +422,7 @@ class GraphProgram(EpochProgram):
         source = Graph(self.datapipe).first(_is_dispatched)
         for _ in source.open_stream():
             raise RuntimeError(
-                "this pipeline does not repeat itself, so it cannot go on from the state: the dispatching process "
+                "this pipeline does not repeat itself, so it cannot resume from the state: the dispatching process "
                 "deals out more items than those that were read before the state was saved"
             )
         self._is_behind_share = True

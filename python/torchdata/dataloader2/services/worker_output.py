@@ -214,8 +214,8 @@ class WorkerOutput(IterDataPipe[Any]):
         """
         for _ in self.run.items:
             raise RuntimeError(
-                "this pipeline does not repeat itself, so it cannot go on from the state: the workers yield more items "
-                "than those that were given before the state was saved"
+                "this pipeline does not repeat itself, so it cannot resume from the state: the workers yield more "
+                "items than were delivered before the state was saved"
             )
         self._fresh = False  # a further iteration in this epoch begins another pass
 

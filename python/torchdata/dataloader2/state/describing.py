@@ -45,7 +45,7 @@ def _lines(state: LoaderState) -> Iterator[str]:
     else:
         yield f"inside an epoch, after {_items(place.given)}"
         if place.drop:
-            yield f"  of which the last {place.drop} are to be made again"
+            yield f"  of which the last {place.drop} are to be recomputed"
     seed = None if state.randomness is None else state.randomness.seed
     yield "without a seed" if seed is None else f"seed {seed}"
     if outline is not None:
@@ -62,10 +62,10 @@ def _shards(workers: WorkersPosition) -> Iterator[str]:
     for number, shard in enumerate(workers.shards):
         (given, _), snapshot = shard.given, shard.snapshot
         if snapshot is None:
-            yield f"shard {number}: {_items(given)} given, all to be made again"
+            yield f"shard {number}: {_items(given)} given, all to be recomputed"
             continue
         again = given - snapshot[0][0]
-        yield f"shard {number}: {_items(given)} given, the last {again} to be made again"
+        yield f"shard {number}: {_items(given)} given, the last {again} to be recomputed"
         yield from _graph(f"shard {number}", snapshot[3])
     if workers.dispatching is not None:
         yield from _graph("the dispatching process", workers.dispatching[2])

@@ -336,7 +336,7 @@ def _position(place: Any) -> Position:
     for name in _SEALED:
         sealed = place.get(name, b"")
         if sealed is not None and not is_sealed(sealed):
-            raise ValueError(f"its {name!r} is no snapshot")
+            raise ValueError(f"its {name!r} is not a snapshot")
     if "workers" not in place:
         raise ValueError("it says nothing of workers")
     workers = None if place["workers"] is None else _workers(place["workers"])
@@ -450,7 +450,7 @@ def generators_in(snapshot: Any) -> dict[str, Any]:
     """Returns the global generators that are sealed in a loader's state."""
     generators = opened(snapshot, "the generators of this loader state").generators
     if generators is None:
-        raise ValueError("the generators of this loader state are none")
+        raise ValueError("the generators of this loader state are not valid")
     return generators
 
 

@@ -111,10 +111,10 @@ class SampledStream:
             )
             return
         raise RuntimeError(
-            "this pipeline does not repeat itself, so it cannot go on from the state: the first "
+            "this pipeline does not repeat itself, so it cannot resume from the state: the first "
             f"{position} items of {self._name} are not those that were read before the state was saved. Seed "
             "whatever shuffles or draws them, in each epoch, or shuffle by the pipe `.shuffle()`. "
-            "load_state_dict(state, strict=False) of the loader goes on all the same, after the same number of items"
+            "load_state_dict(state, strict=False) of the loader resumes anyway, after the same number of items"
         )
 
     def _pieces(

@@ -247,8 +247,8 @@ def skip(error: BaseException, datapipe: Any, yielded: int, iterator: Any) -> bo
         add_note(
             error,
             f"on_error does not skip it: the iterator of {name_of(datapipe)} has ended by raising, as generators do, "
-            "and what it would have yielded behind this item cannot be had. Catch the exception there, or raise it in "
-            "a function that map, filter or flatmap calls",
+            "and the items that it would have yielded after this one are lost. Catch the exception there, or raise it "
+            "in a function that map, filter or flatmap calls",
         )
         return False
     record.skipped = plus_one(record.skipped, type(error).__name__)

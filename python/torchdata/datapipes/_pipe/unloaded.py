@@ -58,8 +58,8 @@ def begin_unloaded(datapipe: Any) -> tuple[Iterator[Any], Load]:
     """
     if "_iter_unloaded" not in vars(type(datapipe)):
         raise ValueError(
-            f"the loaded state is damaged, or of another pipeline: it goes on in indices that "
-            f"{type(datapipe).__name__} handed on, which hands on items alone"
+            f"the loaded state is damaged, or belongs to another pipeline: it counts indices that "
+            f"{type(datapipe).__name__} passed on, but this pipe passes on items only"
         )
     loads: list[Load] = []
 

@@ -434,7 +434,7 @@ def _file_at(path: str, mode: str, encoding: str | None, offset: int | None, nam
     if not isinstance(mode, str) or not set(mode) <= set("rbt"):
         raise ValueError(f"a state reads files, but this one opens {shown(path)} in mode {mode!r}")
     if os.path.exists(path) and not os.path.isfile(path):
-        raise ValueError(f"a state goes on in files, but {shown(path)} is something else")
+        raise ValueError(f"a state resumes reading files, but {shown(path)} is something else")
     return StreamWrapper.reopening(FileRecipe(path, mode, encoding), offset, name)
 
 

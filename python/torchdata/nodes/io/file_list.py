@@ -69,7 +69,7 @@ class FileLister(BaseNode[dict[str, Any]]):
             if saved != len(self._files) or fields[self.DIGEST_KEY] != self._digest():
                 raise ValueError(
                     f"FileLister: the state was saved when {shown(self.uri_base)} had {saved} files that match, but "
-                    f"there are other files now ({len(self._files)}); restore them, or begin the epoch anew"
+                    f"there are other files now ({len(self._files)}); restore them, or start the epoch again"
                 )
             self._index = fields.integer(self.CURRENT_IDX_KEY, least=0, most=saved)
         super().reset(initial_state)

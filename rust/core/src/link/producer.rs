@@ -187,7 +187,7 @@ impl Producer {
         self.all_shards().map(|shard| shard.account)
     }
 
-    /// The first shard of which items are still to be made again.
+    /// The first shard of which items are still to be recomputed.
     pub fn owing(&self) -> Option<u16> {
         self.all_shards().position(|shard| shard.owed > 0).map(|shard| shard as u16)
     }
@@ -201,7 +201,7 @@ impl Producer {
         self.shards.iter().enumerate().map(move |(shard, &kept)| if shard == current { self.in_hand() } else { kept })
     }
 
-    /// Items of the current shard that are still to be made again.
+    /// Items of the current shard that are still to be recomputed.
     #[inline]
     pub fn owed(&self) -> u64 {
         self.sending.owed()

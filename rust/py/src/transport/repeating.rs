@@ -185,8 +185,8 @@ impl Outlet {
 
 fn repeats_not(how: String) -> PyErr {
     PyRuntimeError::new_err(format!(
-        "this pipeline does not repeat itself, so it cannot go on from the state: {how}. Its data, its functions or its random \
-         numbers have changed, or PyTorch is loaded now and was not, or the other way round: `.collate()` makes tensors with it, and \
-         arrays without; load the state with strict=False to resume after the same number of items anyway"
+        "this pipeline does not repeat itself, so it cannot resume from the state: {how}. Its data, its functions or its random \
+         numbers have changed, or PyTorch was imported in only one of the two programs (`.collate()` makes tensors with PyTorch, \
+         and arrays without it); load the state with strict=False to resume after the same number of items anyway"
     ))
 }

@@ -122,7 +122,7 @@ def test_a_member_of_a_streamed_archive_that_was_left_too_long_ago_says_what_to_
     assert first.read(10) == b"A" * 10
     _, second = next(items)
     assert second.read() == b"B" * 70_000
-    with pytest.raises(tarfile.ReadError, match=r"x\.tar.*read members before going on"):
+    with pytest.raises(tarfile.ReadError, match=r"x\.tar.*read each member before the next"):
         first.read()
 
 

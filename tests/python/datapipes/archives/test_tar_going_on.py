@@ -305,7 +305,9 @@ def test_a_shard_that_has_changed_meanwhile_is_an_error_that_names_it(web: Any, 
     url = web.url("a.tar", shard, ranges=ranges)
     _, pipe = gone_on(build, url, 35)
     web.url("a.tar", shard + bytes(10240))
-    with pytest.raises(RuntimeError, match=r"cannot go on with '.*a\.tar.*because the file has changed") as caught:
+    with pytest.raises(
+        RuntimeError, match=r"cannot continue to read '.*a\.tar.*because the file has changed"
+    ) as caught:
         list(pipe)
     assert any("TarArchiveLoader" in note for note in caught.value.__notes__)
 

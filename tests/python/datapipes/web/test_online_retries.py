@@ -83,7 +83,7 @@ def test_a_file_that_changes_during_a_break_is_an_error(web: Any) -> None:
     [(_, opened)] = HttpReader([url])
     assert opened.read(10) == CONTENT[:10]
     web.url("a", CONTENT[::-1])
-    with pytest.raises(RuntimeError, match=r"HttpReader cannot go on with .*the file has changed: its ETag"):
+    with pytest.raises(RuntimeError, match=r"HttpReader cannot continue to read .*the file has changed: its ETag"):
         opened.read()
 
 

@@ -127,7 +127,7 @@ def test_a_file_that_has_changed_is_an_error(web, kind, ranges, change):
     os.utime(web.folder / "a", (1e9, 1e9))  # a date differs by whole seconds alone
     twin = pickle.loads(saved)
     for _ in range(2):
-        with pytest.raises(RuntimeError, match=r"HttpReader cannot go on with 'http.*the file has changed"):
+        with pytest.raises(RuntimeError, match=r"HttpReader cannot continue to read 'http.*the file has changed"):
             twin.read()
     assert open_files() == before
 

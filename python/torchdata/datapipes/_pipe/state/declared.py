@@ -155,7 +155,7 @@ class State:
         if kind in (bool, int, list, dict) and not isinstance(value, kind):
             raise TypeError(f"{self.key} is of type {type(value).__name__} instead of {kind.__name__}")
         if kind is int and not 0 <= value < MOST_ITEMS:
-            raise LookupError(f"{self.key} is {value}, which is no number of items")
+            raise LookupError(f"{self.key} is {value}, which is not a number of items")
 
 
 class RandomState(State):

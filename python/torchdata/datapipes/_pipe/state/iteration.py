@@ -187,8 +187,8 @@ _BEGIN_BY_ITERATE = (
 def unnoticed(datapipe: Any) -> TypeError:
     """Returns the error for a PyTorch pipe whose pass cannot be repeated because its beginning was not recorded."""
     return TypeError(
-        f"a pipeline that ends in {name_of(datapipe)} cannot be saved or gone on with, because its pass began "
-        f"unnoticed: it is a pipe of torch's whose __iter__ is no generator function. {_BEGIN_BY_ITERATE}"
+        f"a pipeline that ends in {name_of(datapipe)} can be neither saved nor resumed, because its pass began "
+        f"unnoticed: it is a pipe of torch's whose __iter__ is not a generator function. {_BEGIN_BY_ITERATE}"
     )
 
 

@@ -128,11 +128,11 @@ def parse_graph(state: Any) -> list[Entry]:
 
 def _parse_entry(entry: Any, where: str, *, is_left: bool = False) -> Entry:
     if not isinstance(entry, dict) or type(entry.get("type")) is not str:
-        raise ValueError(f"{where} is no entry with the name of a class")
+        raise ValueError(f"{where} is not an entry with the name of a class")
     own = f"{where}, {entry['type']},"
     restores = entry.get("how") == "restore"
     if not restores and entry.get("how") != "begin":
-        raise ValueError(f"{own} says that it goes on by {entry.get('how')!r}")
+        raise ValueError(f"{own} cannot resume by {entry.get('how')!r}")
     for name in ("yielded", "drop"):
         if name in entry or (restores and name == "yielded"):
             _check_count(entry.get(name), f"{own} has {name}")
@@ -166,7 +166,7 @@ def _parse_entry(entry: Any, where: str, *, is_left: bool = False) -> Entry:
 
 def _check_count(count: Any, what: str) -> None:
     if type(count) is not int or not 0 <= count < MOST_ITEMS:
-        raise ValueError(f"{what}={count!r}, which is no number of items")
+        raise ValueError(f"{what}={count!r}, which is not a number of items")
 
 
 def checksums_of(state: dict[str, Any]) -> dict[str, Any]:
@@ -232,7 +232,7 @@ def explaining_damage(name: str) -> Iterator[None]:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
         raise ValueError(
-            f"the state of {name} is damaged: it cannot go on from it ({type(error).__name__}: {error})"
+            f"the state of {name} is damaged: its pipe cannot resume from it ({type(error).__name__}: {error})"
         ) from error
 
 
@@ -242,7 +242,7 @@ def check_generators(state: Any) -> None:
     The libraries trust the index in a generator's state and read memory at this index.
     """
     if not isinstance(state, dict) or "random" not in state:
-        raise ValueError("its global generators are none")
+        raise ValueError("its global generators are not valid")
     _check_random(state["random"])
     numpy, torch, awaited = state.get("numpy"), state.get("torch", b""), state.get("awaited", {})
     if numpy is not None and not isinstance(numpy, dict):
@@ -259,7 +259,7 @@ def _check_random(state: Any) -> None:
     parts = state if isinstance(state, (list, tuple)) and len(state) == 3 else (None, None, None)
     version, numbers, gauss = parts
     if version != 3 or type(numbers) is not bytes or len(numbers) != 4 * _WORDS:
-        raise ValueError("the state of Python's generator is none")
+        raise ValueError("the state of Python's generator is not valid")
     if gauss is not None and type(gauss) is not float:
         raise ValueError(f"the state of Python's generator holds {gauss!r} where a number should be")
 
@@ -268,7 +268,7 @@ def _check_numpy(state: Any) -> None:
     parts = state if isinstance(state, (list, tuple)) and len(state) == 4 else (None, None, None, None)
     key, position, has_gauss, gauss = parts
     if type(key) is not bytes or len(key) != 4 * (_WORDS - 1) or type(position) is not int:
-        raise ValueError("the state of NumPy's generator is none")
+        raise ValueError("the state of NumPy's generator is not valid")
     if not 0 <= position < _WORDS or has_gauss not in (0, 1) or type(gauss) is not float:
         raise ValueError(f"the state of NumPy's generator stands at {position!r}, with {gauss!r} held")
 

@@ -39,7 +39,7 @@ SMALLEST_BOMB = 1 << 30
 DAMAGE = (tarfile.TarError, zipfile.BadZipFile, EOFError, OverflowError, zlib.error, struct.error, LZMAError)
 
 _ADVICE = "the archive is truncated, damaged or of another kind"
-_NO_WAY_BACK = "a streamed archive cannot go back: read members before going on, or use a seekable file"
+_NO_WAY_BACK = "a streamed archive cannot go back: read each member before the next, or use a seekable file"
 
 
 class Refused(OSError):

@@ -104,7 +104,7 @@ def _check_places(archive: zipfile.ZipFile) -> None:
             raise zipfile.BadZipFile("its directory points to before its start")
         # The header repeats the name, and may contain data that is not in the directory.
         if info.header_offset + _ZIP_HEADER + len(info.orig_filename) + info.compress_size > end:
-            raise zipfile.BadZipFile(f"its member {shown(info.filename)} overlaps with what lies behind it")
+            raise zipfile.BadZipFile(f"its member {shown(info.filename)} overlaps with the data after it")
         end = info.header_offset
 
 

@@ -293,7 +293,7 @@ class Section:
             self._warned = True
             warn_outside(
                 f"{self._name}: {outside!r} was made for {record.paths[0]!r}, but lies outside of {folder!r}, and what "
-                "lies there is not believed to be the cache's own: the files of such items are made anew in each "
+                "lies there is not believed to be the cache's own: the files of such items are created again in each "
                 "epoch; pass on_disk_cache(folder=...), a folder that holds all of them",
                 RuntimeWarning,
             )

@@ -59,7 +59,7 @@ def _warn_of_missing(pipe: str, columns: Any) -> None:
 
 def _warn_of_type(pipe: str, item: Any) -> None:
     warn_outside(
-        f"{pipe}: an item of type {type(item).__name__} is no tuple, list or dict; it is passed on as it is. "
+        f"{pipe}: an item of type {type(item).__name__} is not a tuple, list or dict; it is passed on unchanged. "
         "The next item was not an iterable and cannot be filtered, please be aware that no filter was done or new item "
         "created.",
         UserWarning,

@@ -208,7 +208,7 @@ class IterableWrapper(IterDataPipe[T_co]):
         if self._is_used_up:
             said = (
                 f"{self._name()} is a one-shot iterator, of which an earlier epoch has left nothing; "
-                "give a list, or a generator function, which is called anew in each epoch"
+                "give a list, or a generator function, which is called again in each epoch"
             )
         warn_outside(f"{said}.", UserWarning)
 

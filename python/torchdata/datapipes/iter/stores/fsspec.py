@@ -155,8 +155,8 @@ class _FSSpecRecipe:
         tag = next((tag for tag in _TAGS if tag in found and tag in self.version), None)
         if tag is not None and found[tag] != self.version[tag]:
             raise RuntimeError(
-                f"{self.pipe} cannot go on with {shown(self.url)}, because the file has changed: its {tag} was "
-                f"{self.version[tag]} and is {found[tag]}; begin the epoch anew"
+                f"{self.pipe} cannot continue to read {shown(self.url)}, because the file has changed: its {tag} was "
+                f"{self.version[tag]} and is {found[tag]}; start the epoch again"
             )
 
     def __repr__(self) -> str:

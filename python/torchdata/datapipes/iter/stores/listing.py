@@ -113,8 +113,8 @@ def after_last(names: list[str], last: tuple[int, str] | None, pipe: object, roo
         if not (position < len(names) and names[position] == name):
             if name not in names:
                 raise RuntimeError(
-                    f"{type(pipe).__name__} cannot go on listing {shown(root)}: {shown(name)}, the last name that was "
-                    "yielded when the state was saved, is no longer there; begin the epoch anew"
+                    f"{type(pipe).__name__} cannot continue to list {shown(root)}: {shown(name)}, the last name that "
+                    "was yielded when the state was saved, no longer exists; start the epoch again"
                 )
             position = names.index(name)
         start = position + 1

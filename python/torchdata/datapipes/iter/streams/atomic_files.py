@@ -98,7 +98,7 @@ def open_regular(path: str, *, follow: bool = False) -> io.BufferedReader:
     file = open(os.open(path, flags), "rb")  # noqa: SIM115  # the caller closes it
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise OSError(errno.EINVAL, "it is no regular file", path)
+        raise OSError(errno.EINVAL, "it is not a regular file", path)
     return file
 
 

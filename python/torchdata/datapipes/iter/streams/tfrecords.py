@@ -188,7 +188,7 @@ def _dtype_for(name: str, dtype: Any, torch: Any) -> Any:
     try:
         converted = np.dtype(dtype)
         if converted.kind not in _NUMBERS:
-            raise TypeError("it is no type of numbers")
+            raise TypeError("it is not a numeric type")
         return converted if torch is None else torch.from_numpy(np.empty(0, converted)).dtype
     except TypeError as error:
         raise ValueError(

@@ -96,7 +96,7 @@ class _StepData(_PrefetchData):
                 item = next(source, _END)
                 if item is _END and self.again:
                     raise RuntimeError(
-                        "this pipeline does not repeat itself, so it cannot go on from the state: it ended "
+                        "this pipeline does not repeat itself, so it cannot resume from the state: it ended "
                         f"{self.again} items before the place at which the state was saved"
                     )
             except BaseException as error:

@@ -124,8 +124,8 @@ class HttpRecipe:
             difference = self.version.differs(found)
             if difference is not None:
                 raise RuntimeError(
-                    f"{self.client.pipe} cannot go on with {shown(self.url)} at byte {offset}, because the file has "
-                    f"changed: {difference}; begin the epoch anew"
+                    f"{self.client.pipe} cannot continue to read {shown(self.url)} at byte {offset}, because the file "
+                    f"has changed: {difference}; start the epoch again"
                 )
             if headers and response.status_code == 206:
                 sent = response.headers.get("Content-Range", "")
@@ -239,8 +239,8 @@ class _Body(io.RawIOBase):
             dropped = self._arrived(min(self._early, _PIECE), whole=True)
             if not dropped:
                 raise RuntimeError(
-                    f"{self.recipe.client.pipe} cannot go on with {shown(self.name)} at byte {self.position}, "
-                    f"because the file has changed: it ends {self._early} bytes before; begin the epoch anew"
+                    f"{self.recipe.client.pipe} cannot continue to read {shown(self.name)} at byte {self.position}, "
+                    f"because the file has changed: it ends {self._early} bytes before; start the epoch again"
                 )
             self._early -= len(dropped)
         return self._arrived(most, whole)
