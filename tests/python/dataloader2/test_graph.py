@@ -164,9 +164,9 @@ def test_what_cannot_be_changed_is_refused_by_name():
     last = start.map(str)
     with pytest.raises(RuntimeError, match="receiving DataPipe Mapper.* use IterableWrapper"):
         remove_dp(traverse_dps(last), last)
-    with pytest.raises(ValueError, match="no pipe of this graph"):
+    with pytest.raises(ValueError, match="not a pipe of this graph"):
         remove_dp(graph, source().map(str))
-    with pytest.raises(ValueError, match="no pipe of this graph"):
+    with pytest.raises(ValueError, match="not a pipe of this graph"):
         replace_dp(graph, source(), source())
     with pytest.raises(TypeError, match=r"replaced by a pipe, but got \[1\]"):
         replace_dp(graph, start, [1])

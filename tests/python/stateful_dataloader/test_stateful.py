@@ -267,7 +267,7 @@ def test_a_dataset_that_has_become_shorter_is_noticed() -> None:
         taken(loader, 5)
         later = StatefulDataLoader(Plain(3), num_workers=workers)
         later.load_state_dict(loader.state_dict())
-        with pytest.raises(ValueError, match="ended after 3 batches where 5"):
+        with pytest.raises(ValueError, match="ended after 3 batches, but 5 were read"):
             list(later)
 
 

@@ -581,9 +581,9 @@ class Stuck(Steps):
 @pytest.mark.parametrize(
     ("dataset", "kind", "words"),
     [
-        (Through, ValueError, "it came out of a generator in the iterator of Through, which gave nothing more"),
+        (Through, ValueError, "it came out of a generator in the iterator of Through, which yielded nothing after it"),
         (Made, ValueError, "does not skip what the iterator of Made raises: it is a generator"),
-        (Stuck, OSError, "the iterator of Stuck has raised 10000 times without a sample between"),
+        (Stuck, OSError, "the iterator of Stuck has raised 10000 times without a sample in between"),
     ],
 )
 @pytest.mark.parametrize("workers", [0, 1])

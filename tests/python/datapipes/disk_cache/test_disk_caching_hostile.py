@@ -287,7 +287,7 @@ def test_a_pipe_in_place_of_a_file_counts_as_missing_and_hangs_nobody(tmp_path):
         assert content(tmp_path) == made("a")
         (tmp_path / "a").unlink()
     os.mkfifo(tmp_path / "b")
-    with pytest.raises(OSError, match="no regular file"):
+    with pytest.raises(OSError, match="not a regular file"):
         digest_of_file(str(tmp_path / "b"), "sha256")
 
 
