@@ -254,12 +254,6 @@ def test_a_decompression_bomb_is_refused(monkeypatch):
     assert len(list(in_memory(data))) == 1
 
 
-def test_len_is_what_the_user_declared():
-    assert len(RarArchiveLoader([], length=3)) == 3
-    with pytest.raises(TypeError, match="valid length"):
-        len(RarArchiveLoader([]))
-
-
 @pytest.fixture
 def no_program(monkeypatch):
     """Makes `rarfile` find no program, as on a machine without one."""

@@ -12,10 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stream_checks import check_restore, read
+from stream_checks import read
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
-from torchdata.datapipes.iter import FSSpecFileOpener, HttpReader, IterableWrapper, IterDataPipe, TarArchiveLoader
-from torchdata.datapipes.iter.archives.archive import ArchiveLoader
+from torchdata.datapipes.iter import FSSpecFileOpener, HttpReader, IterableWrapper, IterDataPipe
 from torchdata.datapipes.state import load_state, save_state
 from torchdata.datapipes.utils import StreamWrapper
 
@@ -181,22 +180,6 @@ def test_members_that_wait_in_a_state_are_read_without_the_start_of_their_archiv
     assert Recording.least > 20 * SIZE
 
 
-@pytest.mark.parametrize("kind", ["seeks", "one way", "memory"])
-def test_a_state_of_an_earlier_release_is_read_from_the_start(
-    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "a.tar").write_bytes(shard_of())
-    pipe, other = (Pairs(str(tmp_path / "a.tar"), kind, 0).load_from_tar() for _ in range(2))
-    items = iter(pipe)
-    for _ in range(30):
-        read(next(items))
-    with monkeypatch.context() as earlier:
-        earlier.setattr(TarArchiveLoader, "_bookmark", ArchiveLoader._bookmark)
-        state = pickle.loads(pickle.dumps(save_state(pipe)))
-    load_state(other, state)
-    assert [content for _, content in map(read, other)] == [bytes([key]) * SIZE for key in range(30, MEMBERS)]
-
-
 class ReadOnly:
     """A file object with only `read`, or one that refuses to seek like streams of fsspec."""
 
@@ -308,13 +291,6 @@ def test_a_shard_that_has_changed_meanwhile_is_an_error_that_names_it(web: Any, 
     with pytest.raises(RuntimeError, match=r"cannot go on with '.*a\.tar.*because the file has changed") as caught:
         list(pipe)
     assert any("TarArchiveLoader" in note for note in caught.value.__notes__)
-
-
-def test_small_shards_on_a_server_are_restored_at_every_position(web: Any) -> None:
-    urls = [web.url(f"{n}.tar", tar_of([(f"{n}{key}", b"%d" % key * 300) for key in range(3)])) for n in range(2)]
-    assert len(check_restore(lambda: HttpReader(urls).load_from_tar())) == 6
-    assert len(list(FSSpecFileOpener(urls, mode="rb"))) == 2  # its thread has files of its own from now on
-    assert len(check_restore(lambda: FSSpecFileOpener(urls, mode="rb").load_from_tar(), sockets=False)) == 6
 
 
 def content_of(pair: Any) -> tuple[str, bytes]:
