@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream_checks import check_restore, open_files
-from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import FileLister, FileOpener, IterableWrapper, WebDataset
 from torchdata.datapipes.iter.streams import webdataset
 from torchdata.datapipes.utils import StreamWrapper
@@ -147,19 +146,6 @@ def test_samples_of_shards_are_restored_at_every_position(folder: str, mode: str
 def test_a_sample_that_waits_in_a_shuffle_buffer_is_restored(folder: str) -> None:
     build = lambda: shards(folder).webdataset().shuffle(buffer_size=4).set_seed(3)  # noqa: E731
     assert len(check_restore(build, keep=lambda sample: sorted(read(sample).items()), seeded=True)) == 9
-
-
-def decoded(item: Any) -> Any:
-    return item[0], closed(item[1])
-
-
-def test_two_workers_gather_the_samples_of_their_shards(folder: str) -> None:
-    pipe = FileLister(folder, "*.tar").sharding_filter().open_files(mode="b")
-    pipe = pipe.load_from_tar().map(decoded).webdataset()
-    loader = DataLoader2(pipe, reading_service=MultiProcessingReadingService(2))
-    found = sorted(loader, key=lambda sample: str(sample["__key__"]))
-    loader.shutdown()
-    assert found == list(map(read, shards(folder).webdataset()))
 
 
 def test_streams_of_files_that_are_left_out_or_replaced_are_closed() -> None:
