@@ -17,7 +17,7 @@ from torchdata.dataloader2.graph.settings import set_graph_random_seed
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.datapipes.iter import IterableWrapper, SampleMultiplexer, Zipper
 from torchdata.datapipes.map import SequenceWrapper
-from torchdata.datapipes.state import load_generators, load_state, save_generators, save_state
+from torchdata.datapipes.state import load_state, save_state
 
 
 class Drawn:
@@ -98,21 +98,3 @@ def test_a_graph_that_was_seeded_as_a_whole_goes_on_with_its_later_passes(kind: 
             pipe = GRAPHS[kind]()
             load_state(pipe, pickle.loads(state))
         assert [list(pipe), list(pipe)] == [first[position:], second], position
-
-
-def test_a_graph_without_seeds_goes_on_with_the_global_generators_that_were_saved_beside_it() -> None:
-    def build() -> Any:
-        return SequenceWrapper(range(6)).shuffle().cycle(3)
-
-    elsewhere(1)
-    whole = list(build())
-    elsewhere(1)
-    pipe = build()
-    head = list(islice(pipe, 4))
-    saved = pickle.dumps((save_state(pipe), save_generators()))
-    elsewhere(77)
-    pipe = build()
-    state, generators = pickle.loads(saved)
-    load_state(pipe, state)
-    load_generators(generators)
-    assert head + list(pipe) == whole

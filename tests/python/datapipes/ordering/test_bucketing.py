@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 from functools import partial
 from pathlib import Path
@@ -46,14 +47,6 @@ UPSTREAM_TOKENS: list[tuple[dict[str, Any], list[list[str]]]] = [
         [["b", "d"], ["cc", "f"], ["ee", "aa"], ["gg"], ["hhh"]],
     ),
 ]
-
-
-class Closable:
-    def __init__(self) -> None:
-        self.closed = False
-
-    def close(self) -> None:
-        self.closed = True
 
 
 @pytest.mark.parametrize(("arguments", "batches"), UPSTREAM_BUCKETS)
@@ -146,7 +139,7 @@ def test_the_buffer_of_tokens_holds_no_more_than_its_size() -> None:
 
 
 def test_streams_in_items_of_unwanted_lengths_are_closed() -> None:
-    streams = {size: StreamWrapper(Closable()) for size in (1, 2, 9)}
+    streams = {size: StreamWrapper(io.BytesIO()) for size in (1, 2, 9)}
     pipe = IterableWrapper(list(streams.items()), deepcopy=False)
     batches = list(pipe.max_token_bucketize(4, len_fn=lambda item: item[0], min_len=2))
     assert [[size for size, _ in batch] for batch in batches] == [[2]]

@@ -71,17 +71,6 @@ class Gated(IterDataPipe[int]):
             yield number
 
 
-@pytest.mark.parametrize("buffer_size", [1, 2, 10, 1000])
-def test_items_come_in_the_sources_order_in_every_epoch(buffer_size: int) -> None:
-    pipe = IterableWrapper(range(300)).prefetch(buffer_size)
-    assert [list(pipe), list(pipe)] == [list(range(300))] * 2
-    assert len(pipe) == 300
-
-
-def test_an_empty_source_ends_at_once() -> None:
-    assert list(IterableWrapper([]).prefetch()) == []
-
-
 def test_none_and_exceptions_are_items_like_others() -> None:
     error = StopIteration()
     assert list(IterableWrapper([None, error], deepcopy=False).prefetch()) == [None, error]
@@ -191,25 +180,6 @@ def test_pausing_waits_for_the_item_in_the_making_and_gives_up_in_time(
     assert list(iterator) == [0, 1, 2, 3, 4]
 
 
-def mixed() -> Any:
-    return IterableWrapper(range(23)).shuffle(buffer_size=5).set_seed(3).prefetch(4).map(str).prefetch(2)
-
-
-@pytest.mark.parametrize("build", [lambda: IterableWrapper(range(23)).prefetch(4), mixed])
-def test_state_at_every_position_gives_the_exact_tail_and_later_epochs(build: Callable[[], Any]) -> None:
-    whole = list(build())
-    for position in range(len(whole) + 1):
-        pipe = build()
-        iterator = iter(pipe)
-        head = [next(iterator) for _ in range(position)]
-        state = pickle.loads(pickle.dumps(save_state(pipe)))
-        assert head + list(iterator) == whole  # saving does no harm
-        restored = build()
-        load_state(restored, state)
-        assert list(restored) == whole[position:], f"after {position} items"
-        assert sorted(restored) == sorted(whole)
-
-
 def test_state_is_exact_after_a_break() -> None:
     pipe = Counting(50).prefetch(5)
     stateful = IterableWrapper(range(50)).prefetch(5)
@@ -251,15 +221,6 @@ def _fails_at_3(item: int) -> int:
     if item == 3:
         raise LookupError("three")
     return item
-
-
-def test_a_copy_of_a_running_pipe_starts_anew() -> None:
-    pipe = IterableWrapper(range(9)).prefetch(2)
-    iterator = iter(pipe)
-    next(iterator)
-    for twin in (copy.deepcopy(pipe), pickle.loads(pickle.dumps(pipe))):
-        assert list(twin) == list(range(9))
-    assert list(iterator) == list(range(1, 9))
 
 
 def test_a_forked_child_neither_hangs_nor_uses_the_parents_thread() -> None:
