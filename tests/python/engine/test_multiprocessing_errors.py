@@ -9,7 +9,6 @@ import sys
 import threading
 import traceback
 import urllib.error
-from concurrent.futures import CancelledError
 
 import pytest
 
@@ -31,35 +30,8 @@ class FailsAt:
         return x
 
 
-class NoPickle(Exception):
-    """An exception that does not pickle: it holds a lock."""
-
-    def __init__(self):
-        super().__init__("locked in")
-        self.lock = threading.Lock()
-
-
-class OddArguments(Exception):
-    """An exception whose constructor has unpredictable parameters."""
-
-    def __init__(self, first, *, second):
-        super().__init__(f"{first} and {second}")
-
-
 def key_error():
     return KeyError("missing")
-
-
-def value_error():
-    return ValueError("wrong value")
-
-
-def os_error():
-    return FileNotFoundError(2, "No such file", "data.bin")
-
-
-def odd_error():
-    return OddArguments("one", second="two")
 
 
 @pytest.mark.parametrize(("method", "at"), with_methods(11, 0, 19))
@@ -76,28 +48,6 @@ def test_an_exception_arrives_at_its_place_with_type_origin_and_traceback(method
             assert f"Caught KeyError in worker process {at % 2}" in str(caught.value)
             assert "in __call__" in str(caught.value)
             assert "raise self.make_error()" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("make_error", "type_", "text"),
-    [
-        (value_error, ValueError, "wrong value"),
-        (os_error, FileNotFoundError, "data.bin"),
-        (NoPickle, NoPickle, "locked in"),
-        (odd_error, OddArguments, "one and two"),
-        (lambda: CancelledError(3), CancelledError, "3"),  # an Exception, unlike that of asyncio
-    ],
-)
-def test_exceptions_keep_their_type_even_if_they_do_not_pickle(make_error, type_, text):
-    with (
-        loader(IterableWrapper(range(9)).sharding_filter().map(FailsAt(3, make_error))) as dl,
-        pytest.raises(type_, match="Caught .* in worker process 1") as caught,
-    ):
-        list(dl)
-    assert text in str(caught.value)
-    if type_ is FileNotFoundError:
-        assert caught.value.errno == 2
-        assert caught.value.filename == "data.bin"
 
 
 def http_error():
@@ -118,18 +68,6 @@ def test_an_exception_that_its_arguments_do_not_rebuild_arrives_in_all_families(
         "HTTP Error 404: Not Found",
     )
     caught.value.close()  # from Python 3.14 on it warns where nobody does
-
-
-def test_an_exception_of_a_local_class_names_it():
-    class Local(Exception):
-        pass
-
-    with (
-        loader(IterableWrapper(range(9)).sharding_filter().map(FailsAt(3, lambda: Local("here")))) as dl,
-        pytest.raises(Exception, match="Caught Local in worker process 1") as caught,
-    ):
-        list(dl)
-    assert type(caught.value).__name__ == "Local"
 
 
 def failing_init(datapipe, worker_info):
