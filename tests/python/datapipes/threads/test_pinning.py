@@ -104,20 +104,6 @@ def test_without_torch_the_error_names_the_remedy(monkeypatch: pytest.MonkeyPatc
         list(IterableWrapper(range(3)).pin_memory())
 
 
-def test_an_error_while_pinning_arrives_and_leaves_the_pipe_usable() -> None:
-    def fails_on_two(item: int, _: Any) -> int:
-        if item == 2:
-            raise ValueError("cannot be pinned")
-        return item
-
-    pipe = IterableWrapper(range(4)).pin_memory(pin_memory_fn=fails_on_two)
-    for _ in range(2):
-        items = iter(pipe)
-        assert [next(items), next(items)] == [0, 1]
-        with pytest.raises(ValueError, match="cannot be pinned"):
-            next(items)
-
-
 test_wrong_arguments_are_named = refuses(
     (lambda: PinMemory(3), TypeError, "PinMemory: source_datapipe"),
     (

@@ -6,8 +6,6 @@ import copy
 import gc
 import pickle
 import random
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +21,7 @@ from torchdata.datapipes._pipe.graph.traversal import walk
 from torchdata.datapipes._pipe.state.halting import beginning_unread
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Prefetcher
 from torchdata.datapipes.state import load_generators, load_state, save_generators, save_state, standing_still
-from waiting import check_in_forked_child, wait_for
+from waiting import wait_for
 
 
 def prefetching_threads() -> int:
@@ -89,29 +87,6 @@ def test_the_source_runs_ahead_by_the_buffer_size_and_no_further() -> None:
     wait_for(lambda: source.taken == 5)
     assert next(iterator) == 1
     wait_for(lambda: source.taken == 6)
-
-
-@pytest.mark.parametrize("position", [0, 3, 9])
-def test_an_error_arrives_at_its_place_with_its_type_and_ends_the_iteration(position: int) -> None:
-    pipe = Counting(10, fail_at=position).prefetch(3)
-    iterator = iter(pipe)
-    assert [next(iterator) for _ in range(position)] == list(range(position))
-    with pytest.raises(KeyError, match=f"item {position}") as caught:
-        next(iterator)
-    assert any(entry.name == "__iter__" for entry in caught.traceback)
-    assert next(iterator, "end") == "end"
-    pipe.source_datapipe.fail_at = None
-    assert list(pipe) == list(range(10))
-
-
-def test_an_abandoned_iterator_ends_its_thread() -> None:
-    pipe = IterableWrapper(range(1000)).prefetch(2)
-    for item in pipe:
-        if item == 3:
-            break
-    gc.collect()
-    wait_for(lambda: prefetching_threads() == 0)
-    assert list(pipe) == list(range(1000))
 
 
 def test_a_second_iterator_ends_the_first_ones_thread() -> None:
@@ -192,17 +167,6 @@ def test_state_is_exact_after_a_break() -> None:
         assert list(other) == list(range(8, 50))
 
 
-def test_state_is_exact_when_taken_again_amid_restored_items() -> None:
-    pipe = IterableWrapper(range(20)).prefetch(6)
-    iterator = iter(pipe)
-    next(iterator)
-    for done in range(1, 20):
-        restored = IterableWrapper(range(20)).prefetch(6)
-        load_state(restored, save_state(pipe))
-        pipe, iterator = restored, iter(restored)
-        assert next(iterator) == done
-
-
 def test_an_error_held_ready_is_part_of_the_state() -> None:
     source = IterableWrapper(range(5)).map(_fails_at_3)
     pipe = source.prefetch(10)
@@ -221,40 +185,6 @@ def _fails_at_3(item: int) -> int:
     if item == 3:
         raise LookupError("three")
     return item
-
-
-def test_a_forked_child_neither_hangs_nor_uses_the_parents_thread() -> None:
-    pipe = IterableWrapper(range(100)).prefetch(3)
-    iterator = iter(pipe)
-    assert next(iterator) == 0
-
-    def in_the_child() -> None:
-        nonlocal iterator
-        with pytest.raises(RuntimeError, match="forked child"):
-            next(iterator)
-        pipe.pause()
-        pipe.resume()
-        load_state(pipe, save_state(IterableWrapper(range(100)).prefetch(3)))
-        assert list(pipe) == list(range(100))
-        pipe.shutdown()
-        del iterator
-        gc.collect()
-
-    check_in_forked_child(in_the_child)
-    assert list(iterator) == list(range(1, 100))
-
-
-@pytest.mark.parametrize(
-    "ending",
-    ["", "del iterator", "sys.exit(0)", "pipe.pause()"],
-)
-def test_the_interpreter_exits_cleanly_amid_an_iteration(ending: str) -> None:
-    program = (
-        "import sys\nfrom torchdata.datapipes.iter import IterableWrapper\n"
-        f"pipe = IterableWrapper(range(10**9)).prefetch(3)\niterator = iter(pipe)\nnext(iterator)\n{ending}\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=250)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_queue_without_room_is_refused() -> None:
