@@ -32,21 +32,6 @@ class Ends:
         return list(self.collector)
 
 
-def test_items_come_in_the_turn_of_their_shards_and_shards_may_end_early() -> None:
-    assert Ends(3).received(["a", "b", "c"], ["A"], [1, 2]) == ["a", "A", 1, "b", 2, "c"]
-
-
-@pytest.mark.parametrize("turn", range(3))
-def test_the_reader_has_its_own_turn_where_another_shard_sends_first(turn: int) -> None:
-    assert Ends(3).received(["a", "b", "c"], ["A"], [1, 2], turn=turn) == ["a", "A", 1, "b", 2, "c"]
-
-
-def test_out_of_order_all_items_of_all_shards_come() -> None:
-    found = Ends(2, in_order=False).received([0, 1, 2, 3], ["a", "b"], turn=1)
-    assert sorted(found, key=str) == [0, 1, 2, 3, "a", "b"]
-    assert [item for item in found if item in (0, 1, 2, 3)] == [0, 1, 2, 3]
-
-
 def test_each_shard_is_accounted_for_by_itself() -> None:
     ends, alone = Ends(2), Ends(1)
     ends.received([1, 2, 3], ["a"])
@@ -56,11 +41,6 @@ def test_each_shard_is_accounted_for_by_itself() -> None:
     assert ends.sender.accounts()[0] == alone.sender.accounts()[0]
     assert [items for items, _ in ends.sender.accounts()] == [3, 1]
     assert ends.sender.made() == (1, 4)
-
-
-def test_each_shard_makes_again_what_its_reader_has() -> None:
-    starts = [((0, 0), 2, None), ((0, 0), 1, None)]
-    assert Ends(2).received([0, 1, 2, 3], ["a", "b"], starts=starts) == [2, "b", 3]
 
 
 def test_arrays_of_all_shards_lie_in_one_arena() -> None:
