@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 import pickle
 import random
-import tarfile
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
 import pytest
 
+from archive_bytes import tar_of
 from torchdata._importing import loaded
 from torchdata.dataloader2.graph.settings import set_graph_random_seed
 from torchdata.dataloader2.random import SeedGenerator
@@ -38,14 +38,9 @@ def content(member: Any) -> Any:
     return member[1].read()
 
 
-def members(size: int = 4) -> Any:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as archive:
-        for number in range(size):
-            info = tarfile.TarInfo(f"{number}.txt")
-            info.size = 1
-            archive.addfile(info, io.BytesIO(str(number).encode()))
-    return IterableWrapper([("a.tar", file.getvalue())]).map(io.BytesIO, input_col=1).load_from_tar()
+def members() -> Any:
+    archive = tar_of((f"{number}.txt", b"%d" % number) for number in range(4))
+    return IterableWrapper([("a.tar", archive)]).map(io.BytesIO, input_col=1).load_from_tar()
 
 
 def split() -> Any:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from archive_bytes import tar_of
 from stream_checks import read
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import FSSpecFileOpener, HttpReader, IterableWrapper, IterDataPipe
@@ -21,16 +22,6 @@ from torchdata.datapipes.utils import StreamWrapper
 #: Size of each member of a shard, of which a read-ahead buffer holds only a few.
 SIZE = 100_000
 MEMBERS = 40
-
-
-def tar_of(contents: list[tuple[str, bytes]], style: int = tarfile.USTAR_FORMAT, **options: Any) -> bytes:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w", format=style, **options) as archive:
-        for name, content in contents:
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-    return file.getvalue()
 
 
 def shard_of(number: int = 0) -> bytes:
@@ -130,7 +121,7 @@ def test_any_archive_is_gone_on_with_any_number_of_times(
         members = [(name[:60], size) for name, size in members]
     contents = [(f"m/{name.strip('/')}x", bytes([number]) * size) for number, (name, size) in enumerate(members)]
     options = {"pax_headers": {"comment": "of all members"}} if everywhere and style == tarfile.PAX_FORMAT else {}
-    (tmp_path / "a.tar").write_bytes(b"?" * start + tar_of(contents, style, **options))
+    (tmp_path / "a.tar").write_bytes(b"?" * start + tar_of(contents, format=style, **options))
 
     def build() -> Any:
         return Pairs(str(tmp_path / "a.tar"), kind, start).load_from_tar(mode)

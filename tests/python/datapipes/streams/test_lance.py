@@ -14,37 +14,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from arrow_tables import check_exact, table, values
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import ArrowReader, IterableWrapper, LanceReader
 from torchdata.datapipes.map import ArrowParts
 from torchdata.datapipes.state import load_state, save_state
 
 
-def table(start: int, end: int) -> Any:
-    numbers = range(start, end)
-    columns = {"a": [*numbers], "b": [f"t{number}" for number in numbers], "c": [number / 2 for number in numbers]}
-    return pyarrow.table(columns, pyarrow.schema({"a": "int64", "b": "string", "c": "float64"}))
-
-
 @pytest.fixture
 def dataset(tmp_path: Path) -> Any:
     """Thirty rows in three fragments."""
     return lance.write_dataset(table(0, 30), tmp_path / "rows.lance", max_rows_per_file=10)
-
-
-def values(pipe: Any, column: str = "a") -> list[Any]:
-    return [row[column] for row in pipe]
-
-
-def check_exact(build: Any) -> None:
-    """The rest after a state of each position, and the epoch after it."""
-    whole = [str(item) for item in build()]
-    for position in range(len(whole) + 1):
-        iterator = iter(pipe := build())
-        assert [str(next(iterator)) for _ in range(position)] == whole[:position]
-        load_state(other := build(), pickle.loads(pickle.dumps(save_state(pipe))))
-        assert [str(item) for item in other] == whole[position:]
-        assert len(list(other)) == len(whole)
 
 
 def test_rows_come_by_index_as_lance_takes_them(dataset: Any) -> None:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from archive_bytes import tar_of
 from stream_checks import check_restore, open_files
 from torchdata.datapipes.iter import FileLister, FileOpener, IterableWrapper, WebDataset
 from torchdata.datapipes.iter.streams import webdataset
@@ -164,12 +165,7 @@ def test_a_half_gathered_sample_in_memory_survives_a_break() -> None:
 
 
 def test_a_failing_source_leaves_no_file_open_and_the_pipe_usable(folder: str, tmp_path: Any) -> None:
-    with tarfile.open(tmp_path / "whole.tar", "w") as archive:
-        for name in ("1.a", "1.b", "2.a", "2.b"):
-            info = tarfile.TarInfo(name)
-            info.size = 600
-            archive.addfile(info, io.BytesIO(bytes(600)))
-    data = bytearray((tmp_path / "whole.tar").read_bytes())
+    data = bytearray(tar_of((name, bytes(600)) for name in ("1.a", "1.b", "2.a", "2.b")))
     data[data.index(b"2.b") + 10] ^= 0xFF
     (tmp_path / "damaged.tar").write_bytes(data)
     before = open_files()
