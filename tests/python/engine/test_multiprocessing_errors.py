@@ -1,4 +1,4 @@
-"""Exceptions in worker processes arrive with their type, their position and their origin."""
+"""Exceptions in workers arrive with their type, position and origin; `sys.exit()` and StopIteration are errors."""
 
 from __future__ import annotations
 
@@ -179,3 +179,70 @@ def test_a_pipe_that_does_not_pickle_is_named_with_its_attribute():
 def test_under_fork_nothing_needs_to_pickle():
     with loader(HoldsLock().open().map(identity), 1) as dl:
         assert list(dl) == list(range(4))
+
+
+class OwnExit(BaseException):
+    """A user's class that is not derived from Exception."""
+
+
+STEERING = {
+    "SystemExit": lambda: SystemExit(3),
+    "KeyboardInterrupt": KeyboardInterrupt,
+    "GeneratorExit": GeneratorExit,
+    "OwnExit": lambda: OwnExit("enough"),
+    "BaseExceptionGroup": lambda: BaseExceptionGroup("both", [KeyboardInterrupt(), ValueError()]),
+}
+
+
+class EndsLoops(IterDataPipe):
+    """A pipe whose `__iter__` raises. A StopIteration there does not mean the end of the data."""
+
+    def __init__(self, source):
+        self.source = source
+
+    def __iter__(self):
+        raise StopIteration(5)
+
+
+@pytest.mark.parametrize(("method", "at"), with_methods(7, 0))
+def test_sys_exit_in_a_worker_is_an_error_that_names_it_and_does_not_end_main(method, at):
+    datapipe = IterableWrapper(range(20)).sharding_filter().map(FailsAt(at, STEERING["SystemExit"]))
+    with loader(datapipe, multiprocessing_context=method) as dl:
+        for _ in range(2):  # the loader stays usable
+            received = []
+            with pytest.raises(RuntimeError, match=r"Caught SystemExit in worker process [01].*sys\.exit") as caught:
+                for x in dl:
+                    received.append(x)
+            assert received == list(range(at))
+            assert "in __call__" in str(caught.value)  # the worker's traceback
+            assert type(caught.value.__cause__) is SystemExit
+
+
+@pytest.mark.parametrize("name", STEERING)
+def test_what_is_no_exception_arrives_as_a_runtime_error_that_it_caused(name):
+    datapipe = IterableWrapper(range(9)).sharding_filter().map(FailsAt(3, STEERING[name]))
+    with (
+        loader(datapipe) as dl,
+        pytest.raises(RuntimeError, match=f"Caught {name} in worker process 1") as caught,
+    ):
+        list(dl)
+    assert type(caught.value) is RuntimeError
+    assert type(caught.value.__cause__).__name__ == name
+
+
+@pytest.mark.parametrize("name", ["SystemExit", "KeyboardInterrupt"])
+@pytest.mark.parametrize("threaded", ["prefetch", "threadpool_map"])
+def test_in_a_thread_of_a_worker_too(name, threaded):
+    datapipe = IterableWrapper(range(9)).sharding_filter()
+    raises = FailsAt(4, STEERING[name])
+    datapipe = datapipe.map(raises).prefetch(2) if threaded == "prefetch" else datapipe.threadpool_map(raises)
+    with loader(datapipe) as dl, pytest.raises(RuntimeError, match=f"Caught {name} in worker process 0"):
+        list(dl)
+
+
+def test_a_stop_iteration_of_a_pipe_is_not_taken_for_the_end_of_the_data():
+    with (
+        loader(EndsLoops(IterableWrapper(range(9)).sharding_filter())) as dl,
+        pytest.raises(RuntimeError, match="Caught StopIteration in worker process 0"),
+    ):
+        list(dl)
