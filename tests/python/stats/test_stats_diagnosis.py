@@ -130,11 +130,22 @@ def odd_is_slow(x):
     return x
 
 
+def counted(pipe):
+    """Returns the statistics of an epoch of two workers, whose numbers a test replaces."""
+    with loader(pipe) as dl:
+        list(dl)
+        return dl.stats()
+
+
+def replaced(stats, whole, **each):
+    """Returns statistics with other numbers for each worker and for the whole."""
+    processes = [replace(one, **each) if one.role == "worker" else one for one in stats.processes]
+    return replace(stats, processes=tuple(processes), **whole)
+
+
 def test_one_slow_worker_is_known_where_main_waits_for_the_others_as_well():
     """On a busy machine, every worker pauses at times, but then the other workers are ahead."""
-    with loader(IterableWrapper(range(60)).sharding_filter().map(odd_is_slow)) as dl:
-        list(dl)
-        stats = dl.stats()
+    stats = counted(IterableWrapper(range(60)).sharding_filter().map(odd_is_slow))
     for room, kind in ((0.6, "slow worker"), (0.1, "loading")):
         worker = {0: {"busy_seconds": 0.1, "room": room}, 1: {"busy_seconds": 1.0, "room": 0.1}}
         processes = [replace(one, items=30, seconds=1.0, **worker.get(one.worker, {})) for one in stats.processes]
@@ -153,13 +164,10 @@ def test_a_dispatching_process_that_does_not_keep_up():
 
 def test_workers_that_stand_in_line_behind_another_program_do_not_fight_with_each_other():
     """The workers sleep most of the time, and wait for the core when they wake up."""
-    with loader(IterableWrapper(range(30)).sharding_filter().map(decode)) as dl:
-        list(dl)
-        stats = dl.stats()
+    stats = counted(IterableWrapper(range(30)).sharding_filter().map(decode))
     for ran, fight in ((0.05, False), (0.4, True)):
-        each = {"cpu_seconds": ran / 2, "waits_for_cpu_seconds": 1.0, "lived_seconds": 1.0}
-        processes = [replace(one, **each) if one.role == "worker" else one for one in stats.processes]
-        assert (oversubscribed(replace(stats, cores=1, processes=processes)) is not None) == fight
+        seen = replaced(stats, {"cores": 1}, cpu_seconds=ran / 2, waits_for_cpu_seconds=1.0, lived_seconds=1.0)
+        assert (oversubscribed(seen) is not None) == fight
 
 
 def opened(x):
@@ -232,28 +240,21 @@ def test_work_before_the_filter_is_done_by_each_worker(level):
 
 
 def test_items_that_take_longer_to_arrive_than_to_make_ask_for_no_workers():
-    with loader(IterableWrapper(range(2000)).shuffle().sharding_filter()) as dl:
-        list(dl)
-        stats = dl.stats()
+    stats = counted(IterableWrapper(range(2000)).shuffle().sharding_filter())
     for busy, kind in ((0.1, "sending"), (0.9, "loading")):
         made = {"busy": busy, "busy_seconds": busy, "input": 0.0, "room": 1 - busy, "waits_for_cpu_seconds": 0.0}
-        processes = [replace(one, **made) if one.role == "worker" else one for one in stats.processes]
-        seen = replace(stats, processes=tuple(processes), seconds=1.0, waiting=0.9, loading=0.9, held_up=1 - busy)
-        verdict = diagnose(replace(seen, first_item_seconds=0.0))
+        whole = {"seconds": 1.0, "waiting": 0.9, "loading": 0.9, "held_up": 1 - busy, "first_item_seconds": 0.0}
+        verdict = diagnose(replaced(stats, whole, **made))
         assert verdict.kind == kind, verdict
         assert ("num_workers=0 would be faster" in str(verdict)) == (kind == "sending")
 
 
 def test_tiny_items_limit_by_sending_even_if_workers_wait_for_a_core():
-    with loader(IterableWrapper(range(2000)).shuffle().sharding_filter()) as dl:
-        list(dl)
-        stats = dl.stats()
+    stats = counted(IterableWrapper(range(2000)).shuffle().sharding_filter())
     for in_line, kind in ((0.899, "sending"), (0.5, "loading")):
         made = {"busy": 0.9, "busy_seconds": 0.9, "input": 0.0, "room": 0.1, "waits_for_cpu_seconds": in_line}
-        made |= {"cpu_seconds": 10.0}
-        processes = [replace(one, **made) if one.role == "worker" else one for one in stats.processes]
-        seen = replace(stats, processes=tuple(processes), seconds=1.0, waiting=0.3, loading=0.9, held_up=0.1)
-        assert diagnose(replace(seen, first_item_seconds=0.0)).kind == kind
+        whole = {"seconds": 1.0, "waiting": 0.3, "loading": 0.9, "held_up": 0.1, "first_item_seconds": 0.0}
+        assert diagnose(replaced(stats, whole, cpu_seconds=10.0, **made)).kind == kind
 
 
 class Reading(IterDataPipe):
@@ -315,12 +316,9 @@ def test_an_empty_pipeline_names_its_source_or_what_passes_nothing_on(workers):
 
 def test_workers_of_one_thread_are_not_said_to_run_many():
     """The work before the first item is included in the workers' elapsed time and in their processor time."""
-    with loader(IterableWrapper(range(30)).sharding_filter().map(decode)) as dl:
-        list(dl)
-        stats = dl.stats()
+    stats = counted(IterableWrapper(range(30)).sharding_filter().map(decode))
     each = {"cpu_seconds": 90.0, "waits_for_cpu_seconds": 94.0, "lived_seconds": 190.0}
-    processes = [replace(one, **each) if one.role == "worker" else one for one in stats.processes]
-    verdict = oversubscribed(replace(stats, cores=1, seconds=1.0, processes=processes))
+    verdict = oversubscribed(replaced(stats, {"cores": 1, "seconds": 1.0}, **each))
     assert verdict is not None
     assert "2 threads of 2 processes want to run on 1 cores" in str(verdict)
     assert "use 1 to 1 workers" in str(verdict)

@@ -39,25 +39,6 @@ def numbered(paths: list[str]) -> Any:
     return IterableWrapper([(path, number) for number, path in enumerate(paths)])
 
 
-@pytest.mark.parametrize(
-    "paths",
-    [
-        ["s/1.txt", "s/1.cls", "s/2.txt", "s/2.cls"],
-        ["s/1.txt", "s/2.txt", "s/1.cls", "s/2.cls"],  # interleaved: four samples
-        ["s/1.seg.png", "s/1.png", "s/README", "s/1.cls", "s/.hidden"],
-        ["a.tar/x.txt", "b.tar/x.txt"],
-        ["v1.2/x.txt", "v1.2/x.cls", "v1.2/y"],
-        ["s\\1.txt", "s/1.cls"],
-        ["1.txt", "1.txt", ".txt", ".cls", "2."],
-        ["a/b\n.txt", "a/b\n.cls"],
-        ["README"],
-        [],
-    ],
-)
-def test_consecutive_files_with_one_stem_are_one_sample(paths: list[str]) -> None:
-    assert list(numbered(paths).webdataset(strict=False)) == gathered(paths)
-
-
 @given(st.lists(st.text("ab./\\", max_size=5)))
 def test_any_paths_are_gathered_as_the_model_says(paths: list[str]) -> None:
     assert list(numbered(paths).webdataset(strict=False)) == gathered(paths)
