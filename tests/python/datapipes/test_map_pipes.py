@@ -92,15 +92,6 @@ def test_copies_are_equal_whether_or_not_the_original_was_read(name, copied):
 
 
 @pytest.mark.parametrize("name", PIPES)
-def test_a_pipeline_over_a_map_pipe_is_restored_at_every_position(name):
-    build, expected = PIPES[name]
-    assert check_restore(lambda: build().to_iter_datapipe()) == expected
-    assert sorted(map(str, check_restore(lambda: build().shuffle().set_seed(4), seeded=True, keep=str))) == sorted(
-        map(str, expected)
-    )
-
-
-@pytest.mark.parametrize("name", PIPES)
 def test_two_workers_share_the_items_also_after_a_break(name):
     build, expected = PIPES[name]
     service = MultiProcessingReadingService(2, multiprocessing_context="fork")

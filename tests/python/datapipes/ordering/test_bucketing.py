@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from pipes_table import seed
 from stream_checks import check_restore, read
-from torchdata.datapipes import DataChunk
 from torchdata.datapipes.iter import FileOpener, IterableWrapper
 from torchdata.datapipes.utils import StreamWrapper
 
@@ -59,19 +58,6 @@ def test_items_of_equal_length_leave_the_heap_as_in_torchdata_0_9(
     arguments: dict[str, Any], batches: list[list[str]]
 ) -> None:
     assert list(IterableWrapper(WORDS).max_token_bucketize(5, **arguments)) == batches
-
-
-def test_buckets_hold_every_item_once_and_are_sorted_inside() -> None:
-    pipe = IterableWrapper(NUMBERS).bucketbatch(2, batch_num=2, bucket_num=2, sort_key=sorted)
-    batches = list(pipe)
-    assert sorted(item for batch in batches for item in batch) == sorted(NUMBERS)
-    assert all(batch == sorted(batch) for batch in batches)
-    assert all(type(batch) is DataChunk for batch in batches)
-
-
-def test_another_epoch_without_a_seed_has_other_buckets() -> None:
-    pipe = IterableWrapper(range(100)).bucketbatch(10)
-    assert list(pipe) != list(pipe)
 
 
 def test_the_length_of_buckets_is_known_where_nothing_but_a_buffer_shuffles() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import io
-import tarfile
-import zipfile
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -281,26 +279,6 @@ def test_every_row_group_is_restored_exactly(folder: str, opened: bool) -> None:
         return (FileOpener(files, "b") if opened else files).load_parquet_as_df(library="pyarrow")
 
     assert [frame.num_rows for frame in check_restore(build) if frame.num_rows] == [2, 2, 1, 3]
-
-
-@pytest.mark.parametrize("kind", ["tar", "tgz", "zip"])
-def test_members_of_archives_are_read_and_restored(folder: str, kind: str) -> None:
-    archive = Path(folder).parent / f"archive.{kind}"
-    if kind == "zip":
-        with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as zipped:
-            for path in sorted(Path(folder).glob("*.parquet")):
-                zipped.write(path, path.name)
-    else:
-        with tarfile.open(archive, "w:gz" if kind == "tgz" else "w") as tar:
-            tar.add(folder, "data")
-
-    def build() -> Any:
-        opened = IterableWrapper([str(archive)]).open_files("b")
-        members = opened.load_from_zip() if kind == "zip" else opened.load_from_tar()
-        return members.load_parquet_as_df(columns=["id"], library="pyarrow")
-
-    frames = check_restore(build, keep=rows_of)
-    assert sorted(row for frame in frames for row in frame) == [(i,) for i in range(8)]
 
 
 @pytest.mark.parametrize("size", [None, 30_000])

@@ -10,7 +10,6 @@ import signal
 import stat
 import subprocess
 import sys
-import tarfile
 
 import pytest
 
@@ -272,16 +271,6 @@ def test_a_large_stream_is_not_read_at_once():
         digest.update(bytes(1 << 20))
     assert len(list(HashChecker([("z", Zeros())], {"z": digest.hexdigest()}, rewind=False))) == 1
     assert 0 < Zeros.largest <= 1 << 20
-
-
-def test_members_of_an_archive_are_checked_by_their_path(folder, tmp_path):
-    path = str(tmp_path / "a.tar.gz")
-    with tarfile.open(path, "w:gz") as archive:
-        for name in BLOBS:
-            archive.add(folder / name, arcname=name)
-    hashes = {os.path.join(path, name): sha256(content) for name, content in BLOBS.items()}
-    build = lambda: FileOpener([path], mode="b").load_from_tar().check_hash(hashes)  # noqa: E731
-    assert [content for _, content in check_restore(build)] == [*BLOBS.values()]
 
 
 # ----------------------------------------------------------------------------------------------------------- JsonParser
