@@ -149,33 +149,6 @@ def test_in_a_cycle_too():
     assert [reference() for reference in dropped] == [None] * 10
 
 
-def test_a_finaliser_is_called_until_it_is_through_and_told_that_it_was_interrupted():
-    calls = []
-
-    class Stubborn(Finalized):
-        def _finalize(self, interrupted):
-            calls.append(interrupted)
-            if len(calls) < 4:
-                raise KeyboardInterrupt
-
-    Stubborn()
-    assert calls == [False, True, True, True]
-
-
-def test_one_that_is_interrupted_for_ever_is_given_up(monkeypatch):
-    told, calls = [], []
-
-    class Hopeless(Finalized):
-        def _finalize(self, interrupted):
-            calls.append(interrupted)
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(sys, "unraisablehook", lambda what: told.append(what.exc_type))
-    Hopeless()
-    assert told == [KeyboardInterrupt]
-    assert len(calls) == 1000
-
-
 def test_errors_are_reported_and_what_was_being_raised_goes_on(monkeypatch):
     told = []
 
