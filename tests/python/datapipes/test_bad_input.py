@@ -33,6 +33,7 @@ import pyarrow.parquet
 import pytest
 import rarfile
 
+from archive_bytes import tar_of, zip_of
 from stream_checks import open_files, read
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import (
@@ -51,22 +52,6 @@ with warnings.catch_warnings():
     from tfrecord import TFRecordWriter
 
 RAR = (pathlib.Path(__file__).parents[1] / "data/rar/rar5-subdirs.rar").read_bytes()
-
-
-def tar_of(name: str, content: bytes, mode: str = "w") -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode=mode) as archive:  # type: ignore[call-overload]
-        header = tarfile.TarInfo(name)
-        header.size = len(content)
-        archive.addfile(header, io.BytesIO(content))
-    return buffer.getvalue()
-
-
-def zip_of(name: str, content: bytes, method: int = zipfile.ZIP_STORED) -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", method) as archive:
-        archive.writestr(name, content)
-    return buffer.getvalue()
 
 
 def records_of(*records: bytes) -> bytes:
@@ -103,7 +88,7 @@ class Bad:
     error: type[Exception] | tuple[type[Exception], ...]
 
 
-TAR, TAR_GZ, ZIP = tar_of("a", TEXT), tar_of("a", TEXT, "w:gz"), zip_of("a", TEXT)
+TAR, TAR_GZ, ZIP = tar_of([("a", TEXT)]), tar_of([("a", TEXT)], "w:gz"), zip_of("a", TEXT)
 RECORDS, PARQUET = records_of(b"", b""), parquet_of(1000)
 
 
@@ -123,9 +108,11 @@ KINDS: dict[str, Bad] = {
     "tar, truncated": Bad(TAR, TAR[:1000], from_tar, "TarArchiveLoader", tarfile.ReadError),
     "tar, no archive": Bad(TAR, b"none" * 999, from_tar, "TarArchiveLoader", tarfile.ReadError),
     "tar, damaged header": Bad(TAR, flipped(TAR, 3), from_tar, "TarArchiveLoader", tarfile.ReadError),
-    "tar, name that leads out": Bad(TAR, tar_of("../a", TEXT), from_tar, "TarArchiveLoader", tarfile.ReadError),
+    "tar, name that leads out": Bad(TAR, tar_of([("../a", TEXT)]), from_tar, "TarArchiveLoader", tarfile.ReadError),
     "tar.gz, wrong checksum": Bad(TAR_GZ, flipped(TAR_GZ, -5), from_tar, "TarArchiveLoader", tarfile.ReadError),
-    "tar.gz, bomb": Bad(TAR_GZ, tar_of("a", bytes(4 << 20), "w:gz"), from_tar, "TarArchiveLoader", tarfile.ReadError),
+    "tar.gz, bomb": Bad(
+        TAR_GZ, tar_of([("a", bytes(4 << 20))], "w:gz"), from_tar, "TarArchiveLoader", tarfile.ReadError
+    ),
     "zip, truncated": Bad(ZIP, ZIP[:-30], from_zip, "ZipArchiveLoader", zipfile.BadZipFile),
     "zip, wrong checksum": Bad(ZIP, flipped(ZIP, 99), from_zip, "ZipArchiveLoader", zipfile.BadZipFile),
     "zip, name that leads out": Bad(ZIP, zip_of("../a", TEXT), from_zip, "ZipArchiveLoader", zipfile.BadZipFile),

@@ -67,27 +67,6 @@ def test_what_cannot_be_collated_is_named(batch: Any, error: type[Exception], me
         default_collate(batch)
 
 
-def test_with_torch_batches_become_the_tensors_that_torch_makes() -> None:
-    torch = pytest.importorskip("torch")
-    reference = torch.utils.data.default_collate
-    for batch in (
-        [1, 2], [1.5, 2.5], [True, False], [np.float32(1), np.float32(2)], [np.zeros((2, 3), np.int8)] * 2,
-        [torch.ones(2)] * 3, [torch.ones(2, dtype=torch.bfloat16)] * 2, [torch.tensor(1), torch.tensor(2)],
-        [torch.ones(2, requires_grad=True)] * 2,
-    ):  # fmt: skip
-        ours, theirs = default_collate(batch), reference(batch)
-        assert (ours.dtype, ours.requires_grad) == (theirs.dtype, theirs.requires_grad)
-        assert torch.equal(ours, theirs)
-    ours = default_collate([{"a": (1, "x"), "b": Point(1, torch.ones(1))}] * 2)
-    assert torch.equal(ours["a"][0], torch.tensor([1, 1]))
-    assert ours["a"][1] == ("x", "x")
-    assert torch.equal(ours["b"].y, torch.ones(2, 1))
-    with pytest.raises(RuntimeError, match="equal size"):
-        default_collate([torch.zeros(2), torch.zeros(3)])
-    with pytest.raises(TypeError):
-        default_collate([np.array(["a"])])
-
-
 class Items(list[Any]):
     """A list of a user."""
 
@@ -170,7 +149,13 @@ def test_with_torch_each_kind_of_value_is_collated_as_by_torch(kind: str) -> Non
         ("a", "b"),
         (1, 2),
     ]
-    batches += [[(1, 2), (1,)], [[1], [1, 2]], [{"a": 1}, {"b": 1}], [{"a": 1}, {"a": 2, "b": 1}]]
+    batches += [
+        [torch.zeros(2), torch.zeros(3)],
+        [(1, 2), (1,)],
+        [[1], [1, 2]],
+        [{"a": 1}, {"b": 1}],
+        [{"a": 1}, {"a": 2, "b": 1}],
+    ]
     for batch in batches:
         theirs = outcome(torch.utils.data.default_collate, batch)
         assert outcome(default_collate, batch) == theirs, batch

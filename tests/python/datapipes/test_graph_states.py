@@ -76,6 +76,7 @@ GRAPHS: dict[str, Callable[[], Any]] = {
     "a random pipe read twice below one without state": lambda: Doubling(numbers(5).shuffle().cycle(2)).map(plus_one),
     "a random pipe that begins in the middle of an epoch": lambda: numbers(2).concat(numbers(4).shuffle()),
     "a zip whose longer input keeps a state": lambda: numbers(2).zip(ByHand(numbers(9))),
+    "a map pipe that is shuffled anew in each pass": lambda: SequenceWrapper(range(4)).shuffle().cycle(3),
     "a cache behind a shuffle": lambda: numbers(5).shuffle().in_memory_cache(),
     "a pipe whose generator goes on through the epochs": seeded_multiplexer,
     "the same, below one that ends early": lambda: seeded_multiplexer().header(3),

@@ -12,7 +12,7 @@ from torchdata.dataloader2.graph import list_dps, traverse_dps
 from torchdata.dataloader2.graph.utils import all_dps
 from torchdata.datapipes._pipe.graph import traversal
 from torchdata.datapipes._pipe.graph.graph import Graph, graph_of
-from torchdata.datapipes._pipe.graph.traversal import sources_of, walk
+from torchdata.datapipes._pipe.graph.traversal import walk
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 
 
@@ -43,19 +43,6 @@ def circular() -> Any:
     return outer
 
 
-def test_it_has_all_pipes_once_with_sources_before_their_readers() -> None:
-    end = branched()
-    graph = Graph(end)
-    assert graph.end is end
-    assert graph.pipes[-1] is end
-    assert len({id(pipe) for pipe in graph}) == len(graph) == 8
-    for pipe in graph:
-        assert graph.sources(pipe) == sources_of(pipe)
-        assert all(graph.index(source) < graph.index(pipe) for source in graph.sources(pipe))
-        assert pipe in graph
-    assert IterableWrapper([]) not in graph
-
-
 def test_its_orders_are_those_of_the_graph_tools() -> None:
     for end in (branched(), circular(), IterableWrapper([1])):
         graph, nested = Graph(end), traverse_dps(end)
@@ -75,13 +62,6 @@ def test_a_part_of_it_is_the_graph_that_ends_there_and_is_not_searched_again() -
         assert list(map(id, part)) == list(map(id, walk(part.end)))
         assert all((pipe in part) == (id(pipe) in set(map(id, part))) for pipe in graph)
     assert graph.at(graph.end) is graph is graph_of(graph)
-
-
-def test_it_stays_as_it_was_made() -> None:
-    end = IterableWrapper([1]).map(doubled)
-    graph = Graph(end)
-    end.datapipe = IterableWrapper([2]).map(doubled)
-    assert (len(graph), len(Graph(end))) == (2, 3)
 
 
 def rounds(function: Callable[[], Any]) -> Counter[str]:

@@ -15,7 +15,6 @@ from stream_checks import check_restore
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes import iter as iter_pipes
 from torchdata.datapipes import map as map_pipes
-from torchdata.datapipes.datapipe import DataChunk
 from torchdata.datapipes.map import (
     ArrowParts,
     Batcher,
@@ -90,15 +89,6 @@ def test_copies_are_equal_whether_or_not_the_original_was_read(name, copied):
     assert list(copied(pipe)) == expected
     assert list(pipe) == expected
     assert list(copied(pipe)) == expected
-
-
-@pytest.mark.parametrize("name", PIPES)
-def test_a_pipeline_over_a_map_pipe_is_restored_at_every_position(name):
-    build, expected = PIPES[name]
-    assert check_restore(lambda: build().to_iter_datapipe()) == expected
-    assert sorted(map(str, check_restore(lambda: build().shuffle().set_seed(4), seeded=True, keep=str))) == sorted(
-        map(str, expected)
-    )
 
 
 @pytest.mark.parametrize("name", PIPES)
@@ -199,10 +189,6 @@ def test_an_index_error_within_the_pipe_does_not_look_like_the_end_of_a_batch():
         pipe[1]
 
 
-def test_batches_are_data_chunks():
-    assert type(numbers(3).batch(2)[0]) is DataChunk
-
-
 def test_zipping_names_the_pipe_that_ended():
     with pytest.raises(IndexError, match=r"Index 2 .*SequenceWrapper"):
         numbers(3).zip(numbers(2))[2]
@@ -281,24 +267,6 @@ def test_len_of_a_map_reads_its_source_only_where_that_does_not_know():
     unknown = iter_pipes.IterableWrapper([("a", 1)]).filter(bool).to_map_datapipe()
     with pytest.warns(UserWarning, match="set_length"):
         assert len(unknown) == 1
-
-
-def test_a_restored_map_reads_its_source_again_with_the_same_seeds():
-    def build():
-        drawn = iter_pipes.IterableWrapper(range(100)).shuffle(buffer_size=100).enumerate()
-        return drawn.to_map_datapipe().to_iter_datapipe()
-
-    from torchdata.datapipes.state import load_state, save_state
-
-    pipe = build()
-    items = iter(pipe)
-    head = [next(items) for _ in range(3)]
-    state = pickle.loads(pickle.dumps(save_state(pipe)))
-    tail = list(items)
-    other = build()
-    load_state(other, state)
-    assert list(other) == tail
-    assert sorted(head + tail) == list(range(100))
 
 
 def test_every_public_map_pipe_is_covered_here():

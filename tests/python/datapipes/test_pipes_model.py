@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipes_table import BAD_ARGUMENTS, ROWS, Row, seed
+from refusals import refuses
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes import iter as iter_pipes
 from torchdata.datapipes._pipe.graph.traversal import is_pipe, walk
@@ -316,12 +317,7 @@ def test_a_state_of_another_pipeline_is_refused(row: Row) -> None:
         load_state(built(row).map(abs).map(abs), save_state(pipe))
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"), [bad[1:] for bad in BAD_ARGUMENTS], ids=[bad[0] for bad in BAD_ARGUMENTS]
-)
-def test_bad_arguments_are_named_at_construction(call: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        call()
+test_bad_arguments_are_named_at_construction = refuses(*BAD_ARGUMENTS)
 
 
 def test_every_row_is_a_graph_whose_pipes_are_found() -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import io
-import tarfile
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
 import pytest
 
+from archive_bytes import tar_of
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.map import SequenceWrapper
 from torchdata.datapipes.state import load_state, save_state
@@ -75,13 +75,7 @@ class CountedItems:
 
 
 def archive() -> bytes:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as tar:
-        for number in range(ITEMS):
-            member = tarfile.TarInfo(str(number))
-            member.size = 600
-            tar.addfile(member, io.BytesIO(bytes(600)))
-    return file.getvalue()
+    return tar_of((str(number), bytes(600)) for number in range(ITEMS))
 
 
 LINES = b"".join(b"%d,%s\n" % (number, b"x" * 50) for number in range(ITEMS))

@@ -87,21 +87,6 @@ def test_arrays_keep_the_order_of_their_axes_in_memory(loopback):
         assert np.argsort(cropped.strides).tolist() == np.argsort(volume.transpose(axes).strides).tolist()
 
 
-def test_arrays_that_share_memory_without_being_one_object_arrive_apart(loopback):
-    whole = np.arange(30_000.0)
-    first, second, third = loopback.one([whole[::-1], whole[::2], whole])
-    first[:] = 0
-    second[:] = 1
-    np.testing.assert_array_equal(third, whole)
-
-
-def test_a_strided_array_that_appears_twice_is_one_object_on_arrival(loopback):
-    flipped = image("u1")[:, ::-1]
-    first, inner = loopback.one([flipped, {"again": flipped}])
-    assert inner["again"] is first
-    np.testing.assert_array_equal(first, flipped)
-
-
 @pytest.mark.parametrize("kind", ["M8", "m8"])
 @pytest.mark.parametrize("unit", ["Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns", "ps", "fs", "as"])
 def test_times_of_every_unit_cross_without_pickle(loopback, without_pickle, kind, unit):

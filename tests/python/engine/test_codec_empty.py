@@ -160,19 +160,6 @@ def test_what_reaches_the_array_by_another_way_does_not_change_the_item_either(l
     np.testing.assert_array_equal(received["x"][0], np.full(SHAPE, 5, "float32"))
 
 
-def test_what_a_tensor_writes_into_an_array_after_it_was_yielded_is_not_seen_by_the_consumer(loopback):
-    torch = pytest.importorskip("torch", reason="torch's tensors need torch")
-
-    def items():
-        tensor = torch.from_numpy(made())
-        yield tensor.numpy()
-        tensor.fill_(77)
-        yield "written"
-
-    received, _ = loopback.send(items())
-    np.testing.assert_array_equal(received, np.full(SHAPE, 5, "float32"))
-
-
 def test_a_producer_may_fill_and_yield_one_array_again_and_again(loopback):
     def items():
         array = made()

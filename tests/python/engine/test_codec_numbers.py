@@ -156,88 +156,12 @@ def test_subclasses_stay_what_they_are(loopback):
         assert told(loopback.one(item)) == told(item)
 
 
-def test_a_list_that_is_in_an_item_twice_is_one_list(loopback):
-    numbers, moment = [1.5, 2.5], datetime.datetime(2020, 1, 1)
-    first, second, third, (fourth, fifth) = loopback.one([numbers, numbers, moment, [moment, numbers]])
-    assert first is second is fifth
-    assert third is fourth
-
-
 def test_what_users_register_for_pickling_is_asked(loopback, monkeypatch):
     class Odd(datetime.date):
         pass
 
     monkeypatch.setitem(copyreg.dispatch_table, Odd, lambda day: (datetime.date, (1999, day.month, day.day)))
     assert loopback.one([Odd(2020, 2, 3)]) == [datetime.date(1999, 2, 3)]
-
-
-class Maker:
-    """Random items of numbers, times and UUIDs with repeated members.
-
-    Args:
-        seed: determines the items.
-    """
-
-    def __init__(self, seed):
-        self.random = random.Random(seed)
-        self.made = []
-
-    def leaf(self):
-        draw = self.random
-        makers = [
-            lambda: draw.choice(EDGES),
-            lambda: draw.getrandbits(draw.choice([1, 8, 63, 64, 65, 100, 2000])) * draw.choice([1, 1, -1]),
-            lambda: draw.choice([0.0, -0.0, draw.random(), math.inf]),
-            lambda: draw.random() < 0.5,
-            lambda: draw.choice(MOMENTS),
-            lambda: (
-                datetime.datetime(2020, 1, 1, tzinfo=draw.choice([None, UTC]))
-                + datetime.timedelta(microseconds=draw.getrandbits(50))
-            ),
-            lambda: datetime.timedelta(microseconds=draw.getrandbits(60)),
-            lambda: uuid.UUID(int=draw.getrandbits(128)),
-            lambda: draw.choice([None, "text", b"bytes", 1 + 2j]),
-        ]
-        return draw.choice(makers)()
-
-    def run(self):
-        """Several of one kind, the last of another one now and then."""
-        draw = self.random
-        maker = draw.choice(
-            [
-                lambda: draw.getrandbits(64),
-                lambda: draw.getrandbits(63) - 2**62,
-                draw.random,
-                lambda: draw.random() < 0.5,
-                lambda: datetime.date.fromordinal(draw.randrange(1, 3_000_000)),
-            ]
-        )
-        members = [maker() for _ in range(draw.choice([0, 1, 2, 3, 50, 3000]))]
-        return members + [self.leaf()] * (draw.random() < 0.3)
-
-    def item(self, depth=0):
-        draw = self.random
-        if self.made and draw.random() < 0.2:
-            return draw.choice(self.made)
-        if depth > 3 or draw.random() < 0.3:
-            item = self.leaf()
-        elif draw.random() < 0.4:
-            item = draw.choice([list, tuple])(self.run())
-        else:
-            members = [self.item(depth + 1) for _ in range(draw.randrange(5))]
-            item = draw.choice([list, tuple, lambda all: dict(enumerate(all))])(members)
-        self.made.append(item)
-        return item
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_random_items_arrive_as_out_of_a_pickle(seed):
-    maker, loopback = Maker(seed), Loopback()
-    items = [maker.item() for _ in range(60)]
-    for item, received in zip(items, loopback.send(items), strict=True):
-        expected = pickle.loads(pickle.dumps(item, 5))
-        assert told(received) == told(expected)
-        assert same_places(received) == same_places(expected)
 
 
 DAMAGED = [

@@ -134,21 +134,3 @@ def test_tables_of_reducers_do_not_keep_classes_that_users_make_all_the_time(loo
         assert len(table) < 500
         table.update((type(f"Made{number}", (), {}), str) for number in range(400))
         tables.give_back(table)
-
-
-@pytest.mark.parametrize("count", [1, 1000])
-def test_objects_of_one_type_are_reduced_without_python_code_for_each(loopback, monkeypatch, count):
-    asked = []
-    missing = reducers.Reducers.__missing__
-
-    def counted(self, cls):
-        asked.append(cls)
-        return missing(self, cls)
-
-    monkeypatch.setattr(reducers.Reducers, "__missing__", counted)
-    monkeypatch.setattr(codec, "_tables", reducers.Tables())
-    received = loopback.one([Sample(number) for number in range(count)])
-    assert [sample.value for sample in received] == list(range(count))
-    assert asked.count(Sample) == 1
-    loopback.one([Sample(1)])
-    assert asked.count(Sample) == 1

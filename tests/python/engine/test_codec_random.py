@@ -108,7 +108,18 @@ strings = st.builds(
 blobs = st.builds(lambda byte, length: byte * length, st.sampled_from([b"x", b"\0"]), st.sampled_from(LENGTHS))
 scalars = st.sampled_from([np.float32(1.5), np.int8(3), np.datetime64("2020-01-01"), np.timedelta64("NaT", "ns")])
 moments = st.datetimes() | st.datetimes(timezones=st.just(datetime.UTC)) | st.dates() | st.timedeltas() | st.uuids()
-leaves = st.none() | st.integers() | st.floats(allow_nan=False) | strings | blobs | arrays | scalars | moments
+leaves = (
+    st.none()
+    | st.booleans()
+    | st.complex_numbers(allow_nan=False)
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | strings
+    | blobs
+    | arrays
+    | scalars
+    | moments
+)
 
 
 def combined(inner):

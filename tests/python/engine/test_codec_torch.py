@@ -104,15 +104,6 @@ def test_a_sparse_tensor_keeps_its_parts_and_nobody_keeps_it(loopback, name):
     assert [one() for one in known] == [None] * 3  # torch notes those that `torch.load` made of pickles, to check them
 
 
-def test_tensors_that_share_storage_in_an_item_share_it_on_arrival(loopback):
-    base = torch.zeros(10)
-    for item in ((base[:5], base[:5].view(5)), {"all": base, "part": base[:3]}):
-        received = loopback.one(item)
-        first, second = received.values() if isinstance(received, dict) else received
-        first[0] = 1
-        assert second[0] == 1
-
-
 @pytest.fixture
 def elsewhere():
     """Changes the default device of new tensors from the CPU, as scripts for GPUs do."""
@@ -369,24 +360,6 @@ def test_tensors_in_named_tuples_dataclasses_and_mappings_go_out_of_band(loopbac
     found = received["image"] if isinstance(received, Batch) else received.image
     assert torch.equal(found, image)
     assert found.untyped_storage().nbytes() == image.nbytes
-
-
-def test_a_tensor_and_its_view_in_nested_containers_stay_one_memory(loopback):
-    whole = torch.zeros(50_000)
-    item = loopback.one({"whole": whole, "nested": [Pair(whole[10:20], 1)]})
-    item["whole"][12] = 5
-    assert item["nested"][0].image[2] == 5
-
-
-def test_tensors_of_a_subclass_share_memory_on_arrival_with_each_other_and_with_plain_ones(loopback):
-    whole = torch.zeros(50_000)
-    item = loopback.one(
-        {"first": whole.as_subclass(Marked), "second": whole[10:20].as_subclass(Marked), "plain": whole}
-    )
-    item["plain"][12] = 5
-    assert item["first"][12] == 5
-    assert item["second"][2] == 5
-    assert type(item["second"]) is Marked
 
 
 REDUCERS = """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import subprocess
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from drivers.frame import Driver, Outcome, Skipped, about_to_die, outcomes, parser_of
+from drivers.frame import Driver, Outcome, outcomes, parser_of
 from lives import model, plans, run
 from lives.epochs import Epoch
 from lives.pipelines import Differs
@@ -80,19 +79,6 @@ def test_the_frame_tells_what_is_wrong_with_a_plan(words: str, monkeypatch: pyte
     assert words in outcome_of(WRONG[words], limit=1.0 if "hung" in words else 60.0).wrong
 
 
-def test_a_plan_may_be_right_pass_or_die_as_announced() -> None:
-    def skip(_seed: int) -> None:
-        raise Skipped("why")
-
-    def announced(_seed: int) -> None:
-        about_to_die(signal.SIGTERM)
-        die(signal.SIGTERM)
-
-    assert outcome_of(lambda _: 3) == Outcome(3)
-    assert outcome_of(skip) == Outcome(skipped="why")
-    assert outcome_of(announced) == Outcome()
-
-
 # -- the judgement of lives --------------------------------------------------------------------------------
 
 
@@ -156,10 +142,3 @@ def test_a_loader_that_goes_on_elsewhere_is_wrong(monkeypatch: pytest.MonkeyPatc
             except Differs:
                 found += 1
     assert found > 2
-
-
-def test_a_seed_stands_for_one_life() -> None:
-    options = argparse.Namespace(start_methods="fork,spawn", blows=True, calm=False)
-    assert [repr(run.plan_of(seed, options)) for seed in range(5)] == [
-        repr(run.plan_of(seed, options)) for seed in range(5)
-    ]

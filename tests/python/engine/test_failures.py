@@ -11,6 +11,7 @@ import threading
 import traceback
 import types
 import urllib.error
+from concurrent.futures import CancelledError
 from functools import partial
 
 import pytest
@@ -155,6 +156,7 @@ def http_error(file):
         (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), "can't decode byte 0xff", {"object": b"\xff"}),
         (ImportError("no", name="module"), "no", {"name": "module"}),
         (ValueError(), "ValueError", {}),
+        (CancelledError(3), "3", {}),  # an Exception, unlike that of asyncio
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -89,22 +88,3 @@ def test_setting_may_be_interrupted_anywhere() -> None:
         flag.set()
         assert flag.is_set()
         assert flag.wait(60)
-
-
-def test_all_who_wait_see_it() -> None:
-    flag = Flag()
-    threads = [waits_in_a_thread(flag) for _ in range(5)]
-    flag.set()
-    flag.set()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
-
-
-def test_without_a_limit_it_waits_for_as_long_as_it_takes() -> None:
-    flag = Flag()
-    thread = threading.Thread(target=lambda: (time.sleep(0.25), flag.set()))
-    thread.start()
-    assert flag.wait()
-    thread.join()
-    assert Flag().wait(0) is False

@@ -253,15 +253,6 @@ def test_a_second_iterator_in_mid_epoch_starts_over():
         assert list(dl) == list(range(1000))
 
 
-def test_leaving_a_loop_early_leaves_the_loader_usable():
-    with loader(IterableWrapper(range(200)).sharding_filter().map(as_array)) as dl:
-        for _ in range(5):
-            for array in dl:
-                if array[0] == 3:
-                    break
-        assert [int(array[0]) for array in dl] == list(range(200))
-
-
 def test_out_of_order_delivers_what_is_ready_and_loses_nothing(tmp_path):
     has_come = tmp_path / "39 has come"
 
@@ -279,17 +270,6 @@ def test_out_of_order_delivers_what_is_ready_and_loses_nothing(tmp_path):
                 has_come.touch()
         assert sorted(received) == list(range(40))
         assert received[-1] == 38
-
-
-def test_arrays_that_the_caller_keeps_stay_what_they_were():
-    with loader(IterableWrapper(range(300)).sharding_filter().map(as_array), memory_budget=8 << 20) as dl:
-        kept = list(dl)
-    assert all(bool((array == i).all()) for i, array in enumerate(kept))
-
-
-def test_items_larger_than_the_memory_budget_arrive():
-    with loader(IterableWrapper(range(20)).sharding_filter().map(as_array), memory_budget=1 << 16) as dl:
-        assert [int(array[-1]) for array in dl] == list(range(20))
 
 
 def replace_by_nothing(datapipe, worker_info):

@@ -355,23 +355,6 @@ class Arrays:
         return np.full(40_000, x)
 
 
-class Fails:
-    def __call__(self, x):
-        if x == 3:
-            raise ValueError("wrong value")
-        return x
-
-
-def test_a_bare_class_holding_a_failed_worker_can_be_dropped():
-    dl = loader(IterableWrapper(range(9)).sharding_filter().map(Fails()))
-    with pytest.raises(ValueError, match="wrong value"):
-        list(dl)
-    pids = dl.reading_service._children.pids
-    del dl
-    gc.collect()
-    wait_for(lambda: all(map(is_gone, pids)))
-
-
 def test_another_thread_may_shut_the_loader_down_while_main_waits():
     dl = loader(IterableWrapper(range(10)).sharding_filter().map(Sleeps(2)))
     iterator = iter(dl)

@@ -1,15 +1,15 @@
-"""Exceptions in worker processes arrive with their type, their position and their origin."""
+"""Exceptions in workers arrive with their type, position and origin; `sys.exit()` and StopIteration are errors."""
 
 from __future__ import annotations
 
 import copy
 import email.message
 import os
+import re
 import sys
 import threading
 import traceback
 import urllib.error
-from concurrent.futures import CancelledError
 
 import pytest
 
@@ -31,73 +31,32 @@ class FailsAt:
         return x
 
 
-class NoPickle(Exception):
-    """An exception that does not pickle: it holds a lock."""
-
-    def __init__(self):
-        super().__init__("locked in")
-        self.lock = threading.Lock()
-
-
-class OddArguments(Exception):
-    """An exception whose constructor has unpredictable parameters."""
-
-    def __init__(self, first, *, second):
-        super().__init__(f"{first} and {second}")
-
-
 def key_error():
     return KeyError("missing")
 
 
-def value_error():
-    return ValueError("wrong value")
-
-
-def os_error():
-    return FileNotFoundError(2, "No such file", "data.bin")
-
-
-def odd_error():
-    return OddArguments("one", second="two")
-
-
-@pytest.mark.parametrize(("method", "at"), with_methods(11, 0, 19))
-def test_an_exception_arrives_at_its_place_with_type_origin_and_traceback(method, at):
-    datapipe = IterableWrapper(range(20)).sharding_filter().map(FailsAt(at, key_error))
+@pytest.mark.parametrize(
+    ("method", "failure"),
+    with_methods((11, key_error), (0, key_error), (19, key_error), (7, SystemExit), (0, SystemExit)),
+)
+def test_an_exception_arrives_at_its_place_with_type_origin_and_traceback(method, failure):
+    at, make_error = failure
+    error, words = KeyError, ("KeyError", "")
+    if make_error is SystemExit:
+        error, words = RuntimeError, ("SystemExit", r".*sys\.exit")
+    datapipe = IterableWrapper(range(20)).sharding_filter().map(FailsAt(at, make_error))
     with loader(datapipe, multiprocessing_context=method) as dl:
         for _ in range(2):  # the loader stays usable
             received = []
-            with pytest.raises(KeyError) as caught:
+            with pytest.raises(error) as caught:
                 for x in dl:
                     received.append(x)
             assert received == list(range(at))
-            assert type(caught.value) is KeyError
-            assert f"Caught KeyError in worker process {at % 2}" in str(caught.value)
+            assert type(caught.value) is error
+            assert error is KeyError or type(caught.value.__cause__) is SystemExit
+            assert re.search(rf"Caught {words[0]} in worker process {at % 2}{words[1]}", str(caught.value))
             assert "in __call__" in str(caught.value)
             assert "raise self.make_error()" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("make_error", "type_", "text"),
-    [
-        (value_error, ValueError, "wrong value"),
-        (os_error, FileNotFoundError, "data.bin"),
-        (NoPickle, NoPickle, "locked in"),
-        (odd_error, OddArguments, "one and two"),
-        (lambda: CancelledError(3), CancelledError, "3"),  # an Exception, unlike that of asyncio
-    ],
-)
-def test_exceptions_keep_their_type_even_if_they_do_not_pickle(make_error, type_, text):
-    with (
-        loader(IterableWrapper(range(9)).sharding_filter().map(FailsAt(3, make_error))) as dl,
-        pytest.raises(type_, match="Caught .* in worker process 1") as caught,
-    ):
-        list(dl)
-    assert text in str(caught.value)
-    if type_ is FileNotFoundError:
-        assert caught.value.errno == 2
-        assert caught.value.filename == "data.bin"
 
 
 def http_error():
@@ -118,18 +77,6 @@ def test_an_exception_that_its_arguments_do_not_rebuild_arrives_in_all_families(
         "HTTP Error 404: Not Found",
     )
     caught.value.close()  # from Python 3.14 on it warns where nobody does
-
-
-def test_an_exception_of_a_local_class_names_it():
-    class Local(Exception):
-        pass
-
-    with (
-        loader(IterableWrapper(range(9)).sharding_filter().map(FailsAt(3, lambda: Local("here")))) as dl,
-        pytest.raises(Exception, match="Caught Local in worker process 1") as caught,
-    ):
-        list(dl)
-    assert type(caught.value).__name__ == "Local"
 
 
 def failing_init(datapipe, worker_info):
@@ -241,3 +188,56 @@ def test_a_pipe_that_does_not_pickle_is_named_with_its_attribute():
 def test_under_fork_nothing_needs_to_pickle():
     with loader(HoldsLock().open().map(identity), 1) as dl:
         assert list(dl) == list(range(4))
+
+
+class OwnExit(BaseException):
+    """A user's class that is not derived from Exception."""
+
+
+STEERING = {
+    "SystemExit": lambda: SystemExit(3),
+    "KeyboardInterrupt": KeyboardInterrupt,
+    "GeneratorExit": GeneratorExit,
+    "OwnExit": lambda: OwnExit("enough"),
+    "BaseExceptionGroup": lambda: BaseExceptionGroup("both", [KeyboardInterrupt(), ValueError()]),
+}
+
+
+class EndsLoops(IterDataPipe):
+    """A pipe whose `__iter__` raises. A StopIteration there does not mean the end of the data."""
+
+    def __init__(self, source):
+        self.source = source
+
+    def __iter__(self):
+        raise StopIteration(5)
+
+
+@pytest.mark.parametrize("name", STEERING)
+def test_what_is_no_exception_arrives_as_a_runtime_error_that_it_caused(name):
+    datapipe = IterableWrapper(range(9)).sharding_filter().map(FailsAt(3, STEERING[name]))
+    with (
+        loader(datapipe) as dl,
+        pytest.raises(RuntimeError, match=f"Caught {name} in worker process 1") as caught,
+    ):
+        list(dl)
+    assert type(caught.value) is RuntimeError
+    assert type(caught.value.__cause__).__name__ == name
+
+
+@pytest.mark.parametrize("name", ["SystemExit", "KeyboardInterrupt"])
+@pytest.mark.parametrize("threaded", ["prefetch", "threadpool_map"])
+def test_in_a_thread_of_a_worker_too(name, threaded):
+    datapipe = IterableWrapper(range(9)).sharding_filter()
+    raises = FailsAt(4, STEERING[name])
+    datapipe = datapipe.map(raises).prefetch(2) if threaded == "prefetch" else datapipe.threadpool_map(raises)
+    with loader(datapipe) as dl, pytest.raises(RuntimeError, match=f"Caught {name} in worker process 0"):
+        list(dl)
+
+
+def test_a_stop_iteration_of_a_pipe_is_not_taken_for_the_end_of_the_data():
+    with (
+        loader(EndsLoops(IterableWrapper(range(9)).sharding_filter())) as dl,
+        pytest.raises(RuntimeError, match="Caught StopIteration in worker process 0"),
+    ):
+        list(dl)

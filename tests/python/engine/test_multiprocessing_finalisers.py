@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import ctypes
 import gc
 import os
 import pickle
-import random
 import signal
 import subprocess
 import sys
 import textwrap
-import threading
-import time
 import weakref
 
 import pytest
@@ -153,57 +149,6 @@ def test_in_a_cycle_too():
     assert [reference() for reference in dropped] == [None] * 10
 
 
-def test_presses_at_random_moments_around_the_last_reference_all_arrive():
-    moments = random.Random(7)
-    main = threading.main_thread().ident
-    for _ in range(60):
-        dl = begun()
-        go, delay = threading.Event(), moments.random() * 400e-6
-
-        def press_soon(delay=delay, go=go):
-            go.wait()
-            until = time.perf_counter() + delay
-            while time.perf_counter() < until:
-                pass
-            signal.pthread_kill(main, signal.SIGINT)
-
-        thread = threading.Thread(target=press_soon)
-        thread.start()
-        with pytest.raises(KeyboardInterrupt):
-            go.set()
-            time.sleep(0)
-            del dl
-            wait_for(lambda: False)
-        thread.join()
-
-
-def test_a_finaliser_is_called_until_it_is_through_and_told_that_it_was_interrupted():
-    calls = []
-
-    class Stubborn(Finalized):
-        def _finalize(self, interrupted):
-            calls.append(interrupted)
-            if len(calls) < 4:
-                raise KeyboardInterrupt
-
-    Stubborn()
-    assert calls == [False, True, True, True]
-
-
-def test_one_that_is_interrupted_for_ever_is_given_up(monkeypatch):
-    told, calls = [], []
-
-    class Hopeless(Finalized):
-        def _finalize(self, interrupted):
-            calls.append(interrupted)
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(sys, "unraisablehook", lambda what: told.append(what.exc_type))
-    Hopeless()
-    assert told == [KeyboardInterrupt]
-    assert len(calls) == 1000
-
-
 def test_errors_are_reported_and_what_was_being_raised_goes_on(monkeypatch):
     told = []
 
@@ -252,24 +197,6 @@ def test_a_loader_that_was_never_initialised_is_dropped_quietly(capsys):
         DataLoader2()
     gc.collect()
     assert capsys.readouterr().err == ""
-
-
-def test_the_base_changes_nothing_of_how_loaders_are_copied_and_pickled():
-    class Plain(Finalized):
-        def __init__(self):
-            self.x = [1]
-
-        def _finalize(self, interrupted):
-            pass
-
-    one = Plain()
-    for other in (copy.copy(one), copy.deepcopy(one)):
-        assert type(other) is Plain
-        assert other.x == [1]
-    state = one.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-    assert state[2] == {"x": [1]}
-    assert one.__reduce_ex__(1)[2] == {"x": [1]}
-    weakref.ref(one)
 
 
 def test_at_the_end_of_the_program_nothing_is_printed_and_nothing_left():

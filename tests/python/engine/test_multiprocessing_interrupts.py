@@ -293,14 +293,6 @@ def test_an_interrupt_that_was_held_comes_before_the_error_that_ended_the_hold()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_holds_may_be_nested_and_the_outermost_delivers(handler):
-    with InterruptsDeferred() as outer:
-        with InterruptsDeferred():
-            signal.raise_signal(signal.SIGINT)
-        assert (outer.noted, handler.calls) == (True, 0)
-    assert handler.calls == 1
-
-
 def test_where_ctrl_c_is_ignored_nothing_is_held():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -318,32 +310,6 @@ def test_a_handler_that_is_set_meanwhile_stays(handler):
     with InterruptsDeferred():
         signal.signal(signal.SIGINT, other)
     assert signal.getsignal(signal.SIGINT) is other
-
-
-def test_in_another_thread_nothing_is_held_and_nothing_fails(handler):
-    seen = []
-
-    def hold():
-        with InterruptsDeferred() as held, interrupts_blocked():
-            seen.append((signal.getsignal(signal.SIGINT), blocked(), held.noted))
-        seen.append(blocked())
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    thread.join()
-    assert seen == [(handler, True, False), False]
-
-
-def test_what_cannot_leave_a_finaliser_comes_right_after_it():
-    class Dropped:
-        def __del__(self):
-            with InterruptsDeferred(later=True):
-                signal.raise_signal(signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt):
-        dropped = Dropped()
-        del dropped
-        wait_for(lambda: False)
 
 
 @pytest.mark.parametrize("method", METHODS)

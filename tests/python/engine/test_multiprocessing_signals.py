@@ -355,30 +355,6 @@ def test_a_worker_that_raises_sigterm_itself_is_reported_as_killed(family, metho
     assert ("with start method 'fork' the usual cause is" in str(it.value)) == (method == "fork")
 
 
-def test_a_dispatching_process_that_raises_sigterm_itself_is_reported_as_killed():
-    source = IterableWrapper(range(10)).map(RaisesSigterm(5)).sharding_round_robin_dispatch(MULTIPROCESSING)
-    with (
-        loader(source) as dl,
-        pytest.raises(WorkerExitedError, match=r"the dispatching process .* was killed by SIGTERM"),
-    ):
-        list(dl)
-
-
-def test_another_worker_takes_the_place_of_one_that_raised_sigterm_itself(tmp_path):
-    pipe = IterableWrapper(range(10)).sharding_filter().map(RaisesSigterm(5, mark=tmp_path / "raised"))
-    with loader(pipe, on_worker_exit="restart") as dl, pytest.warns(RuntimeWarning, match="was killed by SIGTERM"):
-        assert list(dl) == list(range(10))
-
-
-def test_a_handler_of_sigterm_that_a_worker_sets_itself_runs_there():
-    def raises_with_handler(x):
-        signal.signal(signal.SIGTERM, raises)
-        signal.raise_signal(signal.SIGTERM)
-
-    with loader(IterableWrapper([0]).map(raises_with_handler), 1) as dl, pytest.raises(ValueError, match="15"):
-        list(dl)
-
-
 def test_a_worker_takes_no_notice_of_sigterm_from_others_after_it_had_a_handler_for_a_while():
     def puts_back(x):
         signal.signal(signal.SIGTERM, signal.signal(signal.SIGTERM, raises))

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from torchdata._native import BellBoard, Collector, Link, Meeting, ReadAheadQueue, Sender, SharedIterator
+from torchdata._native import BellBoard, Collector, Link, Meeting, Sender, SharedIterator
 
 SECONDS = 60
 
@@ -137,24 +137,6 @@ class Rank:
             meeting.close()
 
 
-class Queued:
-    """A wait for an item of a thread that reads ahead."""
-
-    def __init__(self):
-        self.queue = ReadAheadQueue("the queue", 1)
-
-    def wait(self):
-        return self.queue.pop()
-
-    def provide(self):
-        slot = self.queue.reserve()
-        assert slot is not None
-        self.queue.put(slot, "come")
-
-    def close(self):
-        self.queue.close()
-
-
 @pytest.fixture
 def alarms():
     before = signal.signal(signal.SIGALRM, ring)
@@ -163,7 +145,7 @@ def alarms():
     signal.signal(signal.SIGALRM, before)
 
 
-@pytest.mark.parametrize("kind", [Message, Item, Left, InTurn, Rank, Queued])
+@pytest.mark.parametrize("kind", [Message, Item, Left, InTurn, Rank])
 def test_an_exception_of_a_signal_handler_ends_a_wait_and_loses_nothing(kind, alarms):
     with contextlib.closing(kind()) as waited:
         for _ in range(2):

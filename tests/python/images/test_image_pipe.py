@@ -21,8 +21,6 @@ needs("sklearn", "it ships the photographs")
 
 from pictures import jpeg  # noqa: E402
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService  # noqa: E402
-from torchdata.dataloader2.graph import set_graph_random_seed  # noqa: E402
-from torchdata.dataloader2.random import SeedGenerator  # noqa: E402
 from torchdata.datapipes.iter import IterableWrapper  # noqa: E402
 from torchdata.datapipes.state import load_state, save_state  # noqa: E402
 from torchdata.images import center_crop, decode, random_resized_crop  # noqa: E402
@@ -127,16 +125,6 @@ def test_without_chance_no_seed_is_drawn() -> None:
     assert random.getstate() == before
 
 
-def test_a_seed_tells_the_pixels_and_epochs_differ() -> None:
-    first, again = augmented(sharded=False), augmented(sharded=False)
-    for pipe in (first, again):
-        set_graph_random_seed(pipe, SeedGenerator(5))
-    one, two = told(first), told(first)
-    assert one != two, "epochs differ"
-    assert told(again) == one
-    assert len({pixels for _, pixels in one}) == COUNT
-
-
 @pytest.mark.parametrize("place", [0, 1, 7, COUNT - 1])
 def test_a_pipe_goes_on_from_a_state_with_the_same_pixels(place: int) -> None:
     whole = told(augmented(sharded=False).set_seed(3))
@@ -175,17 +163,6 @@ def test_workers_make_the_same_pixels_each_time_and_go_on_exactly() -> None:
             rest = told(batches)
             assert begun + rest == second
             assert told(loader) == following, "and so is the epoch behind it"
-
-
-def test_with_another_number_of_workers_every_image_still_comes_once() -> None:
-    with DataLoader2(augmented(), reading_service=MultiProcessingReadingService(num_workers=2)) as loader:
-        loader.seed(1)
-        batches = iter(loader)
-        begun = told(next(batches) for _ in range(6))
-        state = loader.state_dict()
-    with DataLoader2.from_state(state, MultiProcessingReadingService(num_workers=1)) as loader:
-        rest = told(loader)
-    assert sorted(number for number, _ in begun + rest) == list(range(COUNT))
 
 
 def test_batches_of_tensors_reach_main() -> None:

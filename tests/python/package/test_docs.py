@@ -255,23 +255,6 @@ def test_a_block_of_code_that_is_not_run_has_a_reason_in_the_source(page: Path) 
         assert block.reason != "", f"{page}, line {block.line}: say why it is not run"
 
 
-def test_the_blocks_of_a_page_are_told_apart(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(
-        "```python\nx = 1\n```\n\n<!-- not run: needs a server -->\n```python\nfetch(x)\n```\n\n```text\nno\n```\n\n"
-        "<!-- alone -->\n```python\nprint('x' in globals())\n```\n\n```text\nFalse\n```\n\n"
-        "```python\nprint(x)\n```\n\nwords\n\n```text\n1\n```\n"
-    )
-    found = doc_blocks.examples(page)
-    assert [(example.block.line, example.shown) for example in found] == [
-        (1, ""),
-        (15, "False\n"),
-        (23, "1\n"),
-    ]
-    assert [block.reason for block in doc_blocks.blocks(page)].count("needs a server") == 1
-    assert doc_blocks.printed(page, tmp_path) == ["", "False\n", "1\n"]
-
-
 def test_the_page_on_support_names_the_versions_of_states_and_the_pythons_of_the_project() -> None:
     from torchdata.dataloader2.state.layout import STATE_VERSION as OF_LOADERS
     from torchdata.datapipes.state import STATE_VERSION as OF_PIPES

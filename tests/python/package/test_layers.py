@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import grimp
-import pytest
 
 TOOLS = Path(__file__).resolve().parents[3] / "tools"
 sys.path.insert(0, str(TOOLS))
@@ -24,14 +23,6 @@ def test_every_module_stands_in_a_layer() -> None:
 
 def test_no_module_and_no_folder_imports_another_in_a_circle() -> None:
     assert import_picture.circles() == []
-
-
-def test_circles_of_modules_and_of_folders_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = grimp.ImportGraph()
-    for importer, imported in (("a.one", "b.two"), ("b.two", "b.three"), ("b.four", "a.five"), ("b.three", "b.two")):
-        graph.add_import(importer=f"torchdata.{importer}", imported=f"torchdata.{imported}")
-    monkeypatch.setattr(import_picture, "_graph", lambda: graph)
-    assert import_picture.circles() == [["torchdata.b.three", "torchdata.b.two"], ["a", "b"]]
 
 
 def test_no_folder_imports_upwards() -> None:

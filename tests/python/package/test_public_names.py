@@ -166,20 +166,3 @@ def takes(*names: Any, **options: Any) -> list[Parameter]:
     """Parameters of a function, by the values that replace them."""
     given = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names]
     return given + [Parameter(name, Parameter.KEYWORD_ONLY, default=value) for name, value in options.items()]
-
-
-@pytest.mark.parametrize(
-    ("wanted", "found", "said"),
-    [
-        (["a", "b=1"], takes("a", b=2, more=3), ""),
-        (["a", "*", "b=1"], takes("a", b=2), ""),
-        (["a", "b"], takes("b", "a"), "has 'b' in another place"),
-        (["a", "b=1"], takes("a", "b"), "demands 'b', which is optional there"),
-        (["a"], takes("a", "b"), "demands 'b', which is not there"),
-        (["a", "b"], takes("a"), "lacks 'b'"),
-        (["*args"], takes("a"), r"takes no *args"),
-        (None, takes("a"), ""),
-    ],
-)
-def test_differences_are_told(wanted: Any, found: Any, said: str) -> None:
-    assert difference(wanted, found) == said

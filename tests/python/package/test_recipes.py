@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
 
 import doc_blocks
+from archive_bytes import tar_of
 from fresh_processes import python_path
 from needing import needs
 from ranks import torchrun
@@ -72,13 +71,7 @@ CONTENTS = {".txt": b"text", ".cls": b"7"}
 
 def shard(keys: list[str]) -> bytes:
     """A tar of a text and a class for each key."""
-    written = io.BytesIO()
-    with tarfile.open(fileobj=written, mode="w") as tar:
-        for name, content in [(f"{key}{end}", text) for key in keys for end, text in CONTENTS.items()]:
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-    return written.getvalue()
+    return tar_of((f"{key}{end}", text) for key in keys for end, text in CONTENTS.items())
 
 
 def test_shards_are_read_from_a_bucket(tmp_path: Path) -> None:

@@ -12,20 +12,17 @@ from typing import Any
 import pytest
 
 from pipes_of_users import Cutting, TupleState, plus_one, threads
-from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.graph import (
     find_dps,
     list_dps,
-    replace_dp,
     traverse_dps,
 )
 from torchdata.dataloader2.graph.settings import apply_random_seed
 from torchdata.datapipes import functional_datapipe
 from torchdata.datapipes.iter import (
-    SHARDING_PRIORITIES,
     IterableWrapper,
     IterDataPipe,
-    Mapper,
     ShardingFilter,
     Shuffler,
 )
@@ -120,15 +117,6 @@ def test_torchs_graph_tools_work_on_our_graphs() -> None:
     assert orders[0] == orders[1] != list(range(2, 21, 2))
     # The hooks of torch's tools are gone afterwards.
     assert list(pickle.loads(pickle.dumps(IterableWrapper([1, 2])))) == [1, 2]
-
-
-def test_sharding_priorities_are_taken_from_either_side() -> None:
-    theirs = data.graph_settings.SHARDING_PRIORITIES
-    pipe = IterableWrapper(range(8)).sharding_filter()
-    pipe.apply_sharding(2, 1, theirs.DISTRIBUTED)
-    pipe.apply_sharding(2, 0, SHARDING_PRIORITIES.MULTIPROCESSING)
-    assert list(pipe) == [2, 6]
-    assert list(IterableWrapper([1]).sharding_filter(theirs.DISTRIBUTED)) == [1]
 
 
 @pytest.mark.parametrize(
@@ -243,17 +231,6 @@ def test_pipes_with_a_state_of_their_own_are_traversed_copied_and_sent_to_worker
             assert [list(loader), list(loader)] == [[0, 10, 20, 30]] * 2
 
 
-def test_graphs_are_searched_and_changed_by_exact_class_while_they_are_built() -> None:
-    class Special(Mapper):
-        pass
-
-    pipe = Special(IterableWrapper(range(3)).map(plus_one), plus_one).batch(2)
-    graph = traverse_dps(pipe)
-    assert [type(found) for found in find_dps(graph, Mapper)] == [Mapper]
-    replace_dp(graph, find_dps(graph, Special)[0], IterableWrapper([7, 8, 9]))
-    assert list(pipe) == [[7, 8], [9]]
-
-
 @pytest.mark.parametrize("method", [None, "fork", "spawn"])
 def test_a_running_pipe_may_search_and_change_the_graph_below_it(method: str | None) -> None:
     pipe = Cutting(IterableWrapper([1, 2, 3, 4]).sharding_filter().map(plus_one))
@@ -322,26 +299,6 @@ def test_a_loop_in_the_manner_of_trainers_sanity_check_training_and_validation_i
                 if step == 2:
                     assert sorted(validate) == [0, 1, 2, 3]
             assert sorted(seen) == list(range(12))
-
-
-@pytest.mark.parametrize("service", [None, InProcessReadingService()])
-def test_a_loader_knows_the_length_of_what_it_reads_itself(service: Any) -> None:
-    loader = DataLoader2(IterableWrapper(range(5)).batch(2), reading_service=service)
-    assert len(loader) == len(list(loader)) == len(loader) == 3
-    assert bool(DataLoader2(IterableWrapper([]), reading_service=service)), "a loader is true, as it was without length"
-
-
-def test_a_length_that_is_not_known_is_refused_and_keeps_nobody_from_iterating() -> None:
-    unknown = DataLoader2(IterableWrapper(range(4)).filter(bool))
-    with DataLoader2(
-        IterableWrapper(range(4)).sharding_filter().filter(bool),
-        reading_service=MultiProcessingReadingService(1),
-    ) as shared:
-        for loader, message in ((unknown, "len"), (shared, "Filter")):
-            assert loader
-            with pytest.raises(TypeError, match=message):
-                len(loader)
-        assert list(unknown) == list(shared) == [1, 2, 3]
 
 
 @pytest.mark.parametrize(("method", "workers"), [("fork", 2), ("spawn", 1)])
@@ -422,20 +379,6 @@ def test_the_attributes_of_a_loader_are_read_from_outside() -> None:
     assert isinstance(DataLoader2(pipe, Shuffle(False)).datapipe_adapter_fns, list)
 
 
-def test_identity_is_kept_where_nothing_is_to_be_copied() -> None:
-    items = [object()]
-    assert IterableWrapper(items, deepcopy=False).iterable is items
-    assert next(iter(IterableWrapper(items, deepcopy=False))) is items[0]
-
-
-def test_the_version_parses() -> None:
-    from packaging.version import Version
-
-    import torchdata
-
-    assert Version("0.9.0") <= Version(torchdata.__version__) < Version("0.10")
-
-
 def test_shuffling_and_sharding_pipes_are_found_in_mixed_graphs() -> None:
     pipe = TorchMapping(shuffled_and_sharded())
     assert [type(found) for found in find_dps(traverse_dps(pipe), Shuffler)] == [Shuffler]
@@ -466,21 +409,3 @@ def test_services_of_users_derive_from_ours() -> None:
     with DataLoader2(IterableWrapper(range(4)).sharding_filter(), reading_service=Announcing(2)) as loader:
         assert [list(loader), list(loader)] == [[1, 2, 3, 4]] * 2
         assert loader.reading_service.epochs == 2
-
-
-def test_a_loader_left_half_way_is_collected_and_leaves_nothing_behind() -> None:
-    import gc
-    import multiprocessing
-    import weakref
-
-    loader = DataLoader2(IterableWrapper(range(9)).sharding_filter(), reading_service=MultiProcessingReadingService(2))
-    for item in loader:
-        if item == 2:
-            break
-    gone = weakref.ref(loader)
-    del loader
-    gc.collect()
-    assert gone() is None
-    assert multiprocessing.active_children() == []
-    with DataLoader2(IterableWrapper(range(9))) as plain:
-        assert next(iter(plain)) == 0

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -96,19 +93,6 @@ def test_what_reads_samples_is_found_below_datasets_of_torch(way: dict[str, Any]
     assert (location is None) == (name == "list")
 
 
-def test_statistics_since_earlier_ones_count_from_there() -> None:
-    loader = StatefulDataLoader(Photos(), batch_size=4)
-    list(loader)
-    earlier = loader.stats()
-    list(loader)
-    assert (loader.stats(earlier).items, loader.stats(earlier).epochs) == (6, 1)
-    workers = StatefulDataLoader(Photos(), batch_size=4, num_workers=1, multiprocessing_context="fork")
-    list(workers)
-    earlier = workers.stats()
-    list(workers)
-    assert workers.stats(earlier).items == 6, "its workers are new"
-
-
 @pytest.mark.parametrize("make", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
 def test_a_copy_counts_for_itself(make: Any) -> None:
     loader = StatefulDataLoader(Photos(), batch_size=4, stats="full", wait_warning=None)
@@ -184,19 +168,6 @@ def test_an_argument_and_the_environment_turn_that_off(name: str, monkeypatch: p
         list(LOADERS[name](wait_warning=None))
         monkeypatch.setenv("TORCHDATA_WAIT_WARNING", "0")
         list(LOADERS[name](wait_warning=0.01))
-
-
-def test_a_loader_without_workers_is_seen_from_outside() -> None:
-    loader = StatefulDataLoader(Photos(), batch_size=2)
-    iterator = iter(loader)
-    next(iterator)
-    done = subprocess.run(
-        [sys.executable, "-m", "torchdata", "stats", str(os.getpid())], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Photos.__getitem__ (" in done.stdout
-    assert "StatefulDataLoader" in done.stdout
-    assert len(list(iterator)) == 11
 
 
 def test_the_bar_over_an_epoch_gives_its_batches() -> None:

@@ -321,29 +321,6 @@ def test_a_loader_that_comes_along_is_silent():
     raise AssertionError("this machine stands still all the time")
 
 
-ASKED_LATE = """
-import os
-from torchdata._observe.outside.stacks import ask_for_stack
-from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
-from torchdata.datapipes.iter import IterableWrapper
-
-with DataLoader2(IterableWrapper(range(4)).sharding_filter(), None, MultiProcessingReadingService(1, "fork")) as dl:
-    list(dl)
-    page = next(page for page in dl._recorder.board.read() if page["role"] == 2)
-    own = next(page for page in dl._recorder.board.read() if page["role"] == 1)
-    assert "Stack" in ask_for_stack(page["pid"], page["signal"], page["stack"], 100.0)
-# No loader is left, and nobody may ask any more; who asks all the same does no harm.
-assert ask_for_stack(os.getpid(), own["signal"], own["stack"], 0.05) is None
-os.kill(os.getpid(), own["signal"])
-print("unharmed")
-"""
-
-
-def test_a_process_that_answers_is_not_ended_by_a_late_question():
-    done = subprocess.run([sys.executable, "-c", ASKED_LATE], capture_output=True, text=True, timeout=250)
-    assert (done.returncode, done.stdout) == (0, "unharmed\n"), done.stderr
-
-
 class Screen:
     """A program in a pseudo terminal with a readable screen."""
 

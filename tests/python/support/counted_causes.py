@@ -91,21 +91,27 @@ CAUSES: dict[str, Cause] = {
     "no workers, and collating is slow": Cause("loading", "collates", 0, collates=20.0, words=WORKERS),
     "collating pads long sequences": Cause("loading", "collates", collates=60.0, computes=0.9),
     "collating opens files": Cause("loading", "collates", collates=60.0, computes=0.05),
-    "the main process trains": Cause("training", reads=2.0, step=40.0),
+    "the main process trains": Cause("training", reads=2.0, step=40.0, words={"": "the step between two items"}),
     "the main process evaluates, without workers": Cause("training", workers=0, reads=0.5, step=40.0),
-    "there are too many workers for the step": Cause("training", workers=16, reads=4.0, step=30.0),
+    "there are too many workers for the step": Cause(
+        "training", workers=16, reads=4.0, step=30.0, words={"": "fewer would do"}
+    ),
     "too many workers fight over cores": Cause("cores", workers=16, reads=80.0, computes=1.0, stands=3.0, cores=4),
     "each worker runs many threads": Cause(
         "cores", workers=4, reads=80.0, computes=4.0, stands=2.0, cores=4, words={"": "OMP_NUM_THREADS=1"}
     ),
     "one worker is slower than the others": Cause(
-        "slow worker", "reads", reads=20.0, factors=(1, 1, 5, 1), words={"": "worker process 2"}
+        "slow worker",
+        "reads",
+        reads=20.0,
+        factors=(1, 1, 5, 1),
+        words={"": "worker process 2", "DataLoader2": "in_order=False"},
     ),
     "one worker has most of the data": Cause(
         "skewed shard",
         reads=20.0,
         shares=(6, 1, 1, 1),
-        words={"StatefulDataLoader": "get_worker_info", "DataLoader2": "sharding_filter"},
+        words={"StatefulDataLoader": "get_worker_info", "DataLoader2": "sharding_round_robin_dispatch"},
     ),
     "objects are pickled for long": Cause("packing", reads=2.0, sends=60.0, computes=0.95),
     "batches are tiny": Cause(

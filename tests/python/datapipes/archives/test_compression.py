@@ -22,7 +22,6 @@ from stream_checks import check_restore, open_files, read
 from torchdata.datapipes.iter import (
     Bz2FileLoader,
     Decompressor,
-    Extractor,
     FileLister,
     FileOpener,
     IterableWrapper,
@@ -94,14 +93,6 @@ def test_loaders_of_one_kind_are_restored_at_every_position(folder, kind):
 def test_a_shuffle_buffer_of_streams_is_restored_at_every_position(folder, kind):
     build = lambda: opened(folder, f"?.*.{kind}").decompress().shuffle(buffer_size=3).set_seed(7)  # noqa: E731
     check_restore(build, seeded=True)
-
-
-@each_kind
-def test_lines_of_compressed_files_are_restored_at_every_line(folder, kind):
-    def build():
-        return opened(folder, f"[abc].*.{kind}").decompress().readlines(return_path=False)
-
-    assert len(check_restore(build)) > 5
 
 
 @each_kind
@@ -316,12 +307,6 @@ def test_what_a_frame_of_zstd_grows_to_is_made_in_pieces():
     assert most < 80 << 20
 
 
-def test_extractor_is_an_older_name_of_decompressor(folder):
-    assert type(Extractor([])) is Decompressor
-    [(_, stream)] = opened(folder, "a.txt.gz").extract(file_type="gzip")
-    assert stream.read() == b"alpha\n"
-
-
 def test_a_stream_that_cannot_seek_is_read_ahead(folder):
     with subprocess.Popen(["cat", str(folder / "d.txt.gz")], stdout=subprocess.PIPE) as process:
         [(_, stream)] = Decompressor([("d.txt.gz", process.stdout)])
@@ -364,21 +349,6 @@ def test_streams_that_cannot_seek_are_restored_by_reading_what_lies_before(folde
     check_restore(lambda: IterableWrapper([path]).map(opened_ahead).decompress().read_from_stream(chunk=700))
 
 
-def test_archives_in_streams_that_cannot_seek_are_restored(folder):
-    for name in ("all.tar", "all.tar.gz"):
-        path = str(folder / name)
-        members = lambda: IterableWrapper([path]).map(opened_ahead).load_from_tar()  # noqa: B023, E731
-        check_restore(members)
-        check_restore(lambda: members().read_from_stream(chunk=20_000))  # noqa: B023
-
-
-def test_lengths_are_what_the_user_declared():
-    assert len(Bz2FileLoader([], length=3)) == 3
-    for pipe in (XzFileLoader([]), Decompressor([])):
-        with pytest.raises(TypeError, match="valid length|has no len"):
-            len(pipe)
-
-
 DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 
 
@@ -406,14 +376,6 @@ def test_damaged_files_are_errors_that_name_pipe_and_path(folder, tmp_path, kind
         assert open_files() == before
 
 
-def test_a_wrong_checksum_is_an_error_that_names_pipe_and_path(folder, tmp_path):
-    data = bytearray((folder / "d.txt.gz").read_bytes())
-    data[-6] ^= 1
-    (tmp_path / "sum.gz").write_bytes(data)
-    with pytest.raises(gzip.BadGzipFile, match=r"sum\.gz' in Decompressor: CRC check failed"):
-        list(map(read, opened(tmp_path, "sum.gz").decompress()))
-
-
 @pytest.mark.parametrize(("name", "error"), [("bad.tar", tarfile.ReadError), ("bad.zip", zipfile.BadZipFile)])
 def test_what_is_no_archive_is_an_error_that_names_pipe_and_path(tmp_path, name, error):
     (tmp_path / name).write_bytes(b"no archive" * 200)
@@ -436,12 +398,6 @@ def test_a_pipe_goes_on_after_an_error_in_one_file(folder, tmp_path):
             assert "0.gz" in str(error)  # noqa: PT017
             found.append(os.path.basename(path))
     assert found == ["0.gz", b"fine"]
-
-
-def test_pairs_and_only_pairs_are_taken():
-    for pipe in (Decompressor(["a.gz"]), Bz2FileLoader(["a.bz2"])):
-        with pytest.raises(TypeError, match="expects pairs of path and stream"):
-            list(pipe)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import tarfile
-from functools import partial
 from typing import Any
 
 import pytest
@@ -13,47 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchdata.datapipes.iter import TarArchiveLoader
-from torchdata.datapipes.iter.archives.forwards import Forwards
-
-DATA = bytes(range(256)) * 40
-
-moves = st.lists(st.tuples(st.integers(0, len(DATA) + 500), st.integers(-1, 3000)), max_size=12)
-
-
-@given(moves, st.integers(1, 5000))
-def test_a_stream_that_rewinds_reads_like_a_file(steps: list[tuple[int, int]], piece: int) -> None:
-    def begin() -> Any:
-        return partial(io.BytesIO(DATA).read, piece)
-
-    forwards, file = Forwards(begin(), begin), io.BytesIO(DATA)
-    assert forwards.seekable()
-    for offset, size in steps:
-        assert forwards.seek(offset) == file.seek(offset)
-        assert forwards.read(size) == file.read(size)
-        assert forwards.tell() == file.tell()
-
-
-@given(st.lists(st.tuples(st.integers(-1024, 3000), st.integers(0, 3000)), max_size=20), st.integers(1, 5000))
-def test_a_stream_that_does_not_rewind_goes_back_over_a_header(steps: list[tuple[int, int]], piece: int) -> None:
-    forwards, furthest = Forwards(partial(io.BytesIO(DATA).read, piece)), 0
-    assert not forwards.seekable()
-    for step, size in steps:
-        offset = max(furthest + step, 0)
-        assert forwards.seek(offset) == offset
-        assert forwards.read(size) == DATA[offset : offset + size]
-        furthest = max(furthest, min(offset + size, len(DATA)))
-
-
-def test_what_was_passed_long_ago_is_gone_without_rewinding() -> None:
-    forwards = Forwards(partial(io.BytesIO(DATA).read, 100))
-    assert forwards.read(5000) == DATA[:5000]
-    forwards.seek(-1000, io.SEEK_CUR)
-    assert forwards.read(1000) == DATA[4000:5000]
-    forwards.seek(0)
-    with pytest.raises(tarfile.StreamError, match="backwards"):
-        forwards.read(1)
-    with pytest.raises(tarfile.StreamError, match="end"):
-        forwards.seek(0, io.SEEK_END)
 
 
 class OneWay(io.RawIOBase):

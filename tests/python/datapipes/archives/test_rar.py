@@ -96,10 +96,6 @@ def test_archives_are_restored_at_every_position_and_leave_no_file_open():
     check_restore(lambda: loader(*STORED))
 
 
-def test_a_shuffle_buffer_of_members_is_restored_at_every_position():
-    check_restore(lambda: loader(*STORED).shuffle(buffer_size=3).set_seed(7), seeded=True)
-
-
 def test_members_can_be_read_in_any_order_after_their_archive_was_left():
     before = open_files()
     kept = list(loader(*STORED))
@@ -252,12 +248,6 @@ def test_a_decompression_bomb_is_refused(monkeypatch):
     assert len(list(in_memory(data, max_ratio=None))) == 1
     monkeypatch.setattr(_archive, "SMALLEST_BOMB", 8 << 30)
     assert len(list(in_memory(data))) == 1
-
-
-def test_len_is_what_the_user_declared():
-    assert len(RarArchiveLoader([], length=3)) == 3
-    with pytest.raises(TypeError, match="valid length"):
-        len(RarArchiveLoader([]))
 
 
 @pytest.fixture

@@ -12,26 +12,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stream_checks import check_restore, read
+from archive_bytes import tar_of
+from stream_checks import read
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
-from torchdata.datapipes.iter import FSSpecFileOpener, HttpReader, IterableWrapper, IterDataPipe, TarArchiveLoader
-from torchdata.datapipes.iter.archives.archive import ArchiveLoader
+from torchdata.datapipes.iter import FSSpecFileOpener, HttpReader, IterableWrapper, IterDataPipe
 from torchdata.datapipes.state import load_state, save_state
 from torchdata.datapipes.utils import StreamWrapper
 
 #: Size of each member of a shard, of which a read-ahead buffer holds only a few.
 SIZE = 100_000
 MEMBERS = 40
-
-
-def tar_of(contents: list[tuple[str, bytes]], style: int = tarfile.USTAR_FORMAT, **options: Any) -> bytes:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w", format=style, **options) as archive:
-        for name, content in contents:
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-    return file.getvalue()
 
 
 def shard_of(number: int = 0) -> bytes:
@@ -131,7 +121,7 @@ def test_any_archive_is_gone_on_with_any_number_of_times(
         members = [(name[:60], size) for name, size in members]
     contents = [(f"m/{name.strip('/')}x", bytes([number]) * size) for number, (name, size) in enumerate(members)]
     options = {"pax_headers": {"comment": "of all members"}} if everywhere and style == tarfile.PAX_FORMAT else {}
-    (tmp_path / "a.tar").write_bytes(b"?" * start + tar_of(contents, style, **options))
+    (tmp_path / "a.tar").write_bytes(b"?" * start + tar_of(contents, format=style, **options))
 
     def build() -> Any:
         return Pairs(str(tmp_path / "a.tar"), kind, start).load_from_tar(mode)
@@ -179,22 +169,6 @@ def test_members_that_wait_in_a_state_are_read_without_the_start_of_their_archiv
     Recording.least = 1 << 60
     assert head + [read(item) for item in other] == expected
     assert Recording.least > 20 * SIZE
-
-
-@pytest.mark.parametrize("kind", ["seeks", "one way", "memory"])
-def test_a_state_of_an_earlier_release_is_read_from_the_start(
-    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "a.tar").write_bytes(shard_of())
-    pipe, other = (Pairs(str(tmp_path / "a.tar"), kind, 0).load_from_tar() for _ in range(2))
-    items = iter(pipe)
-    for _ in range(30):
-        read(next(items))
-    with monkeypatch.context() as earlier:
-        earlier.setattr(TarArchiveLoader, "_bookmark", ArchiveLoader._bookmark)
-        state = pickle.loads(pickle.dumps(save_state(pipe)))
-    load_state(other, state)
-    assert [content for _, content in map(read, other)] == [bytes([key]) * SIZE for key in range(30, MEMBERS)]
 
 
 class ReadOnly:
@@ -310,13 +284,6 @@ def test_a_shard_that_has_changed_meanwhile_is_an_error_that_names_it(web: Any, 
     ) as caught:
         list(pipe)
     assert any("TarArchiveLoader" in note for note in caught.value.__notes__)
-
-
-def test_small_shards_on_a_server_are_restored_at_every_position(web: Any) -> None:
-    urls = [web.url(f"{n}.tar", tar_of([(f"{n}{key}", b"%d" % key * 300) for key in range(3)])) for n in range(2)]
-    assert len(check_restore(lambda: HttpReader(urls).load_from_tar())) == 6
-    assert len(list(FSSpecFileOpener(urls, mode="rb"))) == 2  # its thread has files of its own from now on
-    assert len(check_restore(lambda: FSSpecFileOpener(urls, mode="rb").load_from_tar(), sockets=False)) == 6
 
 
 def content_of(pair: Any) -> tuple[str, bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -15,20 +16,12 @@ from torchdata.datapipes.state import save_state
 from torchdata.datapipes.utils import StreamWrapper
 
 
-class Closable:
-    def __init__(self) -> None:
-        self.closed = False
-
-    def close(self) -> None:
-        self.closed = True
-
-
 def itself(item: Any) -> Any:
     return item
 
 
 def streams_of(keys: str) -> dict[str, StreamWrapper]:
-    return {key: StreamWrapper(Closable()) for key in keys}
+    return {key: StreamWrapper(io.BytesIO()) for key in keys}
 
 
 def closed(streams: dict[str, StreamWrapper]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import itertools
 import pickle
 from typing import Any
@@ -154,11 +155,7 @@ def test_a_length_is_known_for_whole_sizes_and_can_be_set_for_others() -> None:
 
 
 def test_streams_in_items_of_other_groups_are_closed() -> None:
-    class Closable:
-        def close(self) -> None:
-            pass
-
-    streams = [StreamWrapper(Closable()) for _ in range(10)]
+    streams = [StreamWrapper(io.BytesIO()) for _ in range(10)]
     numbered = IterableWrapper(list(enumerate(streams)), deepcopy=False)
     own = {number for number, _ in numbered.random_split({"a": 1, "b": 1}, 0, target="a")}
     assert own == {number for number, stream in enumerate(streams) if not stream.closed}

@@ -14,9 +14,7 @@ import pytest
 from cache_checks import Maker, archives, cached, content, made, members, names, no_lock_is_left
 from stream_checks import open_files
 from torchdata.datapipes.iter import (
-    EndOnDiskCacheHolder,
     IterableWrapper,
-    OnDiskCacheHolder,
 )
 from torchdata.datapipes.iter.disk_cache import locks, section
 from torchdata.datapipes.iter.streams.atomic_files import temporary_name
@@ -115,19 +113,6 @@ def test_files_with_other_paths_than_announced_are_listed_and_found_again(tmp_pa
     assert names(archives(tmp_path, "ab", unpack)) == expected, "a lost member is made again"
     assert len(calls) == 3
     assert names(archives(tmp_path, "cacbd", unpack)) == [f"{k}.{i}" for k in "cacbd" for i in range(3)]
-
-
-def test_lists_hold_any_name_that_a_file_can_have(tmp_path):
-    odd = ["grün", "with space ", "carriage\rreturn", os.fsdecode(b"not utf-8: \xff")]
-
-    def unpack(path):
-        calls.append(path)
-        return [(f"{path}.{name}", b"") for name in odd]
-
-    calls = []
-    for _ in range(2):
-        assert names(archives(tmp_path, "a", unpack)) == [f"a.{name}" for name in odd]
-    assert len(calls) == 1
 
 
 def test_a_list_appears_only_when_all_its_files_are_there(tmp_path):
@@ -471,22 +456,6 @@ def test_the_pipes_of_a_section_may_be_looked_at_without_its_end(tmp_path):
     section.map(Maker()).end_caching()
     assert names(section) == ["a", "c"]
     assert not locks._held
-
-
-def test_the_forms_give_the_classes():
-    section = IterableWrapper(["a"]).on_disk_cache()
-    assert type(section) is OnDiskCacheHolder
-    assert type(section.map(Maker()).end_caching()) is EndOnDiskCacheHolder
-
-
-def test_caches_in_turn_each_keep_their_files(tmp_path):
-    (tmp_path / "raw").mkdir()
-    raw = cached(tmp_path / "raw", "ab")
-    opened = raw.on_disk_cache(lambda path: path.replace("raw", "upper")).open_files("b")
-    upper = opened.map(lambda pair: (pair[0].replace("raw", "upper"), pair[1].read().upper())).end_caching()
-    for _ in range(2):
-        assert [Path(path).read_text() for path in upper] == ["CONTENT OF A", "CONTENT OF B"]
-    assert sorted(content(tmp_path)) == ["raw/a", "raw/b", "upper/a", "upper/b"]
 
 
 def test_an_end_needs_a_beginning_of_its_own(tmp_path):

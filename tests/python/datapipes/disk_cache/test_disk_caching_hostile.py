@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cache_checks import Maker, archives, cached, content, made, names, no_lock_is_left
+from cache_checks import Maker, cached, content, made, names, no_lock_is_left
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.iter.disk_cache.lists import Within, dumped, is_reserved, read_list
 from torchdata.datapipes.iter.disk_cache.locks import lock_file_of
@@ -238,15 +238,6 @@ def test_damaged_members_are_made_anew_like_single_files(tmp_path, how, folder_i
             list(pipe)
 
 
-def test_a_lost_member_is_made_again_also_where_a_folder_stands_for_it(tmp_path):
-    pipe, calls = unpacking(tmp_path, {"pack/a": b"1", "pack/b": b"2"})
-    expected = [f"{tmp_path}/pack/a", f"{tmp_path}/pack/b"]
-    assert list(pipe) == expected
-    (tmp_path / "pack" / "a").unlink()
-    assert list(pipe) == expected
-    assert len(calls) == 2
-
-
 # ------------------------------------------------------------------------------------------- planted next to the cache
 
 
@@ -319,8 +310,3 @@ def test_lists_in_the_form_of_torchdata_0_9_are_read(tmp_path):
     pipe, calls = unpacking(tmp_path, {"c": b"x"})
     assert names(pipe) == ["a", "b"]
     assert calls == []
-
-
-def test_members_of_archives_are_listed_as_before(tmp_path):
-    assert names(archives(tmp_path, "a")) == ["a.0", "a.1", "a.2"]
-    assert (tmp_path / "a.torchdata_list").read_text() == "".join(f"{tmp_path}/a.{i}\n" for i in range(3))

@@ -226,24 +226,6 @@ def test_who_waits_for_a_writer_that_is_killed_goes_on_at_once(folder, results, 
     assert content(folder) == made("a", "b")
 
 
-def test_some_of_many_processes_may_be_killed_at_any_time(folder, results, start):
-    wanted = [str(i) for i in range(60)]
-
-    def run(number):
-        results.note(f"started {number}")
-        results.note(f"{number}", names(cached(folder, wanted, logging_maker(results))))
-
-    doomed = [start(run, number) for number in range(3)]
-    wait_for(lambda: any(results.has(f"started {number}") for number in range(3)))
-    others = [start(run, number) for number in range(3, 5)]
-    for victim in doomed:
-        wait_for(lambda: len(os.listdir(folder)) > 5)
-        victim.kill()
-    assert [finished(other) for other in others] == [0, 0]
-    assert results.of("3") == results.of("4") == wanted
-    assert content_after_a_kill(folder) == made(*wanted)
-
-
 def hanging_writer(folder, results, start):
     """Starts a process that has begun to create the file "a" and never ends."""
 

@@ -15,7 +15,7 @@ from stream_checks import open_files
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.adapter import CacheTimeout, InvalidateCache
 from torchdata.dataloader2.graph import list_dps, traverse_dps
-from torchdata.datapipes.iter import EndOnDiskCacheHolder, FileOpener, IterableWrapper, IterDataPipe
+from torchdata.datapipes.iter import EndOnDiskCacheHolder, IterableWrapper, IterDataPipe
 from torchdata.datapipes.iter.disk_cache import locks
 from torchdata.datapipes.state import load_state, save_state
 
@@ -264,8 +264,3 @@ def test_invalidating_makes_every_file_once_more(tmp_path, workers):
     assert sorted(log.read_text()) == ["a", "b", "c"]
     assert content(folder) == dict.fromkeys("abc", "new")
     assert names(pipe) == ["a", "b", "c"], "what the loader wrote is good for others"
-
-
-def test_a_downloaded_file_is_read_as_usual(tmp_path):
-    pipe = FileOpener(cached(tmp_path, "ab"), mode="b").read_from_stream()
-    assert [text for _, text in pipe] == [b"content of a", b"content of b"]

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from stream_checks import open_files
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.state import load_state, save_state
 
@@ -40,13 +41,6 @@ class Watch:
         return -item
 
 
-def file_descriptors() -> int:
-    import os
-
-    gc.collect()
-    return len(os.listdir("/proc/self/fd"))
-
-
 @pytest.mark.parametrize(("batch_size", "limit", "most"), [(8, 3, 3), (8, 32, 8), (3, 5, 3), (1, 9, 1)])
 def test_calls_of_a_batch_run_at_once_up_to_the_limit(batch_size: int, limit: int, most: int) -> None:
     watch = Watch()
@@ -58,11 +52,11 @@ def test_calls_of_a_batch_run_at_once_up_to_the_limit(batch_size: int, limit: in
 def test_each_iteration_has_one_loop_which_is_closed_at_its_end() -> None:
     watch = Watch()
     pipe = IterableWrapper(range(9)).async_map_batches(watch, 2)
-    before = file_descriptors()
+    before = open_files()
     for _ in range(2):
         iterator = iter(pipe)
         assert len(list(iterator)) == 9
-        assert file_descriptors() == before
+        assert open_files() == before
     assert len(watch.loops) == 2
     assert all(loop.is_closed() for loop in watch.loops)
     assert watch.threads == {threading.get_ident()}
@@ -101,13 +95,13 @@ def test_an_abandoned_iterator_closes_its_loop_and_ends_asynchronous_generators(
             return number
         raise AssertionError
 
-    before = file_descriptors()
+    before = open_files()
     pipe = IterableWrapper(range(9)).async_map_batches(first, 2, flatten=flatten)
     iterator = iter(pipe)
     assert next(iterator) == (0 if flatten else [0, 1])
-    assert file_descriptors() > before
+    assert open_files() > before
     del iterator
-    assert file_descriptors() == before
+    assert open_files() == before
     assert sorted(ended) == [0, 1]
 
 
@@ -160,11 +154,11 @@ def test_it_works_within_a_running_event_loop_in_one_loop_of_another_thread() ->
         await asyncio.sleep(0)
         return [head, list(pipe), list(IterableWrapper([1]).async_map_batches(seen, 1))]
 
-    before = file_descriptors()
+    before = open_files()
     assert asyncio.run(main()) == [[0, -1, -2, -3], [-item for item in range(7)], [5]]
     assert len(watch.loops) == 2
     assert threading.get_ident() not in watch.threads
-    assert file_descriptors() == before
+    assert open_files() == before
 
 
 def test_an_error_arrives_within_a_running_event_loop_too() -> None:
@@ -212,14 +206,6 @@ def test_results_that_are_left_of_a_batch_are_restored_without_calling_again() -
     load_state(restored, state)
     assert list(restored) == [2, 3, 4]
     assert calls == [0, 1, 2, 3]
-
-
-def test_the_length_is_known_where_the_sources_is() -> None:
-    numbers = IterableWrapper(range(7))
-    assert len(numbers.async_map_batches(Watch(), 3)) == 7
-    assert len(numbers.async_map_batches(Watch(), 3, flatten=False)) == 3
-    with pytest.raises(TypeError, match="valid length"):
-        len(numbers.filter(bool).async_map_batches(Watch(), 3))
 
 
 def run(program: str) -> tuple[str, str, int]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 import json
-import tarfile
 
 import pytest
 
 import random_skips
+from archive_bytes import tar_of
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper, IterDataPipe
 from torchdata.datapipes.state import load_state, save_state
@@ -31,13 +31,7 @@ def test_a_random_pipeline_yields_what_plain_python_does(seed):
 
 
 def archive(*names, cut=None):
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as tar:
-        for name in names:
-            info = tarfile.TarInfo(name)
-            info.size = 600
-            tar.addfile(info, io.BytesIO(b"x" * 600))
-    return file.getvalue()[:cut]
+    return tar_of((name, b"x" * 600) for name in names)[:cut]
 
 
 def test_the_rest_of_a_broken_shard_is_left_out_and_the_next_one_is_read():

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import tarfile
 import zipfile
 from typing import Any
 
@@ -13,6 +11,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from archive_bytes import tar_of
 from torchdata.dataloader2 import DataLoader2
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.map import ArrowParts
@@ -29,14 +28,8 @@ def lines_of(pipe: Any, log: Any) -> list[dict[str, Any]]:
     return [json.loads(line) for line in log.read_text().splitlines()]
 
 
-def tar_of(path: Any, cut: int | None = None) -> str:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as tar:
-        for name in ("one", "two", "three"):
-            info = tarfile.TarInfo(name)
-            info.size = 2000
-            tar.addfile(info, io.BytesIO(bytes(2000)))
-    path.write_bytes(file.getvalue()[:cut])
+def saved_tar(path: Any, cut: int | None = None) -> str:
+    path.write_bytes(tar_of((name, bytes(2000)) for name in ("one", "two", "three"))[:cut])
     return str(path)
 
 
@@ -67,7 +60,7 @@ def test_an_image_is_named_by_its_path_or_key(tmp_path):
 
 
 def test_a_truncated_shard_is_named_and_the_member_at_which_it_ends(tmp_path):
-    whole, cut = tar_of(tmp_path / "whole.tar"), tar_of(tmp_path / "cut.tar", 3500)
+    whole, cut = saved_tar(tmp_path / "whole.tar"), saved_tar(tmp_path / "cut.tar", 3500)
     members = IterableWrapper([whole, cut]).open_files("b").load_from_tar().map(content)
     assert [line["key"] for line in lines_of(members, tmp_path / "log")] == [f"{cut}/two", cut]
     by_reader = IterableWrapper([cut]).open_files("b").load_from_tar().read_from_stream()

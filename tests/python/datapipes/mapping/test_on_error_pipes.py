@@ -5,14 +5,13 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
-import tarfile
-import zipfile
 from typing import Any
 
 import pyarrow
 import pytest
 
 import torchdata.datapipes.iter as pipes
+from archive_bytes import tar_of, zip_of
 from pipes_table import ROWS, Row, seed
 from torchdata.datapipes.iter import ArrowReader, IterableWrapper
 from torchdata.datapipes.map import ArrowParts, SequenceWrapper
@@ -57,17 +56,6 @@ def numbers(count: int = 15) -> Any:
 GOOD = good(*range(15))
 
 
-def tar(*names: str) -> io.BytesIO:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as archive:
-        for name in names:
-            info = tarfile.TarInfo(name)
-            info.size = 1
-            archive.addfile(info, io.BytesIO(b"x"))
-    file.seek(0)
-    return file
-
-
 def samples(*names: str) -> Any:
     return IterableWrapper([(name, 0) for name in names])
 
@@ -89,13 +77,6 @@ class Unreadable(io.StringIO):
 
 def archives(*contents: bytes) -> Any:
     return IterableWrapper([(str(n), io.BytesIO(content)) for n, content in enumerate(contents)], deepcopy=False)
-
-
-def zipped(name: str) -> bytes:
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr(name, "x")
-    return file.getvalue()
 
 
 def parquet() -> bytes:
@@ -183,7 +164,12 @@ OWN: dict[str, list[tuple[Any, list[Any]]]] = {
         (
             lambda: (
                 IterableWrapper(
-                    [("a.tar", tar("1")), ("b.tar", io.BytesIO(b"?" * 600)), ("c.tar", tar("2"))], deepcopy=False
+                    [
+                        ("a.tar", io.BytesIO(tar_of([("1", b"x")]))),
+                        ("b.tar", io.BytesIO(b"?" * 600)),
+                        ("c.tar", io.BytesIO(tar_of([("2", b"x")]))),
+                    ],
+                    deepcopy=False,
                 )
                 .load_from_tar()
                 .map(lambda pair: pair[0])
@@ -226,7 +212,10 @@ OWN: dict[str, list[tuple[Any, list[Any]]]] = {
         )
     ],
     "ZipArchiveLoader": [
-        (lambda: archives(zipped("1"), b"?", zipped("2")).load_from_zip().map(lambda p: p[0]), ["0/1", "2/2"])
+        (
+            lambda: archives(zip_of("1", b"x"), b"?", zip_of("2", b"x")).load_from_zip().map(lambda p: p[0]),
+            ["0/1", "2/2"],
+        )
     ],
     "TFRecordLoader": [(lambda: archives(b"", b"?" * 40, b"").load_from_tfrecord(), [])],
     "ParquetDataFrameLoader": [

@@ -131,24 +131,6 @@ def test_the_order_of_a_shuffled_source_is_remembered_also_over_a_restore():
             assert list(restored) == order
 
 
-def test_a_partial_cache_is_restored_and_its_source_begins_anew_in_the_next_epoch():
-    def build():
-        return IterableWrapper(range(1000, 1010)).in_memory_cache(size=100 / MEGABYTE)
-
-    whole = list(range(1000, 1010))
-    for epoch in range(3):
-        for position in range(11):
-            running = build()
-            for _ in range(epoch):
-                list(running)
-            items = iter(running)
-            head = [next(items) for _ in range(position)]
-            restored = build()
-            load_state(restored, pickle.loads(pickle.dumps(save_state(running))))
-            assert head + list(restored) == whole
-            assert list(restored) == list(restored) == whole
-
-
 class Broken(IterDataPipe):
     def __init__(self):
         self.breaks = True

@@ -10,18 +10,6 @@ from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
 from torchdata.datapipes.state import load_state, save_state
 
 
-def test_blocks_give_the_same_batches_for_any_number_of_workers() -> None:
-    def batches(workers: int) -> list[list[int]]:
-        found = []
-        for worker in range(workers):
-            pipe = IterableWrapper(range(23)).sharding_filter().set_sharding_block(4)
-            pipe.apply_sharding(workers, worker)
-            found.extend(pipe.batch(4))
-        return sorted(found)
-
-    assert batches(1) == batches(2) == batches(3) == batches(7)
-
-
 @pytest.mark.parametrize(("shards", "block"), [(1, None), (2, None), (3, 2), (4, 5), (5, 1)])
 def test_the_lengths_of_shards_are_the_numbers_of_their_items(shards: int, block: int | None) -> None:
     for shard in range(shards):

@@ -17,7 +17,7 @@ from aistore.sdk.errors import AISError, ErrBckNotFound, ErrObjNotFound
 
 from ais_server import NAMES_PER_PAGE, ais_server
 from process_checks import loader
-from stream_checks import check_broken_source, check_restore, open_files, read
+from stream_checks import check_restore, open_files, read
 from torchdata.datapipes.iter import AISFileLister, AISFileLoader, IterableWrapper
 from torchdata.datapipes.state import load_state, save_state
 
@@ -91,18 +91,6 @@ def test_a_listing_is_restored_at_every_position_by_a_place_in_it(cluster):
     assert head + list(other) == list(build())
 
 
-def test_loaded_objects_are_restored_at_every_position(cluster):
-    def build():
-        return AISFileLister(["ais://first/train/"], cluster).load_files_by_ais(url=cluster)
-
-    list(map(read, build()))
-    items = check_restore(build, sockets=False)
-    assert items == [(f"ais://first/{name}", content) for name, content in sorted(SMALL.items())]
-    few = [f"ais://first/{name}" for name in sorted(SMALL)[:5]]
-    shuffled = lambda: AISFileLoader(few, cluster).shuffle(buffer_size=3).set_seed(3)  # noqa: E731
-    check_restore(shuffled, seeded=True, sockets=False)
-
-
 def test_objects_that_are_left_unread_own_no_connections(cluster):
     list(map(read, AISFileLoader(urls("ais://second"), cluster)))
     before = open_files()
@@ -132,12 +120,6 @@ def test_streams_seek_and_tell_like_files(cluster):
     stream.close()
     with pytest.raises(ValueError, match="closed"):
         stream.read()
-
-
-def test_lines_are_read_like_those_of_files(cluster):
-    [(_, stream)] = AISFileLoader(["ais://large/lines"], cluster)
-    assert stream.readline() == b"one\n"
-    assert list(stream) == [b"two\n", b"three\n"]
 
 
 def test_reading_a_large_object_keeps_little_of_it(cluster):
@@ -235,11 +217,6 @@ def test_what_is_no_url_of_an_object_is_refused(make, url):
 def test_a_bucket_alone_cannot_be_loaded():
     with pytest.raises(ValueError, match="ais://bucket/name"):
         list(AISFileLoader(["ais://first/"], "http://localhost:8080"))
-
-
-@pytest.mark.parametrize("make", [AISFileLister, AISFileLoader])
-def test_an_error_of_the_source_arrives_as_it_is(cluster, make):
-    check_broken_source(lambda source: make(source, cluster), "ais://first/train/01.bin", sockets=False)
 
 
 @pytest.mark.parametrize("make", [AISFileLister, AISFileLoader])

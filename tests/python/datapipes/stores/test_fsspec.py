@@ -16,7 +16,7 @@ from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from process_checks import loader
 from refusals import refuses
-from stream_checks import check_broken_source, check_restore, open_files, read
+from stream_checks import check_broken_source, check_restore, read
 from torchdata.dataloader2 import DataLoader2
 from torchdata.datapipes.iter import (
     FSSpecFileLister,
@@ -133,14 +133,6 @@ def test_a_restored_listing_goes_on_behind_its_last_name_though_others_came_and_
         list(other)
 
 
-def test_len_is_that_of_the_source_and_unknown_for_a_listing(folder):
-    with pytest.raises(TypeError, match="FSSpecFileLister"):
-        len(FSSpecFileLister(folder))
-    assert len(FSSpecFileOpener(["a", "b"])) == len(FSSpecSaver([("a", "x"), ("b", "y")])) == 2
-    with pytest.raises(TypeError, match="FSSpecFileOpener instance doesn't have valid length"):
-        len(FSSpecFileLister(folder).open_files_by_fsspec())
-
-
 @pytest.mark.parametrize("root", ["{}/nowhere", "memory://nowhere", "nothing-known://nowhere", "zip://x::{}/nowhere"])
 @pytest.mark.parametrize("make", [FSSpecFileLister, lambda root: FSSpecFileOpener([root])])
 def test_what_does_not_exist_is_an_error_that_names_pipe_and_url(tmp_path, root, make):
@@ -177,12 +169,6 @@ def test_a_stream_that_was_partly_read_is_pickled(folder):
     assert twin.read() == stream.read() == b"of a.txt\n"
 
 
-def test_opening_many_files_keeps_one_open(folder):
-    before = open_files()
-    for _ in FSSpecFileLister(folder, "*.*").open_files_by_fsspec():
-        assert open_files() <= before + 2
-
-
 @pytest.mark.parametrize(("mode", "data"), [("w", "text"), ("wb", b"bytes"), ("wb", bytearray(b"x")), ("w", "")])
 @pytest.mark.parametrize("start", ["", "file://", "memory:/"])
 def test_data_are_saved_and_the_url_is_yielded(tmp_path, memory, start, mode, data):
@@ -197,15 +183,6 @@ def test_data_are_saved_and_the_url_is_yielded(tmp_path, memory, start, mode, da
 def test_without_a_function_the_metadata_are_the_url(memory):
     assert list(FSSpecSaver([("memory://tests/new", "x")])) == ["memory://tests/new"]
     assert memory.cat("/tests/new") == b"x"
-
-
-def test_saving_goes_on_where_a_state_was_saved(tmp_path):
-    def build():
-        pairs = [(f"{number}", f"{number}") for number in range(4)]
-        return FSSpecSaver(pairs, filepath_fn=lambda name: f"{tmp_path}/{name}")
-
-    check_restore(build)
-    assert {name: (tmp_path / name).read_text() for name in os.listdir(tmp_path)} == {n: n for n in "0123"}
 
 
 def test_files_are_appended_to_and_packed_on_demand(tmp_path):

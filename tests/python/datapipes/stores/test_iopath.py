@@ -105,13 +105,6 @@ def test_each_pipe_has_a_path_manager_of_its_own_for_urls():
             pipe.register_handler(HTTPURLHandler())
 
 
-def test_a_listing_is_restored_at_every_position(folder):
-    def build():
-        return IoPathFileLister([folder, f"{folder}/a.txt"], masks=["*.txt", "*.png"])
-
-    assert len(check_restore(build)) == 5
-
-
 def test_a_restored_listing_goes_on_behind_its_last_name_though_others_came(folder):
     pipe = IoPathFileLister(folder, "*.*")
     items = iter(pipe)
@@ -132,14 +125,6 @@ def test_files_are_opened_in_the_mode_asked_for_and_restored(folder, mode, kind)
     contents = [f"content of {name}\n" for name in NAMES]
     assert [content for _, content in items] == [text if kind is str else text.encode() for text in contents]
     check_restore(lambda: build().shuffle(buffer_size=2).set_seed(1), seeded=True)
-
-
-def test_len_is_that_of_the_source_and_unknown_for_a_listing(folder):
-    with pytest.raises(TypeError, match="IoPathFileLister"):
-        len(IoPathFileLister(folder))
-    assert len(IoPathFileOpener(["a", "b"])) == len(IoPathSaver([("a", "x"), ("b", "y")])) == 2
-    with pytest.raises(TypeError, match="IoPathFileOpener instance doesn't have valid length"):
-        len(IoPathFileLister(folder).open_files_by_iopath())
 
 
 @pytest.mark.parametrize("make", [IoPathFileLister, lambda path: IoPathFileOpener([path])])
@@ -213,15 +198,6 @@ def test_data_that_do_not_fit_the_mode_are_refused(tmp_path, mode, data):
     with pytest.raises(TypeError, match=rf"IoPathSaver cannot save '{path}'.*{mode}.*{type(data).__name__}"):
         list(IoPathSaver([(path, data)], mode))
     assert os.listdir(tmp_path) == []
-
-
-def test_saving_goes_on_where_a_state_was_saved(tmp_path):
-    def build():
-        pairs = [(f"{number}", f"{number}") for number in range(4)]
-        return IoPathSaver(pairs, filepath_fn=lambda name: f"{tmp_path}/{name}")
-
-    check_restore(build)
-    assert {name: (tmp_path / name).read_text() for name in os.listdir(tmp_path)} == {n: n for n in "0123"}
 
 
 def name_and_content(pair):

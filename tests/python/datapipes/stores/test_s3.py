@@ -19,7 +19,7 @@ from process_checks import METHODS, loader, wait_for
 from s3_buckets import FOLDER, LARGE, STRANGE, listed, serving, urls
 from s3_server import KEYS_PER_PAGE
 from stream_checks import check_restore, open_files, read
-from torchdata.datapipes.iter import IterableWrapper, S3FileLister, S3FileLoader
+from torchdata.datapipes.iter import S3FileLister, S3FileLoader
 from torchdata.datapipes.iter.stores.s3_object import PART_SIZE, S3Recipe
 from torchdata.datapipes.state import load_state, save_state
 
@@ -137,22 +137,6 @@ def test_len_is_what_the_user_declared_or_that_of_the_source():
         len(S3FileLister(["s3://first"]).load_files_by_s3())
 
 
-def test_a_listing_is_restored_at_every_position_and_after_an_abandoned_iteration():
-    def build():
-        return S3FileLister(["s3://first/train/", "s3://second", "s3://first/o"], masks=["*[45].bin", "*.txt"])
-
-    listed("s3://first/o")  # the connection stays open from here on
-    check_restore(build, sockets=False)
-
-
-def test_loaded_objects_are_restored_at_every_position():
-    def build():
-        return S3FileLister(["s3://first/train/"]).load_files_by_s3(buffer_size=2)
-
-    items = check_restore(build, sockets=False)
-    assert items == [(f"s3://first/{key}", content) for key, content in sorted(FOLDER.items())]
-
-
 def test_a_shuffle_buffer_of_unread_objects_is_restored_and_owns_no_connections():
     pipe = S3FileLister(["s3://many/0000", "s3://many/0001"]).load_files_by_s3()
     before = open_files()
@@ -200,12 +184,6 @@ def test_streams_seek_and_tell_like_files():
     stream.close()
     with pytest.raises(ValueError, match="closed"):
         stream.read()
-
-
-def test_lines_are_read_like_those_of_files():
-    [(_, stream)] = S3FileLoader(["s3://large/lines"])
-    assert stream.readline() == b"one\n"
-    assert list(stream) == [b"two\n", b"three\n"]
 
 
 def resident_bytes():
@@ -266,29 +244,6 @@ def test_after_an_error_nothing_of_an_object_is_taken_for_its_end(client):
         assert stream.read() == LARGE, "it is the version that was opened again"
     finally:
         client.delete_object(Bucket="vacant", Key="changing")
-
-
-def test_archives_are_read_from_objects(client, tmp_path):
-    import tarfile
-    import zipfile
-
-    (tmp_path / "member").write_bytes(LARGE[:1_000_000])
-    with tarfile.open(tmp_path / "a.tar", "w") as archive:
-        for number in range(5):
-            archive.add(tmp_path / "member", f"{number}.bin")
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
-        for number in range(5):
-            archive.write(tmp_path / "member", f"{number}.bin")
-    for name in ("a.tar", "a.zip"):
-        client.upload_file(str(tmp_path / name), "vacant", name)
-    try:
-        for name, load in (("a.tar", "load_from_tar"), ("a.zip", "load_from_zip")):
-            build = lambda name=name, load=load: getattr(S3FileLoader([f"s3://vacant/{name}"]), load)()  # noqa: E731
-            items = check_restore(build, sockets=False)
-            assert [content for _, content in items] == [LARGE[:1_000_000]] * 5
-    finally:
-        for name in ("a.tar", "a.zip"):
-            client.delete_object(Bucket="vacant", Key=name)
 
 
 def test_a_shard_is_gone_on_with_behind_its_last_member(client, tmp_path, monkeypatch):
@@ -353,16 +308,6 @@ def test_two_workers_share_the_objects_after_the_parent_used_s3(client, method):
     finally:
         workers.shutdown()
     assert kept[1].read() == LARGE
-
-
-def test_errors_arrive_from_workers_as_they_are():
-    pipe = IterableWrapper(["s3://first/missing"]).sharding_filter().load_files_by_s3()
-    workers = loader(pipe)
-    try:
-        with pytest.raises(FileNotFoundError, match=r"S3FileLoader.*s3://first/missing"):
-            list(workers)
-    finally:
-        workers.shutdown()
 
 
 def test_a_forked_child_of_a_forked_child_reads_and_so_does_a_stream_that_it_inherited():

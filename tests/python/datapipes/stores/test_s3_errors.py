@@ -15,7 +15,7 @@ import pytest
 from refusals import refuses
 from s3_buckets import LARGE, NAMELESS, listed, serving, urls
 from s3_server import fill, s3_server
-from stream_checks import check_broken_source, read
+from stream_checks import read
 from torchdata.datapipes.iter import S3FileLister, S3FileLoader
 
 
@@ -228,13 +228,6 @@ def test_the_endpoint_is_taken_from_the_argument_before_the_environment(client, 
     assert listed("s3://first", config={"endpoint": endpoint}) == urls("first")
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", endpoint)
     assert listed("s3://first") == urls("first")
-
-
-@pytest.mark.parametrize("make", [S3FileLister, S3FileLoader])
-def test_an_error_of_the_source_arrives_as_it_is_and_leaves_no_file_open(make):
-    url = "s3://first/train/1.bin"
-    listed(url)
-    check_broken_source(make, url, sockets=False)
 
 
 test_wrong_arguments_are_refused_by_the_constructor = refuses(

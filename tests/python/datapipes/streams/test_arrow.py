@@ -14,16 +14,11 @@ import pyarrow.feather
 import pyarrow.parquet
 import pytest
 
+from arrow_tables import check_exact, table, values
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import ArrowReader, IterableWrapper
 from torchdata.datapipes.map import ArrowParts
 from torchdata.datapipes.state import load_state, save_state
-
-
-def table(start: int, end: int) -> Any:
-    numbers = range(start, end)
-    columns = {"a": [*numbers], "b": [f"t{number}" for number in numbers], "c": [number / 2 for number in numbers]}
-    return pyarrow.table(columns, pyarrow.schema({"a": "int64", "b": "string", "c": "float64"}))
 
 
 @pytest.fixture
@@ -35,27 +30,6 @@ def folder(tmp_path: Path) -> Path:
         )
     pyarrow.parquet.write_table(table(0, 0), tmp_path / "empty.parquet")
     return tmp_path
-
-
-def check_exact(build: Any) -> None:
-    """The rest after a state of each position, and the epoch after it. (Threads of Arrow's close files a moment later,
-    so what `check_restore` says of open files does not hold here.)
-    """
-    reading = build()
-    epochs = [[str(item) for item in reading] for _ in range(2)]
-    for position in range(len(epochs[0]) + 1):
-        pipe = build()
-        iterator = iter(pipe)
-        assert [str(next(iterator)) for _ in range(position)] == epochs[0][:position]
-        state = pickle.loads(pickle.dumps(save_state(pipe)))
-        other = build()
-        load_state(other, state)
-        assert [str(item) for item in other] == epochs[0][position:]
-        assert sorted(str(item) for item in other) == sorted(epochs[1])
-
-
-def values(pipe: Any, column: str = "a") -> list[Any]:
-    return [row[column] for row in pipe]
 
 
 def test_rows_of_all_files_come_in_order_and_frames_in_chosen_sizes(folder: Path) -> None:

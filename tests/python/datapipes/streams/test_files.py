@@ -14,7 +14,17 @@ import pytest
 
 from refusals import refuses
 from stream_checks import check_restore, open_files
-from torchdata.datapipes.iter import FileLister, FileOpener, IterableWrapper, StreamReader
+from torchdata.datapipes.iter import (
+    Bz2FileLoader,
+    FileLister,
+    FileOpener,
+    IterableWrapper,
+    RarArchiveLoader,
+    StreamReader,
+    TarArchiveLoader,
+    TFRecordLoader,
+    ZipArchiveLoader,
+)
 from torchdata.datapipes.state import save_state
 from torchdata.datapipes.utils import StreamWrapper
 
@@ -100,15 +110,18 @@ def test_a_listing_is_restored_at_every_position(folder, non_deterministic):
     )
 
 
-@pytest.mark.parametrize("make", [FileLister, lambda root, **kw: FileOpener(IterableWrapper([]), **kw)])
+@pytest.mark.parametrize(
+    "make",
+    [FileLister, FileOpener, TarArchiveLoader, ZipArchiveLoader, RarArchiveLoader, Bz2FileLoader, TFRecordLoader],
+)
 def test_len_is_what_the_user_declared(make):
-    assert len(make(".", length=7)) == 7
+    assert len(make([], length=7)) == 7
     with pytest.raises(TypeError, match="valid length"):
-        len(make("."))
+        len(make([]))
     with pytest.raises(ValueError, match="length"):
-        make(".", length=-2)
+        make([], length=-2)
     with pytest.raises(TypeError, match="length"):
-        make(".", length="7")
+        make([], length="7")
 
 
 test_wrong_arguments_are_refused_by_the_constructor = refuses(
@@ -142,8 +155,10 @@ def test_text_is_decoded_by_the_encoding_given(tmp_path):
 def test_opening_what_is_no_path_or_does_not_exist_is_an_error(tmp_path):
     with pytest.raises(TypeError, match="string type for pathname"):
         list(FileOpener([5]))
-    with pytest.raises(FileNotFoundError, match="absent"):
-        list(FileOpener([str(tmp_path / "absent")]))
+    for path, error in ((str(tmp_path / "absent"), FileNotFoundError), (str(tmp_path), IsADirectoryError)):
+        with pytest.raises(error, match=path) as failure:
+            list(FileOpener([path]))
+        assert f"FileOpener cannot open {path!r}." in failure.value.__notes__
 
 
 def test_opening_many_files_keeps_one_open(folder):

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import functools
 import io
-import itertools
-import pickle
-import tarfile
-import zipfile
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -18,13 +14,10 @@ import polars
 import pyarrow
 import pyarrow.parquet
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from stream_checks import check_restore, open_files
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import FileLister, FileOpener, IterableWrapper
-from torchdata.datapipes.state import load_state, save_state
 
 LIBRARIES = ["pandas", "polars", "pyarrow"]
 each_library = pytest.mark.parametrize("library", LIBRARIES)
@@ -209,43 +202,6 @@ def test_there_is_one_frame_per_row_group_of_paths_and_of_streams(library: str, 
     assert open_files() == before
 
 
-def parquet_bytes(rows: list[int], group: int) -> bytes:
-    file = io.BytesIO()
-    content = pyarrow.table({"id": pyarrow.array(rows, pyarrow.int64())})
-    pyarrow.parquet.write_table(content, file, row_group_size=group)
-    return file.getvalue()
-
-
-@settings(max_examples=25)
-@given(
-    files=st.lists(st.tuples(st.lists(st.integers(0, 9), max_size=9), st.integers(1, 5)), max_size=4),
-    library=st.sampled_from(LIBRARIES),
-    data=st.data(),
-)
-def test_any_files_yield_their_row_groups_and_are_restored_anywhere(
-    files: list[tuple[list[int], int]], library: str, data: st.DataObject
-) -> None:
-    contents = [parquet_bytes(rows, group) for rows, group in files]
-    expected = [rows[at : at + group] for rows, group in files for at in range(0, len(rows), group)]
-
-    def build() -> Any:
-        pairs = [(f"file {number}", io.BytesIO(content)) for number, content in enumerate(contents)]
-        return IterableWrapper(pairs).load_parquet_as_df(library=library)
-
-    def read(frames: Any) -> list[list[int]]:
-        return [[row[0] for row in rows_of(frame)] for frame in frames]
-
-    # A file without rows may have a row group without rows, or none.
-    assert [group for group in read(build()) if group] == expected
-    everything = read(build())
-    position = data.draw(st.integers(0, len(everything)), label="position")
-    pipe = build()
-    frames = iter(pipe)
-    head = read(itertools.islice(frames, position))
-    load_state(other := build(), pickle.loads(pickle.dumps(save_state(pipe))))
-    assert head + read(other) == everything
-
-
 @each_library
 def test_columns_are_read_in_the_order_in_which_they_are_named(library: str, folder: str) -> None:
     frame = next(iter(FileLister(folder).load_parquet_as_df(columns=["half", "id"], library=library)))
@@ -325,38 +281,8 @@ def test_every_row_group_is_restored_exactly(folder: str, opened: bool) -> None:
     assert [frame.num_rows for frame in check_restore(build) if frame.num_rows] == [2, 2, 1, 3]
 
 
-@pytest.mark.parametrize("kind", ["tar", "tgz", "zip"])
-def test_members_of_archives_are_read_and_restored(folder: str, kind: str) -> None:
-    archive = Path(folder).parent / f"archive.{kind}"
-    if kind == "zip":
-        with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as zipped:
-            for path in sorted(Path(folder).glob("*.parquet")):
-                zipped.write(path, path.name)
-    else:
-        with tarfile.open(archive, "w:gz" if kind == "tgz" else "w") as tar:
-            tar.add(folder, "data")
-
-    def build() -> Any:
-        opened = IterableWrapper([str(archive)]).open_files("b")
-        members = opened.load_from_zip() if kind == "zip" else opened.load_from_tar()
-        return members.load_parquet_as_df(columns=["id"], library="pyarrow")
-
-    frames = check_restore(build, keep=rows_of)
-    assert sorted(row for frame in frames for row in frame) == [(i,) for i in range(8)]
-
-
-def test_files_in_memory_are_restored_exactly() -> None:
-    file = io.BytesIO()
-    pyarrow.parquet.write_table(table(0, 5), file, row_group_size=2)
-    content = file.getvalue()
-    frames = check_restore(
-        lambda: IterableWrapper([("m", io.BytesIO(content))]).load_parquet_as_df(library="polars"),
-        keep=rows_of,
-    )
-    assert len(frames) == 3
-
-
-def test_memory_holds_one_row_group_at_a_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [None, 30_000])
+def test_memory_holds_one_row_group_and_one_item(size: int | None, tmp_path: Path) -> None:
     groups, rows = 32, 100_000
     numbers = np.random.default_rng(0).random(rows)
     schema = pyarrow.schema({"n": pyarrow.float64()})
@@ -364,16 +290,13 @@ def test_memory_holds_one_row_group_at_a_time(tmp_path: Path) -> None:
         for _ in range(groups):
             writer.write_table(pyarrow.table({"n": numbers}))
     before = pyarrow.total_allocated_bytes()
-    sizes = []
-    for _ in IterableWrapper([str(tmp_path / "large.parquet")]).load_parquet_as_df(library="pyarrow"):
+    sizes, count = [], 0
+    files = IterableWrapper([str(tmp_path / "large.parquet")])
+    for frame in files.load_parquet_as_df(library="pyarrow", dataframe_size=size):
         sizes.append(pyarrow.total_allocated_bytes() - before)
-    assert len(sizes) == groups
+        count += len(frame)
+    assert count == groups * rows
     assert max(sizes) < 6 * numbers.nbytes
-
-
-def test_the_length_is_not_known(folder: str) -> None:
-    with pytest.raises(TypeError, match="len"):
-        len(FileLister(folder).load_parquet_as_df())
 
 
 # -- in workers, and without the libraries ---------------------------------------------------------
@@ -428,10 +351,3 @@ def test_large_frames_from_workers_stay_what_they_are_while_others_follow(librar
         frames = list(loader)
     for number, frame in enumerate(frames):
         assert (frame["n"].to_numpy() == np.arange(LARGE) + number).all()
-
-
-def test_frames_in_the_buffer_of_a_shuffle_are_part_of_its_state(folder: str) -> None:
-    def build() -> Any:
-        return FileLister(folder).load_parquet_as_df().shuffle(buffer_size=3).set_seed(4)
-
-    assert len(check_restore(build, keep=lambda frame: frame["id"].tolist(), seeded=True)) == 5

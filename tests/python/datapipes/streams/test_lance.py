@@ -14,37 +14,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from arrow_tables import check_exact, table, values
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import ArrowReader, IterableWrapper, LanceReader
 from torchdata.datapipes.map import ArrowParts
 from torchdata.datapipes.state import load_state, save_state
 
 
-def table(start: int, end: int) -> Any:
-    numbers = range(start, end)
-    columns = {"a": [*numbers], "b": [f"t{number}" for number in numbers], "c": [number / 2 for number in numbers]}
-    return pyarrow.table(columns, pyarrow.schema({"a": "int64", "b": "string", "c": "float64"}))
-
-
 @pytest.fixture
 def dataset(tmp_path: Path) -> Any:
     """Thirty rows in three fragments."""
     return lance.write_dataset(table(0, 30), tmp_path / "rows.lance", max_rows_per_file=10)
-
-
-def values(pipe: Any, column: str = "a") -> list[Any]:
-    return [row[column] for row in pipe]
-
-
-def check_exact(build: Any) -> None:
-    """The rest after a state of each position, and the epoch after it."""
-    whole = [str(item) for item in build()]
-    for position in range(len(whole) + 1):
-        iterator = iter(pipe := build())
-        assert [str(next(iterator)) for _ in range(position)] == whole[:position]
-        load_state(other := build(), pickle.loads(pickle.dumps(save_state(pipe))))
-        assert [str(item) for item in other] == whole[position:]
-        assert len(list(other)) == len(whole)
 
 
 def test_rows_come_by_index_as_lance_takes_them(dataset: Any) -> None:
@@ -73,13 +53,6 @@ def test_lists_of_indices_are_read_at_once(dataset: Any, monkeypatch: pytest.Mon
     assert [frame["a"].to_pylist() for frame in frames] == [[29], [3], [17], [0], [8]]
 
 
-@pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow"])
-def test_frames_of_a_library(dataset: Any, library: Any) -> None:
-    frames = list(LanceReader([[1, 2], [5]], dataset, ["a"], rows=False, library=library))
-    assert {type(frame).__module__.partition(".")[0] for frame in frames} == {library}
-    assert [len(frame) for frame in frames] == [2, 1]
-
-
 def test_ranges_of_rows_are_parts_across_fragments_of_a_chosen_size(dataset: Any) -> None:
     parts = ArrowParts(dataset, part_rows=7)
     assert (len(parts), parts.name(4)) == (5, f"rows 28 to 29 of version 1 of {dataset.uri!r}")
@@ -98,16 +71,6 @@ def test_a_filter_makes_parts_of_the_rows_that_it_leaves(dataset: Any, filter: A
     assert values(parts.to_iter_datapipe().read_arrow(["b"]), "b") == [f"t{number}" for number in range(6, 22)]
     check_exact(lambda: ArrowParts(dataset, filter, part_rows=5).shuffle().set_seed(2).read_arrow(["a"]))
     assert list(ArrowParts(dataset, "a > 99").to_iter_datapipe().read_arrow()) == []
-
-
-def test_rows_that_were_deleted_are_passed_over(dataset: Any) -> None:
-    dataset.delete("a = 3 OR (a > 8 AND a < 21)")
-    left = [number for number in range(30) if number != 3 and not 8 < number < 21]
-    assert values(ArrowParts(dataset, part_rows=4).to_iter_datapipe().read_arrow()) == left
-    assert values(LanceReader(range(len(left)), dataset)) == left
-    assert values(ArrowParts(dataset, "c >= 4", part_rows=4).to_iter_datapipe().read_arrow()) == [
-        number for number in left if number >= 8
-    ]
 
 
 def test_states_are_exact_at_every_row_and_frame_and_small(dataset: Any) -> None:
@@ -166,16 +129,6 @@ def test_workers_share_ranges_before_they_are_read_and_go_on_exactly(dataset: An
     with loader() as run:
         run.load_state_dict(state)
         assert values(run) == rest
-
-
-def test_each_worker_reads_its_share_alone(dataset: Any) -> None:
-    pipe = IterableWrapper(range(30)).batch(5).sharding_filter()
-    pipe.apply_sharding(2, 1)
-    reader = pipe.read_lance(dataset, ["a"])
-    read, original = [], reader._table.read_all
-    reader._table.read_all = lambda parts, *rest: read.append(parts) or original(parts, *rest)  # type: ignore[method-assign]
-    assert values(reader) == [*range(5, 10), *range(15, 20), *range(25, 30)]
-    assert [parts[0] for parts in read] == [5, 15, 25]
 
 
 def test_arrays_lie_over_arrow_s_memory_and_nulls_among_integers_are_an_error(tmp_path: Path) -> None:

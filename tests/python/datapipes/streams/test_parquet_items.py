@@ -20,7 +20,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stream_checks import check_restore
-from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import FileLister, IterableWrapper
 from torchdata.datapipes.state import load_state, save_state
 
@@ -69,29 +68,31 @@ def test_items_have_so_many_rows_across_row_groups_but_not_across_files(library:
 @settings(max_examples=50)
 @given(
     files=st.lists(st.tuples(st.lists(st.integers(0, 9), max_size=9), st.integers(1, 5)), max_size=3),
-    size=st.integers(1, 10),
+    size=st.none() | st.integers(1, 10),
     library=st.sampled_from(LIBRARIES),
     data=st.data(),
 )
 def test_any_files_yield_all_rows_in_order_and_are_restored_anywhere(
-    files: list[tuple[list[int], int]], size: int, library: str, data: st.DataObject
+    files: list[tuple[list[int], int]], size: int | None, library: str, data: st.DataObject
 ) -> None:
     contents = [
         parquet_bytes(pyarrow.table({"id": pyarrow.array(rows, pyarrow.int64())}), group) for rows, group in files
     ]
-    expected = [rows[at : at + size] for rows, _ in files for at in range(0, len(rows), size)]
+    steps = [(rows, size or group) for rows, group in files]
+    expected = [rows[at : at + step] for rows, step in steps for at in range(0, len(rows), step)]
 
     def build() -> Any:
         pairs = [(f"file {number}", io.BytesIO(content)) for number, content in enumerate(contents)]
         return IterableWrapper(pairs).load_parquet_as_df(library=library, dataframe_size=size)
 
-    position = data.draw(st.integers(0, len(expected)), label="position")
+    whole = list(map(ids_of, build()))
+    assert [item for item in whole if item] == expected  # a file without rows may have a row group without rows
+    position = data.draw(st.integers(0, len(whole)), label="position")
     pipe = build()
     items = iter(pipe)
-    assert list(map(ids_of, itertools.islice(items, position))) == expected[:position]
+    assert list(map(ids_of, itertools.islice(items, position))) == whole[:position]
     load_state(other := build(), pickle.loads(pickle.dumps(save_state(pipe))))
-    assert list(map(ids_of, other)) == expected[position:]
-    assert list(map(ids_of, items)) == expected[position:]
+    assert list(map(ids_of, other)) == list(map(ids_of, items)) == whole[position:]
 
 
 @pytest.mark.parametrize(("size", "taken", "first"), [(None, 3, 30), (10, 3, 30), (4, 8, 30), (4, 9, 30)])
@@ -129,22 +130,6 @@ def test_a_state_goes_on_at_its_row_where_items_have_another_size_now() -> None:
     assert [ids_of(item) for item in by_group] == [[6, 7], [8]]
     load_state(longer := loaded(content, library="polars", dataframe_size=5), state)
     assert [ids_of(item) for item in longer] == [[6, 7, 8]]
-
-
-def test_memory_holds_one_row_group_and_one_item(tmp_path: Path) -> None:
-    groups, rows = 16, 100_000
-    numbers = np.random.default_rng(0).random(rows)
-    with pyarrow.parquet.ParquetWriter(tmp_path / "large.parquet", pyarrow.schema({"n": "float64"})) as writer:
-        for _ in range(groups):
-            writer.write_table(pyarrow.table({"n": numbers}))
-    before = pyarrow.total_allocated_bytes()
-    sizes, count = [], 0
-    files = IterableWrapper([str(tmp_path / "large.parquet")])
-    for table in files.load_parquet_as_df(library="pyarrow", dataframe_size=30_000):
-        sizes.append(pyarrow.total_allocated_bytes() - before)
-        count += len(table)
-    assert count == groups * rows
-    assert max(sizes) < 6 * numbers.nbytes
 
 
 @each_library
@@ -309,24 +294,3 @@ def test_columns_of_one_name_are_refused() -> None:
     twice = pyarrow.Table.from_arrays([pyarrow.array([1]), pyarrow.array([2])], names=["a", "a"])
     with pytest.raises(ValueError, match=r"ParquetDataFrameLoader.*several named \['a'\]"):
         list(loaded(parquet_bytes(twice, 1), library="numpy"))
-
-
-def test_a_truncated_file_is_named_where_items_have_a_size() -> None:
-    content = parquet_bytes(pyarrow.table({"id": range(9)}), 4)
-    with pytest.raises(ValueError, match="cannot read the Parquet file 'file' in ParquetDataFrameLoader"):
-        list(loaded(content[:-20], library="numpy", dataframe_size=2))
-
-
-def test_two_workers_share_the_files_and_send_every_row_once(tmp_path: Path) -> None:
-    for number in range(4):
-        ids = range(number * 5000, number * 5000 + 5000)
-        table = pyarrow.table({"id": ids, "text": [str(i) for i in ids]})
-        pyarrow.parquet.write_table(table, tmp_path / f"{number}.parquet", row_group_size=1500)
-    files = FileLister(str(tmp_path)).sharding_filter()
-    pipe = files.load_parquet_as_df(library="numpy", dataframe_size=2000)
-    with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2)) as loader:
-        for _ in range(2):
-            items = list(loader)
-            assert sorted(len(item["id"]) for item in items) == [1000] * 4 + [2000] * 8
-            assert sorted(row for item in items for row in ids_of(item)) == list(range(20_000))
-            assert all(item["text"].tolist() == list(map(str, ids_of(item))) for item in items)

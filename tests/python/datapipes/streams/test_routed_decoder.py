@@ -12,7 +12,6 @@ import pytest
 
 from refusals import refuses
 from stream_checks import check_restore, open_files
-from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import FileLister, IterableWrapper, RoutedDecoder
 from torchdata.datapipes.utils import StreamWrapper
 from torchdata.datapipes.utils.decoder import (
@@ -162,14 +161,6 @@ def test_decoding_is_restored_at_every_position(folder: str) -> None:
     assert len(check_restore(build, keep=kept)) == len(CONTENT)
 
 
-def test_two_workers_decode_their_share(folder: str) -> None:
-    pipe = FileLister(folder).sharding_filter().open_files(mode="b").routed_decode(basichandlers)
-    loader = DataLoader2(pipe, reading_service=MultiProcessingReadingService(2))
-    found = sorted(path.rpartition("/")[2] for path, _ in loader)
-    loader.shutdown()
-    assert found == sorted(CONTENT)
-
-
 def test_an_error_in_a_handler_arrives_as_it_is_names_the_path_and_leaves_no_file_open() -> None:
     stream = StreamWrapper(io.BytesIO(b"{"))
     pipe = RoutedDecoder([("bad.json", stream)])
@@ -203,10 +194,6 @@ test_wrong_arguments_and_items_are_named = refuses(
     (lambda: ImageHandler("cmyk"), AssertionError, "unknown image specification 'cmyk'"),
     (lambda: list(RoutedDecoder(["a.txt"])), TypeError, "RoutedDecoder expects pairs"),
 )
-
-
-def test_len_is_that_of_the_source() -> None:
-    assert len(IterableWrapper([("a.txt", b"")] * 3).routed_decode()) == 3
 
 
 # ------------------------------------------------------------------------------------------------------ hostile content

@@ -10,7 +10,6 @@ import signal
 import stat
 import subprocess
 import sys
-import tarfile
 
 import pytest
 
@@ -161,12 +160,6 @@ list(Saver([({str(tmp_path / "file")!r}, "x" * 100_000)]))
     assert (tmp_path / "file").read_text() == "before"
 
 
-def test_restored_at_every_position(tmp_path):
-    pairs = [(str(tmp_path / str(number)), str(number)) for number in range(4)]
-    found = check_restore(lambda: IterableWrapper(pairs).save_to_disk())
-    assert found == [path for path, _ in pairs]
-
-
 # ---------------------------------------------------------------------------------------------------------- HashChecker
 
 BLOBS = {"a.bin": b"alpha\n" * 9, "b.bin": b"", "c.bin": bytes(range(256)) * 9000}
@@ -280,16 +273,6 @@ def test_a_large_stream_is_not_read_at_once():
     assert 0 < Zeros.largest <= 1 << 20
 
 
-def test_members_of_an_archive_are_checked_by_their_path(folder, tmp_path):
-    path = str(tmp_path / "a.tar.gz")
-    with tarfile.open(path, "w:gz") as archive:
-        for name in BLOBS:
-            archive.add(folder / name, arcname=name)
-    hashes = {os.path.join(path, name): sha256(content) for name, content in BLOBS.items()}
-    build = lambda: FileOpener([path], mode="b").load_from_tar().check_hash(hashes)  # noqa: E731
-    assert [content for _, content in check_restore(build)] == [*BLOBS.values()]
-
-
 # ----------------------------------------------------------------------------------------------------------- JsonParser
 
 
@@ -323,12 +306,6 @@ def test_bytes_that_do_not_decode_are_an_error_that_names_the_path(tmp_path):
     (tmp_path / "bad.json").write_bytes(b'"\xff\xff"')
     with pytest.raises(UnicodeDecodeError, match=r"bad\.json', read by JsonParser"):
         list(FileLister(str(tmp_path)).open_files(mode="b").parse_json_files())
-
-
-def test_the_length_is_that_of_the_source():
-    assert len(JsonParser(IterableWrapper([("a", io.StringIO("1"))]))) == 1
-    with pytest.raises(TypeError, match="valid length"):
-        len(JsonParser(FileOpener(["a"])))
 
 
 def test_json_that_is_nested_too_deeply_is_a_value_error_that_names_the_path():

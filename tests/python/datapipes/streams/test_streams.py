@@ -11,6 +11,7 @@ import socket
 
 import pytest
 
+from stream_checks import open_files
 from torchdata.datapipes.iter import FileLister, IterableWrapper
 from torchdata.datapipes.state import load_state, save_state
 from torchdata.datapipes.utils import StreamWrapper, janitor
@@ -26,11 +27,6 @@ def path(tmp_path):
 def opened(path, mode="rb", encoding=None):
     [(_, stream)] = IterableWrapper([path]).open_files(mode=mode, encoding=encoding)
     return stream
-
-
-def open_files() -> int:
-    gc.collect()
-    return len(os.listdir("/proc/self/fd"))
 
 
 def test_a_wrapper_passes_on_what_it_lacks():

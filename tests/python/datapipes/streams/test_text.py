@@ -8,12 +8,11 @@ import warnings
 
 import pytest
 
-from stream_checks import check_restore, open_files
+from stream_checks import check_restore
 from torchdata.datapipes.iter import (
     CSVDictParser,
     CSVParser,
     FileLister,
-    FileOpener,
     IterableWrapper,
     LineReader,
 )
@@ -214,14 +213,6 @@ def enumerate_paths(streams):
     return ((str(i), stream) for i, stream in enumerate(streams))
 
 
-def test_an_error_in_the_middle_closes_the_file(folder):
-    before = open_files()
-    pipe = FileOpener([folder + "/0.csv"], mode="b").readlines(decode=True, encoding="ascii", errors="strict")
-    with pytest.raises(UnicodeDecodeError):
-        list(pipe)
-    assert open_files() == before
-
-
 @pytest.mark.parametrize("kind", [LineReader, CSVParser, CSVDictParser])
 @pytest.mark.parametrize(
     ("options", "error", "message"),
@@ -236,8 +227,3 @@ def test_an_error_in_the_middle_closes_the_file(folder):
 def test_wrong_options_are_refused_by_the_constructor(kind, options, error, message):
     with pytest.raises(error, match=message):
         kind(texts("a"), **options)
-
-
-def test_lines_have_no_length():
-    with pytest.raises(TypeError, match="LineReader"):
-        len(texts("a").readlines())

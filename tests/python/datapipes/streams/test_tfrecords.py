@@ -17,8 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stream_checks import check_restore
-from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
-from torchdata.datapipes.iter import FileLister, FileOpener, IterableWrapper, TFRecordLoader
+from torchdata.datapipes.iter import FileLister, IterableWrapper, TFRecordLoader
 from torchdata.datapipes.state import load_state, save_state
 from torchdata.datapipes.utils import StreamWrapper
 
@@ -334,26 +333,6 @@ def test_streams_that_do_not_seek_are_restored_with_what_was_read_ahead() -> Non
     assert len(check_restore(build, keep=plain)) == 20
 
 
-def test_compressed_files_are_read_and_restored_behind_decompress(tmp_path: Any) -> None:
-    data = framed(*(record({"x": ("int", [i])}) for i in range(9)))
-    (tmp_path / "x.gz").write_bytes(gzip.compress(data))
-
-    def build() -> Any:
-        return FileOpener([str(tmp_path / "x.gz")], mode="b").decompress().load_from_tfrecord()
-
-    assert [plain(item)["x"][1] for item in build()] == [[i] for i in range(9)]
-    assert len(check_restore(build, keep=plain)) == 9
-
-
-def test_two_workers_share_the_files(folder: str) -> None:
-    pipe = FileLister(folder, "*.tfrecord").sharding_filter().open_files(mode="b")
-    pipe = pipe.load_from_tfrecord({"label": ((), "int64"), "size": (None, None)})
-    loader = DataLoader2(pipe, reading_service=MultiProcessingReadingService(2))
-    found = [int(item["label"]) for item in loader]
-    loader.shutdown()
-    assert sorted(found) == sorted([*range(4), *range(3)])
-
-
 def test_an_error_in_a_stream_arrives_as_it_is_and_closes_the_file() -> None:
     class Failing(io.BytesIO):
         def read(self, size: int | None = -1) -> bytes:
@@ -412,12 +391,6 @@ def test_items_that_are_no_binary_streams_are_type_errors(item: Any, message: st
 def test_wrong_options_are_refused_by_the_constructor(options: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         TFRecordLoader([], **options)
-
-
-def test_len_is_what_the_user_declared() -> None:
-    assert len(TFRecordLoader([], length=3)) == 3
-    with pytest.raises(TypeError, match="valid length"):
-        len(TFRecordLoader([]))
 
 
 def test_none_in_a_spec_leaves_a_feature_as_it_is_read() -> None:

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from archive_bytes import tar_of
 from stream_checks import check_restore, open_files
-from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import FileLister, FileOpener, IterableWrapper, WebDataset
 from torchdata.datapipes.iter.streams import webdataset
 from torchdata.datapipes.utils import StreamWrapper
@@ -37,25 +37,6 @@ def gathered(paths: list[str]) -> list[Any]:
 
 def numbered(paths: list[str]) -> Any:
     return IterableWrapper([(path, number) for number, path in enumerate(paths)])
-
-
-@pytest.mark.parametrize(
-    "paths",
-    [
-        ["s/1.txt", "s/1.cls", "s/2.txt", "s/2.cls"],
-        ["s/1.txt", "s/2.txt", "s/1.cls", "s/2.cls"],  # interleaved: four samples
-        ["s/1.seg.png", "s/1.png", "s/README", "s/1.cls", "s/.hidden"],
-        ["a.tar/x.txt", "b.tar/x.txt"],
-        ["v1.2/x.txt", "v1.2/x.cls", "v1.2/y"],
-        ["s\\1.txt", "s/1.cls"],
-        ["1.txt", "1.txt", ".txt", ".cls", "2."],
-        ["a/b\n.txt", "a/b\n.cls"],
-        ["README"],
-        [],
-    ],
-)
-def test_consecutive_files_with_one_stem_are_one_sample(paths: list[str]) -> None:
-    assert list(numbered(paths).webdataset(strict=False)) == gathered(paths)
 
 
 @given(st.lists(st.text("ab./\\", max_size=5)))
@@ -149,19 +130,6 @@ def test_a_sample_that_waits_in_a_shuffle_buffer_is_restored(folder: str) -> Non
     assert len(check_restore(build, keep=lambda sample: sorted(read(sample).items()), seeded=True)) == 9
 
 
-def decoded(item: Any) -> Any:
-    return item[0], closed(item[1])
-
-
-def test_two_workers_gather_the_samples_of_their_shards(folder: str) -> None:
-    pipe = FileLister(folder, "*.tar").sharding_filter().open_files(mode="b")
-    pipe = pipe.load_from_tar().map(decoded).webdataset()
-    loader = DataLoader2(pipe, reading_service=MultiProcessingReadingService(2))
-    found = sorted(loader, key=lambda sample: str(sample["__key__"]))
-    loader.shutdown()
-    assert found == list(map(read, shards(folder).webdataset()))
-
-
 def test_streams_of_files_that_are_left_out_or_replaced_are_closed() -> None:
     streams = {name: StreamWrapper(io.BytesIO(b"")) for name in ("README", "1.txt", "1.cls")}
     again = StreamWrapper(io.BytesIO(b"again"))
@@ -178,12 +146,7 @@ def test_a_half_gathered_sample_in_memory_survives_a_break() -> None:
 
 
 def test_a_failing_source_leaves_no_file_open_and_the_pipe_usable(folder: str, tmp_path: Any) -> None:
-    with tarfile.open(tmp_path / "whole.tar", "w") as archive:
-        for name in ("1.a", "1.b", "2.a", "2.b"):
-            info = tarfile.TarInfo(name)
-            info.size = 600
-            archive.addfile(info, io.BytesIO(bytes(600)))
-    data = bytearray((tmp_path / "whole.tar").read_bytes())
+    data = bytearray(tar_of((name, bytes(600)) for name in ("1.a", "1.b", "2.a", "2.b")))
     data[data.index(b"2.b") + 10] ^= 0xFF
     (tmp_path / "damaged.tar").write_bytes(data)
     before = open_files()

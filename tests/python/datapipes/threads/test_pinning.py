@@ -104,20 +104,6 @@ def test_without_torch_the_error_names_the_remedy(monkeypatch: pytest.MonkeyPatc
         list(IterableWrapper(range(3)).pin_memory())
 
 
-def test_an_error_while_pinning_arrives_and_leaves_the_pipe_usable() -> None:
-    def fails_on_two(item: int, _: Any) -> int:
-        if item == 2:
-            raise ValueError("cannot be pinned")
-        return item
-
-    pipe = IterableWrapper(range(4)).pin_memory(pin_memory_fn=fails_on_two)
-    for _ in range(2):
-        items = iter(pipe)
-        assert [next(items), next(items)] == [0, 1]
-        with pytest.raises(ValueError, match="cannot be pinned"):
-            next(items)
-
-
 test_wrong_arguments_are_named = refuses(
     (lambda: PinMemory(3), TypeError, "PinMemory: source_datapipe"),
     (
@@ -218,37 +204,3 @@ def test_tensors_are_pinned_ahead_of_use() -> None:
     for number, item in enumerate(pipe):
         assert item["image"].is_pinned()
         assert int(item["image"].to("cuda", non_blocking=True).max()) == number
-
-
-@needs_cuda
-def test_copies_from_pinned_memory_overlap_with_computing() -> None:
-    """A training loop over pinned batches: a separate stream copies each batch during the previous step."""
-    weights = torch.ones(2048, 2048, device="cuda")
-    fetching = torch.cuda.Stream()
-    source = IterableWrapper([torch.ones(64 << 20, dtype=torch.uint8)] * 10, deepcopy=False)
-    with DataLoader2(source, [PinMemoryAdapter()]) as loader:
-        batches = list(loader)
-    assert all(batch.is_pinned() for batch in batches)
-
-    def milliseconds(*, fetch: bool, products: int) -> float:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
-        begin.record()
-        for batch in batches:
-            if fetch:
-                with torch.cuda.stream(fetching):
-                    batch.to("cuda", non_blocking=True)
-            for _ in range(products):
-                _ = weights @ weights
-        torch.cuda.current_stream().wait_stream(fetching)
-        end.record()
-        torch.cuda.synchronize()
-        return float(begin.elapsed_time(end))
-
-    milliseconds(fetch=True, products=1)  # the first of everything takes longer
-    fetches = min(milliseconds(fetch=True, products=0) for _ in range(5))
-    # Computing takes as long as fetching on every GPU, so that without overlap both take twice as long.
-    products = max(1, round(fetches / min(milliseconds(fetch=False, products=1) for _ in range(5))))
-    computes = min(milliseconds(fetch=False, products=products) for _ in range(5))
-    together = min(milliseconds(fetch=True, products=products) for _ in range(5))
-    assert together < 0.8 * (fetches + computes), (fetches, computes, together)

@@ -6,8 +6,6 @@ import copy
 import gc
 import pickle
 import random
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +21,7 @@ from torchdata.datapipes._pipe.graph.traversal import walk
 from torchdata.datapipes._pipe.state.halting import beginning_unread
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Prefetcher
 from torchdata.datapipes.state import load_generators, load_state, save_generators, save_state, standing_still
-from waiting import check_in_forked_child, wait_for
+from waiting import wait_for
 
 
 def prefetching_threads() -> int:
@@ -71,17 +69,6 @@ class Gated(IterDataPipe[int]):
             yield number
 
 
-@pytest.mark.parametrize("buffer_size", [1, 2, 10, 1000])
-def test_items_come_in_the_sources_order_in_every_epoch(buffer_size: int) -> None:
-    pipe = IterableWrapper(range(300)).prefetch(buffer_size)
-    assert [list(pipe), list(pipe)] == [list(range(300))] * 2
-    assert len(pipe) == 300
-
-
-def test_an_empty_source_ends_at_once() -> None:
-    assert list(IterableWrapper([]).prefetch()) == []
-
-
 def test_none_and_exceptions_are_items_like_others() -> None:
     error = StopIteration()
     assert list(IterableWrapper([None, error], deepcopy=False).prefetch()) == [None, error]
@@ -100,29 +87,6 @@ def test_the_source_runs_ahead_by_the_buffer_size_and_no_further() -> None:
     wait_for(lambda: source.taken == 5)
     assert next(iterator) == 1
     wait_for(lambda: source.taken == 6)
-
-
-@pytest.mark.parametrize("position", [0, 3, 9])
-def test_an_error_arrives_at_its_place_with_its_type_and_ends_the_iteration(position: int) -> None:
-    pipe = Counting(10, fail_at=position).prefetch(3)
-    iterator = iter(pipe)
-    assert [next(iterator) for _ in range(position)] == list(range(position))
-    with pytest.raises(KeyError, match=f"item {position}") as caught:
-        next(iterator)
-    assert any(entry.name == "__iter__" for entry in caught.traceback)
-    assert next(iterator, "end") == "end"
-    pipe.source_datapipe.fail_at = None
-    assert list(pipe) == list(range(10))
-
-
-def test_an_abandoned_iterator_ends_its_thread() -> None:
-    pipe = IterableWrapper(range(1000)).prefetch(2)
-    for item in pipe:
-        if item == 3:
-            break
-    gc.collect()
-    wait_for(lambda: prefetching_threads() == 0)
-    assert list(pipe) == list(range(1000))
 
 
 def test_a_second_iterator_ends_the_first_ones_thread() -> None:
@@ -191,25 +155,6 @@ def test_pausing_waits_for_the_item_in_the_making_and_gives_up_in_time(
     assert list(iterator) == [0, 1, 2, 3, 4]
 
 
-def mixed() -> Any:
-    return IterableWrapper(range(23)).shuffle(buffer_size=5).set_seed(3).prefetch(4).map(str).prefetch(2)
-
-
-@pytest.mark.parametrize("build", [lambda: IterableWrapper(range(23)).prefetch(4), mixed])
-def test_state_at_every_position_gives_the_exact_tail_and_later_epochs(build: Callable[[], Any]) -> None:
-    whole = list(build())
-    for position in range(len(whole) + 1):
-        pipe = build()
-        iterator = iter(pipe)
-        head = [next(iterator) for _ in range(position)]
-        state = pickle.loads(pickle.dumps(save_state(pipe)))
-        assert head + list(iterator) == whole  # saving does no harm
-        restored = build()
-        load_state(restored, state)
-        assert list(restored) == whole[position:], f"after {position} items"
-        assert sorted(restored) == sorted(whole)
-
-
 def test_state_is_exact_after_a_break() -> None:
     pipe = Counting(50).prefetch(5)
     stateful = IterableWrapper(range(50)).prefetch(5)
@@ -220,17 +165,6 @@ def test_state_is_exact_after_a_break() -> None:
         other = copy.deepcopy(each)
         load_state(other, save_state(each))
         assert list(other) == list(range(8, 50))
-
-
-def test_state_is_exact_when_taken_again_amid_restored_items() -> None:
-    pipe = IterableWrapper(range(20)).prefetch(6)
-    iterator = iter(pipe)
-    next(iterator)
-    for done in range(1, 20):
-        restored = IterableWrapper(range(20)).prefetch(6)
-        load_state(restored, save_state(pipe))
-        pipe, iterator = restored, iter(restored)
-        assert next(iterator) == done
 
 
 def test_an_error_held_ready_is_part_of_the_state() -> None:
@@ -251,49 +185,6 @@ def _fails_at_3(item: int) -> int:
     if item == 3:
         raise LookupError("three")
     return item
-
-
-def test_a_copy_of_a_running_pipe_starts_anew() -> None:
-    pipe = IterableWrapper(range(9)).prefetch(2)
-    iterator = iter(pipe)
-    next(iterator)
-    for twin in (copy.deepcopy(pipe), pickle.loads(pickle.dumps(pipe))):
-        assert list(twin) == list(range(9))
-    assert list(iterator) == list(range(1, 9))
-
-
-def test_a_forked_child_neither_hangs_nor_uses_the_parents_thread() -> None:
-    pipe = IterableWrapper(range(100)).prefetch(3)
-    iterator = iter(pipe)
-    assert next(iterator) == 0
-
-    def in_the_child() -> None:
-        nonlocal iterator
-        with pytest.raises(RuntimeError, match="forked child"):
-            next(iterator)
-        pipe.pause()
-        pipe.resume()
-        load_state(pipe, save_state(IterableWrapper(range(100)).prefetch(3)))
-        assert list(pipe) == list(range(100))
-        pipe.shutdown()
-        del iterator
-        gc.collect()
-
-    check_in_forked_child(in_the_child)
-    assert list(iterator) == list(range(1, 100))
-
-
-@pytest.mark.parametrize(
-    "ending",
-    ["", "del iterator", "sys.exit(0)", "pipe.pause()"],
-)
-def test_the_interpreter_exits_cleanly_amid_an_iteration(ending: str) -> None:
-    program = (
-        "import sys\nfrom torchdata.datapipes.iter import IterableWrapper\n"
-        f"pipe = IterableWrapper(range(10**9)).prefetch(3)\niterator = iter(pipe)\nnext(iterator)\n{ending}\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=250)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_queue_without_room_is_refused() -> None:

@@ -6,8 +6,6 @@ import copy
 import gc
 import io
 import pickle
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor
@@ -18,7 +16,7 @@ import pytest
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, ThreadPoolMapper
 from torchdata.datapipes.state import load_state, save_state
 from torchdata.datapipes.utils import StreamWrapper
-from waiting import check_in_forked_child, wait_for
+from waiting import wait_for
 
 PREFIX = "torchdata-threadpool"
 
@@ -76,19 +74,6 @@ def fails_at_3(item: int) -> int:
     if item == 3:
         raise LookupError("three")
     return 10 * item
-
-
-def test_results_come_in_the_sources_order_whichever_call_ends_first() -> None:
-    later_done = threading.Event()
-
-    def function(item: int) -> int:
-        if item == 0:
-            assert later_done.wait(120)
-        if item == 5:
-            later_done.set()
-        return item
-
-    assert list(IterableWrapper(range(20)).threadpool_map(function, max_workers=3)) == list(range(20))
 
 
 def test_calls_run_at_once_in_as_many_threads_as_are_allowed() -> None:
@@ -165,17 +150,6 @@ def test_a_function_may_end_with_an_exception_that_is_none_of_exceptions() -> No
         list(IterableWrapper([5]).threadpool_map(function))
 
 
-@pytest.mark.parametrize("position", [0, 1, 5])
-def test_an_abandoned_iterator_ends_its_threads_and_the_pipe_starts_anew(position: int) -> None:
-    pipe = IterableWrapper(range(50)).threadpool_map(str, scheduled_tasks=8, max_workers=4)
-    iterator = iter(pipe)
-    for _ in range(position):
-        next(iterator)
-    del iterator
-    wait_for(lambda: not pool_threads())
-    assert list(pipe) == list(map(str, range(50)))
-
-
 def test_a_finished_iterator_has_no_threads_left_even_while_it_is_kept() -> None:
     iterator = iter(IterableWrapper(range(5)).threadpool_map(str))
     assert list(iterator) == list("01234")
@@ -239,25 +213,6 @@ def test_fewer_threads_than_wanted_will_do(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(threading.Thread, "start", limited)
     assert list(IterableWrapper(range(9)).threadpool_map(str, max_workers=4)) == list("012345678")
-
-
-@pytest.mark.parametrize("ahead", [1, 3, 30])
-def test_a_state_of_any_position_gives_the_exact_tail_with_any_number_of_tasks_in_flight(ahead: int) -> None:
-    def build() -> Any:
-        return IterableWrapper(range(12)).shuffle(buffer_size=4).set_seed(5).threadpool_map(str, None, None, ahead)
-
-    whole = list(build())
-    for position in range(len(whole) + 1):
-        pipe = build()
-        iterator = iter(pipe)
-        head = [next(iterator) for _ in range(position)]
-        state = pickle.dumps(save_state(pipe))
-        assert head + list(iterator) == whole
-        for more in (ahead, 2):
-            restored = build()
-            restored.scheduled_tasks = more
-            load_state(restored, pickle.loads(state))
-            assert head + list(restored) == whole
 
 
 def test_saving_waits_for_calls_that_may_be_changing_their_item_and_holds_the_others() -> None:
@@ -391,44 +346,6 @@ def test_streams_in_a_state_are_read_by_each_pipe_that_loads_it(tmp_path: Any) -
 def test_results_may_be_streams() -> None:
     pipe = IterableWrapper(["a", "b"]).threadpool_map(lambda text: StreamWrapper(io.StringIO(text)))
     assert [stream.read() for stream in pipe] == ["a", "b"]
-
-
-def test_a_forked_child_neither_hangs_nor_uses_the_parents_threads() -> None:
-    pipe = IterableWrapper(range(30)).threadpool_map(str, scheduled_tasks=3)
-    iterator = iter(pipe)
-    assert next(iterator) == "0"
-
-    def in_the_child() -> None:
-        nonlocal iterator
-        with pytest.raises(RuntimeError, match="forked child"):
-            next(iterator)
-        save_state(pipe)
-        assert list(pipe) == list(map(str, range(30)))
-        del iterator
-        gc.collect()
-
-    check_in_forked_child(in_the_child)
-    assert list(iterator) == list(map(str, range(1, 30)))
-
-
-@pytest.mark.parametrize(
-    ("function", "ending"),
-    [
-        ("str", ""),
-        ("str", "del iterator"),
-        ("never.wait", ""),
-        ("never.wait", "sys.exit(0)"),
-    ],
-)
-def test_the_interpreter_exits_amid_an_iteration_also_while_a_call_blocks(function: str, ending: str) -> None:
-    program = (
-        "import sys, threading\nfrom torchdata.datapipes.iter import IterableWrapper\n"
-        "never = threading.Event()\n"
-        f"pipe = IterableWrapper([0] + [50] * 50).threadpool_map(lambda item: item if not item else {function}(item))\n"
-        f"iterator = iter(pipe)\nnext(iterator)\n{ending}\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=250)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_loading_the_beginning_ends_the_threads() -> None:

@@ -345,17 +345,6 @@ def content(pair):
         return url, stream.read()
 
 
-def test_two_workers_share_the_urls(web):
-    urls = [web.url(str(number), b"content %d" % number) for number in range(7)]
-    pipe = IterableWrapper(urls).sharding_filter(MULTIPROCESSING).read_from_http(timeout=10).map(content)
-    dl = loader(pipe)
-    try:
-        for _ in range(2):
-            assert list(dl) == [(url, b"content %d" % number) for number, url in enumerate(urls)]
-    finally:
-        dl.shutdown()
-
-
 @pytest.mark.parametrize(
     ("query", "error"),
     [

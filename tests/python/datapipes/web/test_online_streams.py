@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import os
 import pickle
@@ -63,18 +62,6 @@ def test_a_stream_reads_like_a_file_also_through_copies(web, plan, habit, copies
     assert list(stream) == list(model)
     assert (stream.read(), stream.tell()) == (b"", len(CONTENT))
     stream.close()
-
-
-@pytest.mark.parametrize("habit", HABITS, ids=str)
-@pytest.mark.parametrize("copied", [again, copy.deepcopy])
-def test_a_copy_stands_where_the_original_stood(web, habit, copied):
-    url = web.url("a", CONTENT, **habit)
-    for position in (0, 1, 100, len(CONTENT) - 1, len(CONTENT)):
-        with stream_of(url) as stream:
-            assert stream.read(position) == CONTENT[:position]
-            twin = copied(copied(stream))
-            assert (twin.read(), stream.read()) == (CONTENT[position:],) * 2
-            twin.close()
 
 
 def test_a_copy_asks_for_nothing_before_it_is_read_and_then_for_the_rest_alone(web):

@@ -20,7 +20,7 @@ BAD_ARGUMENTS: list[BadArgument] = []
 for _module in sorted(info.name for info in pkgutil.iter_modules(__path__) if info.name not in ("folders", "row")):
     _rows = importlib.import_module(f"{__name__}.{_module}")
     ROWS += _rows.ROWS
-    BAD_ARGUMENTS += _rows.BAD_ARGUMENTS
+    BAD_ARGUMENTS += getattr(_rows, "BAD_ARGUMENTS", [])
 
-for _names in ([row.name for row in ROWS], [bad[0] for bad in BAD_ARGUMENTS]):
-    assert len(set(_names)) == len(_names), f"names of rows must differ: {sorted(_names)}"
+_names = [row.name for row in ROWS]
+assert len(set(_names)) == len(_names), f"names of rows must differ: {sorted(_names)}"

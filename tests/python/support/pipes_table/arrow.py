@@ -51,12 +51,12 @@ ROWS: list[Row] = [
 ]
 
 BAD_ARGUMENTS: list[BadArgument] = [
-    ("arrow_number", lambda: ArrowReader(5), TypeError, "ArrowParts: source must be a pyarrow data set"),
-    ("arrow_no_parts", lambda: ints().read_arrow(), TypeError, "must yield the parts of one ArrowParts"),
-    ("arrow_column", lambda: ArrowReader(TABLE, ["c"]), ValueError, "there is no column 'c'"),
-    ("arrow_columns", lambda: ArrowReader(TABLE, "a"), TypeError, "columns must be a list of names"),
-    ("arrow_size", lambda: ArrowReader(TABLE, rows=False, frame_size=0), ValueError, "frame_size must be at least 1"),
-    ("arrow_rows_size", lambda: ArrowReader(TABLE, frame_size=2), ValueError, "frame_size is for frames"),
-    ("arrow_library", lambda: ArrowReader(TABLE, library="dask"), ValueError, "library must be one of"),
-    ("arrow_part", lambda: list(ints().map(str).read_arrow(parts=ArrowParts(TABLE))), TypeError, "numbers of parts"),
+    (lambda: ArrowReader(5), TypeError, "ArrowParts: source must be a pyarrow data set"),
+    (lambda: ints().read_arrow(), TypeError, "must yield the parts of one ArrowParts"),
+    (lambda: ArrowReader(TABLE, ["c"]), ValueError, "there is no column 'c'"),
+    (lambda: ArrowReader(TABLE, "a"), TypeError, "columns must be a list of names"),
+    (lambda: ArrowReader(TABLE, rows=False, frame_size=0), ValueError, "frame_size must be at least 1"),
+    (lambda: ArrowReader(TABLE, frame_size=2), ValueError, "frame_size is for frames"),
+    (lambda: ArrowReader(TABLE, library="dask"), ValueError, "library must be one of"),
+    (lambda: list(ints().map(str).read_arrow(parts=ArrowParts(TABLE))), TypeError, "numbers of parts"),
 ]

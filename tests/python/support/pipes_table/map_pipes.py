@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from pipes_table.row import BadArgument, Row, Source
+from pipes_table.row import Row, Source
 from torchdata.datapipes.map import SequenceWrapper
 
 KEEPS_ALL = "it keeps all items"
@@ -89,5 +89,3 @@ ROWS: list[Row] = [
         not_in_workers=COUNTED,
     ),
 ]
-
-BAD_ARGUMENTS: list[BadArgument] = []

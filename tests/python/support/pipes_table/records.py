@@ -57,10 +57,10 @@ ROWS: list[Row] = [
 ]
 
 BAD_ARGUMENTS: list[BadArgument] = [
-    ("decode_image crop", lambda: ints().decode_image(crop="middle"), ValueError, "ImageDecoder: crop must be"),
-    ("decode_image crop type", lambda: ints().decode_image(crop=5), TypeError, "ImageDecoder: crop must be a function"),
-    ("decode_image flip", lambda: ints().decode_image(flip=2), ValueError, "ImageDecoder: flip is a probability"),
-    ("decode_image mode", lambda: ints().decode_image(mode="HSV"), ValueError, "mode must be one of"),
-    ("webdataset source", lambda: WebDataset(5), TypeError, "WebDataset: source_datapipe"),
-    ("routed_decode handler", lambda: ints().routed_decode(5), TypeError, "RoutedDecoder: handler 0"),
+    (lambda: ints().decode_image(crop="middle"), ValueError, "ImageDecoder: crop must be"),
+    (lambda: ints().decode_image(crop=5), TypeError, "ImageDecoder: crop must be a function"),
+    (lambda: ints().decode_image(flip=2), ValueError, "ImageDecoder: flip is a probability"),
+    (lambda: ints().decode_image(mode="HSV"), ValueError, "mode must be one of"),
+    (lambda: WebDataset(5), TypeError, "WebDataset: source_datapipe"),
+    (lambda: ints().routed_decode(5), TypeError, "RoutedDecoder: handler 0"),
 ]

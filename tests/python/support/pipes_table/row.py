@@ -11,8 +11,8 @@ from torchdata.datapipes.iter import IterableWrapper
 
 Source = Callable[[], Any]
 
-#: (description, constructor call, exception, part of the message)
-BadArgument = tuple[str, Callable[[], Any], type[Exception], str]
+#: (constructor call, exception, pattern of the message)
+BadArgument = tuple[Callable[[], Any], type[Exception], str]
 
 
 @dataclass(frozen=True)

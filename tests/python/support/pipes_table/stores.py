@@ -9,7 +9,7 @@ from typing import Any
 import fsspec
 
 from pipes_table.folders import folder
-from pipes_table.row import BadArgument, Row
+from pipes_table.row import Row
 from torchdata.datapipes.iter import FileLister
 
 #: The sources of the rows yield numbers up to this one. Each stands for a file and for a folder of files.
@@ -129,5 +129,3 @@ ROWS: list[Row] = [
         grows="it writes a file for each of many items",
     ),
 ]
-
-BAD_ARGUMENTS: list[BadArgument] = []

@@ -15,7 +15,7 @@ import pyarrow.parquet
 import pytest
 from hypothesis import strategies as st
 
-from pipes_table.row import BadArgument, Row
+from pipes_table.row import Row
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # protobuf's warning about future versions
@@ -190,5 +190,3 @@ ROWS: list[Row] = [
         length=NO_LENGTH,
     ),
 ]
-
-BAD_ARGUMENTS: list[BadArgument] = []
