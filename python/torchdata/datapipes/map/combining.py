@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar, overload
 
 from torchdata.datapipes._pipe.checks import check_int, length_of
+from torchdata.datapipes._pipe.item_by_item import SameLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.datapipe import MapDataPipe
 from torchdata.datapipes.map._sources import check_map_pipe, check_map_pipes
@@ -142,7 +143,7 @@ class UnZipper(MapDataPipe[Any]):
         return [_Column(source_datapipe, column) for column in columns]
 
 
-class _Column(MapDataPipe[T_co]):
+class _Column(SameLength, MapDataPipe[T_co]):
     """One position of the sequences of a pipe."""
 
     def __init__(self, main_datapipe: MapDataPipe[Sequence[T_co]], instance_id: int) -> None:
@@ -151,6 +152,3 @@ class _Column(MapDataPipe[T_co]):
 
     def __getitem__(self, index: Any) -> T_co:
         return self.main_datapipe[index][self.instance_id]
-
-    def __len__(self) -> int:
-        return length_of(self, self.main_datapipe)

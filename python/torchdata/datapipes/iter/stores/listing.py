@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torchdata._redacting import shown
-from torchdata.datapipes._pipe.checks import check_mode, check_name, explaining, length_of
+from torchdata.datapipes._pipe.checks import check_mode, check_name, explaining
+from torchdata.datapipes._pipe.item_by_item import ItemByItem
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.streams.pairs import source_pipe
@@ -157,10 +158,8 @@ class ListsFolders(ListsRoots):
                 yield place, named(name)
 
 
-class OpensFiles(IterDataPipe[tuple[str, StreamWrapper]]):
+class OpensFiles(ItemByItem[tuple[str, StreamWrapper]]):
     """A pipe that opens files by a library: yields pairs of name and stream. Subclasses define `_recipe`."""
-
-    one_to_one = True
 
     def __init__(self, source_datapipe: Iterable[str], mode: str) -> None:
         self.source_datapipe = source_pipe(source_datapipe, self)
@@ -170,15 +169,9 @@ class OpensFiles(IterDataPipe[tuple[str, StreamWrapper]]):
         """Returns the recipe to open the file, now and after its stream was pickled."""
         raise NotImplementedError
 
-    def __iter__(self) -> Iterator[tuple[str, StreamWrapper]]:
-        return map(self._open, self.source_datapipe)
-
-    def _open(self, name: Any) -> tuple[str, StreamWrapper]:
+    def _result(self, name: Any) -> tuple[str, StreamWrapper]:
         check_name(type(self).__name__, "every item of the source", name)
         recipe = self._recipe(name)
         with explaining(self, "open", name):
             file_obj = recipe.open()
         return name, StreamWrapper(file_obj, name=name, recipe=recipe if self.mode[0] == "r" else None)
-
-    def __len__(self) -> int:
-        return length_of(self, self.source_datapipe)
