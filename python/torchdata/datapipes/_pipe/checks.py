@@ -331,13 +331,14 @@ def check_mode(pipe: str, mode: Any, *, writes: bool = False) -> str:
 
 
 @contextmanager
-def explaining(pipe: object, action: str, path: Any) -> Iterator[None]:
-    """Adds a note to each exception raised in the context: the pipe, what it was doing, and the path."""
+def explaining(pipe: object, action: str, path: Any, ending: str = "") -> Iterator[None]:
+    """Adds to exceptions of a library a note about what a pipe, or the pipe of this name, was doing with which file."""
     try:
         yield
     except Exception as error:
         redact_error(error)
-        error.add_note(f"{type(pipe).__name__} cannot {action} {shown(path)}.")
+        name = pipe if isinstance(pipe, str) else type(pipe).__name__
+        error.add_note(f"{name} {action} {shown(path)}{ending}.")
         name_item(error, path)
         raise
 

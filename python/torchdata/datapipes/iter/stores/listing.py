@@ -145,7 +145,7 @@ class ListsFolders(ListsRoots):
         raise NotImplementedError
 
     def _entries(self, root: str, after: Any) -> Iterator[tuple[Any, str]]:
-        with explaining(self, "list", root):
+        with explaining(self, "cannot list", root):
             names, is_local, named = self._listed(root)
         if names is None:
             if after is None:
@@ -172,6 +172,6 @@ class OpensFiles(ItemByItem[tuple[str, StreamWrapper]]):
     def _result(self, name: Any) -> tuple[str, StreamWrapper]:
         check_name(type(self).__name__, "every item of the source", name)
         recipe = self._recipe(name)
-        with explaining(self, "open", name):
+        with explaining(self, "cannot open", name):
             file_obj = recipe.open()
         return name, StreamWrapper(file_obj, name=name, recipe=recipe if self.mode[0] == "r" else None)

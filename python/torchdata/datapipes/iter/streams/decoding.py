@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from torchdata._redacting import shown
-from torchdata._reporting import name_item
-from torchdata.datapipes._pipe.checks import check_callable
+from torchdata.datapipes._pipe.checks import check_callable, explaining
 from torchdata.datapipes._pipe.item_by_item import ItemByItem
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.iter.streams.pairs import path_and_stream, source_pipe
@@ -84,9 +82,5 @@ class RoutedDecoder(ItemByItem[tuple[str, Any]]):
 
     def _result(self, item: Any) -> tuple[str, Any]:
         path, _ = pair = path_and_stream(item, self)
-        try:
+        with explaining(self, "was decoding", path):
             return path, self.decoder(pair)[path]
-        except Exception as error:
-            error.add_note(f"RoutedDecoder was decoding {shown(path)}.")
-            name_item(error, path)
-            raise

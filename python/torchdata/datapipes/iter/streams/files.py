@@ -14,7 +14,7 @@ from typing import Any
 
 from torchdata._redacting import shown
 from torchdata._reporting import name_item, warn_outside
-from torchdata.datapipes._pipe.checks import check_int
+from torchdata.datapipes._pipe.checks import check_int, explaining
 from torchdata.datapipes._pipe.given_length import GivenLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
@@ -219,12 +219,8 @@ class FileOpener(GivenLength, IterDataPipe[tuple[str, StreamWrapper]]):
             raise TypeError(f"Expected string type for pathname, but FileOpener got {shown(path)}")
         path = os.fspath(path)
         recipe = FileRecipe(path, _MODES[self.mode], self.encoding)
-        try:
+        with explaining(self, "cannot open", path):
             file_obj = recipe.open()
-        except OSError as error:
-            error.add_note(f"FileOpener cannot open {shown(path)}.")
-            name_item(error, path)
-            raise
         return path, StreamWrapper(file_obj, recipe=recipe)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from torchdata._redacting import shown
-from torchdata._reporting import name_item
+from torchdata.datapipes._pipe.checks import explaining
 from torchdata.datapipes._pipe.item_by_item import ItemByItem
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.iter.streams.pairs import pair_of, source_pipe
@@ -53,11 +53,8 @@ class JsonParser(ItemByItem[tuple[str, Any]]):
 
     def _result(self, pair: Any) -> tuple[str, Any]:
         path, stream = pair_of(pair, self)
-        try:
+        with explaining(self, "was reading", path):
             return path, self._parsed(path, stream)
-        except Exception as error:
-            name_item(error, path)
-            raise
 
     def _parsed(self, path: str, stream: Any) -> Any:
         import json
@@ -75,7 +72,4 @@ class JsonParser(ItemByItem[tuple[str, Any]]):
             raise ValueError(f"JsonParser cannot parse {shown(path)}: it is nested too deeply") from None
         except UnicodeDecodeError as error:
             error.reason += f" (in {shown(path)}, read by JsonParser; open it as text with the right encoding)"
-            raise
-        except Exception as error:
-            error.add_note(f"JsonParser was reading {shown(path)}.")
             raise

@@ -52,7 +52,7 @@ class SavesItems(ItemByItem[str]):
         if self.filepath_fn is None:
             check_target(self, path)
         self._check_data(name, path, data)
-        with explaining(self, "save", path):
+        with explaining(self, "cannot save", path):
             self._save(path, data)
         return path
 

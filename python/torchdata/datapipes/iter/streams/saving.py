@@ -15,7 +15,7 @@ from typing import Any
 
 from torchdata._redacting import shown
 from torchdata._reporting import name_item
-from torchdata.datapipes._pipe.checks import check_callable
+from torchdata.datapipes._pipe.checks import check_callable, explaining
 from torchdata.datapipes._pipe.item_by_item import ItemByItem
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.streams import close_dropped
@@ -87,13 +87,9 @@ class Saver(ItemByItem[str]):
             raise TypeError(
                 f"Saver writes to paths, but got {shown(path)} for one; pass filepath_fn, which makes the path"
             )
-        try:
+        with explaining(self, "was writing", path, f" in mode {self.mode!r}"):
             check_target(self, os.fspath(path))
             _write(os.fspath(path), self.mode, data)
-        except Exception as error:
-            error.add_note(f"Saver was writing {shown(path)} in mode {self.mode!r}.")
-            name_item(error, path)
-            raise
         return path  # type: ignore[return-value]
 
 
