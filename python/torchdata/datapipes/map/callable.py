@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
-from torchdata.datapipes._pipe.checks import check_callable
+from torchdata.datapipes._pipe.checks import check_callable, check_map_pipe
 from torchdata.datapipes._pipe.item_by_item import SameLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.datapipe import MapDataPipe
-from torchdata.datapipes.map._sources import check_map_pipe
 
 __all__ = ["InMemoryCacheHolder", "Mapper", "default_fn"]
 

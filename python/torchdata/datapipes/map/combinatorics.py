@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 from torchdata._native import sample_order
-from torchdata.datapipes._pipe.checks import check_iterable, length_of
+from torchdata.datapipes._pipe.checks import check_iterable, check_map_pipe, length_of
 from torchdata.datapipes._pipe.datasets import in_fixed_order
 from torchdata.datapipes._pipe.random import PrivateRandomness
 from torchdata.datapipes._pipe.sampled_streams import SampledStream
@@ -24,7 +24,6 @@ from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.state.record import passed
 from torchdata.datapipes._pipe.unloaded import Load, Step, getter_of, items_at
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
-from torchdata.datapipes.map._sources import check_map_pipe
 
 __all__ = ["IndexSampler", "Shuffler"]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from itertools import islice
 from typing import Any, Literal, TypeVar, overload
 
-from torchdata.datapipes._pipe.checks import check_callable, check_int, check_source, length_of
+from torchdata.datapipes._pipe.checks import check_callable, check_size, check_source, length_of
 from torchdata.datapipes._pipe.item_by_item import SameLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.seeking import iterate_from
@@ -63,14 +63,7 @@ class Shuffler(SameLength, Shuffling, IterDataPipe[T_co]):
 
     def __init__(self, datapipe: Iterable[Any], *, buffer_size: int = 10000, unbatch_level: int = 0) -> None:
         datapipe = check_source("Shuffler", datapipe)
-        self.buffer_size = check_int(
-            "Shuffler",
-            "buffer_size",
-            buffer_size,
-            least=1,
-            error=AssertionError,
-            words="buffer_size should be larger than 0",
-        )
+        self.buffer_size = check_size("Shuffler", "buffer_size", buffer_size, "buffer_size should be larger than 0")
         if unbatch_level != 0:
             from torchdata.datapipes.iter.ordering.grouping import UnBatcher
 
