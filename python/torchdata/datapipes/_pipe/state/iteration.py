@@ -56,7 +56,8 @@ def _how_it_begins(graph: Graph, loaded: Entry | None) -> Beginning:
     """
     pipe = graph.end
     own = None if loaded is None else with_pending(pipe, record_of(pipe), loaded)
-    found = Beginning(save_generators())
+    generators = save_generators()
+    found = Beginning(generators, generators)
     if own is not None:
         found.dropped, found.yielded = own.drop or 0, own.yielded
         found.whole, found.generators = own.generators is not None, own.generators or found.moved
