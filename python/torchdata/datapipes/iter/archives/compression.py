@@ -31,14 +31,13 @@ from torchdata.datapipes.iter.archives.archive import (
     bare,
     check_max_ratio,
     is_damage,
-    position,
     refuse_bomb,
     refuse_text,
 )
 from torchdata.datapipes.iter.archives.decompressing import bzip2_reader, gzip_reader, lzma_reader, zstd_reader
 from torchdata.datapipes.iter.archives.tar import open_tar
 from torchdata.datapipes.iter.archives.zip import open_zip
-from torchdata.datapipes.iter.streams.pairs import path_and_stream, source_pipe
+from torchdata.datapipes.iter.streams.pairs import path_and_stream, position_of, source_pipe
 from torchdata.datapipes.utils._streams import StreamWrapper, detached
 
 __all__ = ["Bz2FileLoader", "CompressionType", "Decompressor", "Extractor", "XzFileLoader"]
@@ -176,7 +175,7 @@ class _Decompressed(io.RawIOBase):
 
     def __init__(self, recipe: _Recipe, source: Any) -> None:
         self._recipe, self._source = recipe, source
-        self._start = position(bare(source))
+        self._start = position_of(bare(source))
         self._counted = Counted(bare(source))
         self._reader = _READERS[recipe.kind](self._counted)
 
@@ -256,7 +255,7 @@ class _Decompressing(IterDataPipe[tuple[str, StreamWrapper]]):
         try:
             refuse_text(self, path, stream)
             recipe = _Recipe(self._kind_of(path), path, type(self).__name__, self.max_ratio)
-            start = position(stream)
+            start = position_of(stream)
             file_obj = recipe.on(stream)
         except BaseException:
             close_dropped(stream)

@@ -7,7 +7,6 @@ pickled, and can be forked together with the process that built them.
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from torchdata.datapipes._pipe.checks import check_mode, check_name, explaining
 from torchdata.datapipes._pipe.item_by_item import ItemByItem
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.iter.streams.files import check_masks, matches
 from torchdata.datapipes.iter.streams.pairs import source_pipe
 from torchdata.datapipes.utils._streams import StreamWrapper
 
@@ -24,30 +24,8 @@ __all__ = [
     "ListsRoots",
     "OpensFiles",
     "after_last",
-    "check_masks",
     "check_options",
-    "matches",
 ]
-
-
-def check_masks(pipe: str, masks: Any) -> str | list[str]:
-    """Returns the shell patterns in `masks`.
-
-    Raises:
-        TypeError: they are neither a str nor a list of str.
-    """
-    if isinstance(masks, str):
-        return masks
-    if isinstance(masks, (list, tuple)) and all(isinstance(mask, str) for mask in masks):
-        return list(masks)
-    raise TypeError(f"{pipe}: masks must be a str or a list of str such as ['*.jpg', '*.png'], but got {masks!r}")
-
-
-def matches(name: str, masks: str | list[str]) -> bool:
-    """Returns whether one of the shell patterns matches the name. An empty list matches every name."""
-    if not masks:
-        return True
-    return any(fnmatch.fnmatch(name, mask) for mask in ((masks,) if isinstance(masks, str) else masks))
 
 
 def check_options(pipe: str, argument: str, value: Any) -> dict[str, Any]:

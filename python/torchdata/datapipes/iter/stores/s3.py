@@ -15,10 +15,11 @@ from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import check_int, check_name
 from torchdata.datapipes._pipe.given_length import GivenLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
-from torchdata.datapipes.iter.stores.listing import ListsRoots, check_masks, check_options, matches
+from torchdata.datapipes.iter.stores.listing import ListsRoots, check_options
 from torchdata.datapipes.iter.stores.remote_file import LoadsObjects
 from torchdata.datapipes.iter.stores.s3_client import DEFAULT_RETRIES, S3Error, S3Settings, explaining_s3, split_url
 from torchdata.datapipes.iter.stores.s3_object import DEFAULT_BUFFER_SIZE, S3Recipe
+from torchdata.datapipes.iter.streams.files import check_masks, matches
 from torchdata.datapipes.iter.streams.pairs import source_pipe
 
 __all__ = ["S3FileLister", "S3FileLoader"]

@@ -29,6 +29,26 @@ __all__ = ["FileLister", "FileOpener", "StreamReader"]
 _MODES = {"b": "rb", "t": "rt", "r": "r", "rb": "rb", "rt": "rt"}
 
 
+def check_masks(pipe: str, masks: Any) -> str | list[str]:
+    """Returns the shell patterns in `masks`.
+
+    Raises:
+        TypeError: they are neither a str nor a list of str.
+    """
+    if isinstance(masks, str):
+        return masks
+    if isinstance(masks, (list, tuple)) and all(isinstance(mask, str) for mask in masks):
+        return list(masks)
+    raise TypeError(f"{pipe}: masks must be a str or a list of str such as ['*.jpg', '*.png'], but got {masks!r}")
+
+
+def matches(name: str, masks: str | list[str]) -> bool:
+    """Returns whether one of the shell patterns matches the name. An empty list matches every name."""
+    if not masks:
+        return True
+    return any(fnmatch.fnmatch(name, mask) for mask in ((masks,) if isinstance(masks, str) else masks))
+
+
 @functional_datapipe("list_files")
 class FileLister(GivenLength, IterDataPipe[str]):
     """Yields the paths of the files in one or several directories.
@@ -77,11 +97,7 @@ class FileLister(GivenLength, IterDataPipe[str]):
         if isinstance(root, (str, os.PathLike)):
             root = [os.fspath(root)]
         self.datapipe = source_pipe(root, self)
-        if not isinstance(masks, str) and not (
-            isinstance(masks, (list, tuple)) and all(isinstance(mask, str) for mask in masks)
-        ):
-            raise TypeError(f"FileLister takes a str or a list of str as masks, but got {masks!r}")
-        self.masks = masks
+        self.masks = check_masks("FileLister", masks)
         self.recursive = recursive
         self.abspath = abspath
         self.non_deterministic = non_deterministic
@@ -99,7 +115,7 @@ class FileLister(GivenLength, IterDataPipe[str]):
                 raise TypeError(f"FileLister expects paths of directories or files, but got {shown(root)}")
             root = os.fspath(root)
             if os.path.isfile(root):
-                if self._wanted(os.path.basename(root)):
+                if matches(os.path.basename(root), self.masks):
                     yield os.path.abspath(root) if self.abspath else root
                 elif self._unwanted is None:
                     self._unwanted = root
@@ -140,7 +156,7 @@ class FileLister(GivenLength, IterDataPipe[str]):
             shown = os.path.abspath(directory) if self.abspath else directory
             for name in files[self._names_seen :]:
                 self._names_seen += 1
-                if self._wanted(name):
+                if matches(name, self.masks):
                     yield os.path.join(shown, name)
                 elif self._unwanted is None:
                     self._unwanted = os.path.join(directory, name)
@@ -168,12 +184,6 @@ class FileLister(GivenLength, IterDataPipe[str]):
             files.sort()
             subdirectories.sort()
         return files, subdirectories
-
-    def _wanted(self, name: str) -> bool:
-        if not self.masks:
-            return True
-        masks = (self.masks,) if isinstance(self.masks, str) else self.masks
-        return any(fnmatch.fnmatch(name, mask) for mask in masks)
 
 
 @functional_datapipe("open_files")

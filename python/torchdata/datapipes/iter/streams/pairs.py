@@ -18,7 +18,7 @@ from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.utils._streams import detached
 
-__all__ = ["HoldsStream", "pair_of", "path_and_stream", "source_pipe"]
+__all__ = ["HoldsStream", "pair_of", "path_and_stream", "position_of", "source_pipe"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -56,6 +56,15 @@ def path_and_stream(item: Any, pipe: object) -> tuple[str, Any]:
     if not isinstance(path, str):
         raise TypeError(f"{type(pipe).__name__} expects a str as path, but got {shown(path)}")
     return path, stream
+
+
+def position_of(stream: Any) -> int | None:
+    """Returns the position of the stream, or None if it is unknown."""
+    try:
+        offset: int = stream.tell()
+    except (OSError, ValueError, AttributeError):
+        return None
+    return offset
 
 
 class HoldsStream(IterDataPipe[T_co]):
