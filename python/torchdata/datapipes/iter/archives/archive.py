@@ -314,9 +314,6 @@ class ArchiveLoader(GivenLength, HoldsStream[tuple[str, StreamWrapper]]):
         self._set_length(length)
         self.max_ratio = check_max_ratio(type(self).__name__, max_ratio)
 
-    def _source(self) -> Any:
-        return self.datapipe
-
     def _place_of(self, archive: Any) -> Any:
         """Returns the position in the archive after the last yielded member."""
         raise NotImplementedError

@@ -169,9 +169,6 @@ class AISFileLister(_OfCluster, GivenLength, ListsRoots):
         >>> names = IterableWrapper(["ais://bucket/train/"]).list_files_by_ais(url="http://localhost:8080")
     """
 
-    def _source(self) -> Any:
-        return self.source_datapipe
-
     def _entries(self, root: str, after: Any) -> Iterator[tuple[str, str]]:
         provider, bucket_name, prefix = split_url(type(self).__name__, root)
         entries: Any = None

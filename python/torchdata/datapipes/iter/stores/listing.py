@@ -12,6 +12,7 @@ from typing import Any
 
 from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import check_mode, check_name, explaining
+from torchdata.datapipes._pipe.graph.traversal import sources_of
 from torchdata.datapipes._pipe.item_by_item import ItemByItem
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.datapipe import IterDataPipe
@@ -54,7 +55,7 @@ class ListsRoots(IterDataPipe[str]):
 
     def _source(self) -> Any:
         """Returns the pipe that yields the roots."""
-        raise NotImplementedError
+        return sources_of(self)[0]
 
     def _entries(self, root: str, after: Any) -> Iterator[tuple[Any, str]]:
         """Yields the entries after `after` (None: all) under a root, each with its position and the name to yield."""
@@ -112,9 +113,6 @@ class ListsFolders(ListsRoots):
     def __init__(self, root: str | Sequence[str] | IterDataPipe[str], masks: str | list[str]) -> None:
         self.datapipe = source_pipe([root] if isinstance(root, str) else root, self)
         self.masks = check_masks(type(self).__name__, masks)
-
-    def _source(self) -> Any:
-        return self.datapipe
 
     def _listed(self, root: str) -> tuple[list[str] | None, bool, Callable[[str], str]]:
         """Returns the names in a folder (None: the root is a file), whether it is local, and a function that converts

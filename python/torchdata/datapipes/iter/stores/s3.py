@@ -107,9 +107,6 @@ class S3FileLister(GivenLength, ListsRoots):
         self.masks = check_masks(type(self).__name__, masks)
         self._settings = _settings(self, request_timeout_ms, region, endpoint_url, config, max_retries)
 
-    def _source(self) -> Any:
-        return self.source_datapipe
-
     def _entries(self, root: str, after: Any) -> Iterator[tuple[str, str]]:
         bucket, prefix = split_url(type(self).__name__, root, needs_key=False)
         pages = self._pages(*self._settings.connect(bucket, root), prefix, after)

@@ -16,6 +16,7 @@ from torchdata._redacting import shown
 from torchdata._reporting import name_item, warn_outside
 from torchdata.datapipes._pipe.checks import check_int, explaining
 from torchdata.datapipes._pipe.given_length import GivenLength
+from torchdata.datapipes._pipe.item_by_item import ItemByItem
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.state.record import token_of
@@ -187,7 +188,7 @@ class FileLister(GivenLength, IterDataPipe[str]):
 
 
 @functional_datapipe("open_files")
-class FileOpener(GivenLength, IterDataPipe[tuple[str, StreamWrapper]]):
+class FileOpener(GivenLength, ItemByItem[tuple[str, StreamWrapper]]):
     """Opens files: yields pairs of path and stream.
 
     A stream closes its file when it is deleted. Its reader may close it earlier.
@@ -207,8 +208,6 @@ class FileOpener(GivenLength, IterDataPipe[tuple[str, StreamWrapper]]):
         >>> pairs = FileLister("shards", "*.tar").open_files(mode="b")
     """
 
-    one_to_one = True
-
     def __init__(self, datapipe: Iterable[str], mode: str = "r", encoding: str | None = None, length: int = -1) -> None:
         if mode not in _MODES:
             raise ValueError(f"Invalid mode {mode!r}: FileOpener reads files, by one of the modes {[*_MODES]}")
@@ -221,10 +220,7 @@ class FileOpener(GivenLength, IterDataPipe[tuple[str, StreamWrapper]]):
         self.encoding = encoding
         self._set_length(length)
 
-    def __iter__(self) -> Iterator[tuple[str, StreamWrapper]]:
-        return map(self._open, self.datapipe)
-
-    def _open(self, path: Any) -> tuple[str, StreamWrapper]:
+    def _result(self, path: Any) -> tuple[str, StreamWrapper]:
         if not isinstance(path, (str, os.PathLike)):
             raise TypeError(f"Expected string type for pathname, but FileOpener got {shown(path)}")
         path = os.fspath(path)
@@ -257,9 +253,6 @@ class StreamReader(HoldsStream[tuple[str, Any]]):
         if chunk is not None:
             chunk = check_int("StreamReader", "chunk", chunk, least=1)
         self.chunk = chunk
-
-    def _source(self) -> Any:
-        return self.datapipe
 
     def _read(self, path: str, stream: Any, place: Any) -> Iterator[tuple[str, Any]]:
         if self.chunk is None:

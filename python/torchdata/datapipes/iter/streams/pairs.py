@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from torchdata._redacting import shown
 from torchdata._reporting import name_item
 from torchdata.datapipes._pipe.checks import check_source
+from torchdata.datapipes._pipe.graph.traversal import sources_of
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.utils._streams import detached
@@ -82,7 +83,7 @@ class HoldsStream(IterDataPipe[T_co]):
 
     def _source(self) -> Any:
         """Returns the source of the pipe."""
-        raise NotImplementedError
+        return sources_of(self)[0]
 
     def _read(self, path: str, stream: Any, place: Any) -> Iterator[Any]:
         """Returns an iterator over the items of one stream, from `place` on (None: from its start).

@@ -164,9 +164,6 @@ class _Text(HoldsStream[Any]):
         self._warns = errors is None
         self._return_path = return_path
 
-    def _source(self) -> Any:
-        return self.source_datapipe
-
     def _lines(self, stream: Any, place: dict[str, Any] | None, strip: bool = False) -> Iterator[Any]:
         """Returns the lines after `skip_lines` or after the position, stripped and decoded by C functions."""
         self._start = position_of(stream)

@@ -100,9 +100,6 @@ class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
         longest = _LONGEST if max_length is None else check_int("TFRecordLoader", "max_length", max_length, least=1)
         self.max_length = min(longest, _LONGEST)
 
-    def _source(self) -> Any:
-        return self.datapipe
-
     def _read(self, path: str, stream: Any, place: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
         self._open = None
         if not hasattr(stream, "read"):
