@@ -158,8 +158,6 @@ class _PicklingHooks:
     counterpart: ClassVar[Counterpart]
     getstate_hook: ClassVar[Callable[[Any], Any] | None] = None
     reduce_ex_hook: ClassVar[Callable[[Any], Any] | None] = None
-    str_hook: ClassVar[Callable[[Any], str] | None] = None
-    repr_hook: ClassVar[Callable[[Any], str] | None] = None
 
     def __getstate__(self) -> Any:
         hook = type(self).getstate_hook or self.counterpart.hook("getstate_hook")
@@ -255,17 +253,13 @@ class _PicklingHooks:
         cls.reduce_ex_hook = staticmethod(hook_fn) if hook_fn is not None else None
 
     def __str__(self) -> str:
-        hook = type(self).str_hook
-        if hook is not None:
-            return hook(self)
         from torchdata.datapipes._pipe.chain import chain
 
         return chain(self)
 
     def __repr__(self) -> str:
         # Only the class, because messages identify a pipe by it. `str` is meant for people.
-        hook = type(self).repr_hook
-        return hook(self) if hook is not None else type(self).__qualname__
+        return type(self).__qualname__
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """Shows a pipe in IPython as a chain with parameters."""

@@ -26,7 +26,7 @@ from torchdata.datapipes._pipe.graph.graph import Graph, graph_of
 from torchdata.datapipes._pipe.graph.torch import yielded_so_far
 from torchdata.datapipes._pipe.state.declared import DERIVED, random_state, state
 from torchdata.datapipes._pipe.state.generators import load_generators, save_generators
-from torchdata.datapipes._pipe.state.hooks import PipeHooks, hooks_of
+from torchdata.datapipes._pipe.state.hooks import PipeHooks, depth_of, hooks_of
 from torchdata.datapipes._pipe.state.iteration import (
     awaits_iteration,
     beginning_of,
@@ -378,12 +378,8 @@ def is_one_to_one(datapipe: Any) -> bool:
         >>> is_one_to_one(IterableWrapper(range(3)).map(str)), is_one_to_one(IterableWrapper(range(3)).batch(2))
         (True, False)
     """
-    classes = type(datapipe).__mro__
-
-    def depth(name: str) -> int:
-        return next((i for i, cls in enumerate(classes) if name in cls.__dict__), len(classes))
-
-    return bool(getattr(datapipe, "one_to_one", False)) and depth("one_to_one") <= depth("__iter__")
+    kind = type(datapipe)
+    return bool(getattr(datapipe, "one_to_one", False)) and depth_of(kind, "one_to_one") <= depth_of(kind, "__iter__")
 
 
 def keeps_nothing(datapipe: Any) -> bool:

@@ -145,7 +145,7 @@ test_wrong_arguments_are_refused_by_the_constructor = refuses(
     (lambda: Batcher(numbers(), "2"), TypeError, "batch_size"),
     (lambda: Batcher(numbers(), 2, wrapper_class=3), TypeError, "wrapper_class"),
     (lambda: Concater(), ValueError, "Expected at least one DataPipe"),
-    (lambda: Concater(numbers(), [1]), TypeError, "Expected all inputs to be `MapDataPipe`.*input 1"),
+    (lambda: Concater(numbers(), [1]), TypeError, "input 1 .*Expected all inputs to be `MapDataPipe`"),
     (lambda: Zipper(), ValueError, "Expected at least one DataPipe"),
     (lambda: Zipper(numbers(), [1]), TypeError, "Expected all inputs to be `MapDataPipe`"),
     (lambda: UnZipper(numbers(), 0), ValueError, "sequence_length"),

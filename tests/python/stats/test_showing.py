@@ -82,11 +82,6 @@ def test_neither_secrets_nor_data_are_printed() -> None:
     assert "iterable=<ndarray of (5, 2)>" in str(IterableWrapper(numpy.zeros((5, 2))))
 
 
-def test_a_hook_of_users_for_str_goes_before_the_chain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(IterDataPipe, "str_hook", staticmethod(lambda pipe: "hooked"))
-    assert str(IterableWrapper(range(3))) == "hooked"
-
-
 def test_repr_of_a_loader_says_the_service_and_its_state() -> None:
     service = SequentialReadingService(MultiProcessingReadingService(1, "fork", in_order=False))
     loader = DataLoader2(IterableWrapper(range(3)).sharding_filter(), reading_service=service)

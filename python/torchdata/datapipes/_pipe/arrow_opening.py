@@ -10,8 +10,9 @@ import os
 from typing import Any
 
 from torchdata._optional import optional_import
-from torchdata._redacting import redact_error, shown
+from torchdata._redacting import shown
 from torchdata.datapipes._pipe.arrow_sources import ArrowChunks, ArrowFragments, ArrowSource, IcebergFiles
+from torchdata.datapipes._pipe.checks import explaining
 from torchdata.datapipes._pipe.lance_rows import LanceRows, lance_dataset
 from torchdata.datapipes._pipe.ray_blocks import RayBlocks
 
@@ -67,12 +68,8 @@ def arrow_source(source: Any, filter: Any, format: str, part_rows: int | None = 
         isinstance(source, (list, tuple)) and source and all(isinstance(each, (str, os.PathLike)) for each in source)
     ):
         paths = os.fspath(source) if isinstance(source, (str, os.PathLike)) else [os.fspath(each) for each in source]
-        try:
+        with explaining("ArrowParts", "cannot open", source):
             source = dataset.dataset(paths, format=format)
-        except Exception as error:
-            redact_error(error)
-            error.add_note(f"ArrowParts cannot open {shown(source)}.")
-            raise
     if isinstance(source, arrow.Table):
         return ArrowChunks(source, filter)
     if isinstance(source, dataset.Dataset):

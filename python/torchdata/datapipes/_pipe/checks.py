@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from math import inf
 from numbers import Real
@@ -90,13 +90,13 @@ def check_source(pipe: str, value: Any, argument: str = "datapipe") -> Any:
     Raises:
         TypeError: `value` cannot be iterated over, or is a pipe that is read by index.
     """
-    if isinstance(value, IterDataPipe) or _is_foreign_pipe(value):
-        return value
     if isinstance(value, MapDataPipe):
         raise TypeError(
             f"{pipe}: {argument} must be an IterDataPipe, but got the MapDataPipe {value!r}; convert it with "
             "`.to_iter_datapipe()` first"
         )
+    if isinstance(value, IterDataPipe) or any(cls.__name__ == "IterDataPipe" for cls in type(value).__mro__):
+        return value
     if inspect.isroutine(value):
         check_generator_function(pipe, argument, value)
     elif not is_generator_function(value):
@@ -110,45 +110,65 @@ def check_pipe(pipe: str, argument: str, value: Any, kind: type) -> Any:
     Raises:
         TypeError: `value` is neither. Plain data must be wrapped explicitly because it may be a mistake.
     """
-    if isinstance(value, kind) or any(cls.__name__ == kind.__name__ for cls in type(value).__mro__):
-        return value
-    if kind is IterDataPipe and is_dataset(value):
-        return check_source(pipe, value, argument)
-    if kind is MapDataPipe and is_dataset(value) and is_indexed(value):
-        return _wrapper(MapDataPipe)(value, deepcopy=False)
-    wrapper = "IterableWrapper" if kind is IterDataPipe else "SequenceWrapper"
-    raise TypeError(
-        f"{pipe}: {argument} is {value!r}; wrap data in {wrapper}. {argument} must be a {kind.__name__}, but its type "
-        f"is {type(value)} instead."
-    )
+    found = _as_pipe(value, kind)
+    if found is None:
+        raise TypeError(
+            f"{pipe}: {argument} is {value!r}; wrap data in {_wrappers[kind][1]}. {argument} must be a "
+            f"{kind.__name__}, but its type is {type(value)} instead."
+        )
+    return found
 
 
-def check_sources(
-    pipe: str, values: Iterable[Any], words: str = "Expected all inputs to be `IterDataPipe`"
-) -> tuple[Any, ...]:
-    """Returns the pipes to read: each of `values`, or an IterableWrapper for each dataset among them.
+def check_sources(pipe: str, values: Collection[Any], kind: type = IterDataPipe, words: str = "") -> tuple[Any, ...]:
+    """Returns the pipes to read: each of `values`, or a pipe that reads it for each dataset among them.
 
     Args:
         pipe: the name of the reading pipe, for error messages.
         values: the pipes and datasets that the user passed.
-        words: the error message of torchdata 0.9 for other values.
+        kind: IterDataPipe or MapDataPipe.
+        words: the error message of torchdata 0.9 for other values, if it is not the usual one.
 
     Raises:
-        TypeError: one of the values is neither an IterDataPipe nor a dataset. Plain data must be wrapped explicitly
+        ValueError: there are no values.
+        TypeError: one of the values is neither a pipe of this kind nor a dataset. Plain data must be wrapped explicitly
             because it may be a mistake.
     """
+    if not values:
+        raise ValueError(f"{pipe}: Expected at least one DataPipe, but got nothing")
     pipes = []
     for position, value in enumerate(values):
-        if isinstance(value, IterDataPipe) or _is_foreign_pipe(value):
-            pipes.append(value)
-        elif is_dataset(value):
-            pipes.append(check_source(pipe, value, f"input {position}"))
-        else:
+        pipes.append(_as_pipe(value, kind))
+        if pipes[-1] is None:
             raise TypeError(
-                f"{pipe}: input {position} is {value!r} of type {type(value).__name__}; wrap it in IterableWrapper. "
-                f"{words}"
+                f"{pipe}: input {position} is {value!r} of type {type(value).__name__}; wrap it in "
+                f"{_wrappers[kind][1]}. {words or f'Expected all inputs to be `{kind.__name__}`'}"
             )
     return tuple(pipes)
+
+
+def _as_pipe(value: Any, kind: type) -> Any:
+    """Returns `value` if it is a pipe of `kind`, also of a foreign class of this name; a pipe that reads it if it is a
+    dataset; and None otherwise.
+    """
+    if isinstance(value, kind) or any(cls.__name__ == kind.__name__ for cls in type(value).__mro__):
+        return value
+    if is_dataset(value) and (kind is IterDataPipe or is_indexed(value)):
+        return _wrapper(kind)(value, deepcopy=False)
+    return None
+
+
+def check_map_pipe(pipe: str, value: Any, argument: str = "datapipe") -> None:
+    """Raises TypeError unless `value` can be read by index."""
+    if isinstance(value, IterDataPipe):
+        raise TypeError(
+            f"{pipe}: {argument} must be a MapDataPipe, but got the IterDataPipe {value!r}; convert it with "
+            "`.to_map_datapipe()` first"
+        )
+    if not hasattr(type(value), "__getitem__"):
+        raise TypeError(
+            f"{pipe}: {argument} must be a MapDataPipe, but got {value!r} of type {type(value).__name__}; wrap it in "
+            "SequenceWrapper"
+        )
 
 
 def is_dataset(value: Any) -> bool:
@@ -158,10 +178,6 @@ def is_dataset(value: Any) -> bool:
     if is_indexed(value) or is_iterable_dataset(value):
         return True
     return hasattr(type(value), "__iter__") and not hasattr(type(value), "__next__")
-
-
-def _is_foreign_pipe(value: Any) -> bool:
-    return not isinstance(value, MapDataPipe) and any(cls.__name__ == "IterDataPipe" for cls in type(value).__mro__)
 
 
 #: The message of torchdata 0.9 for numbers that must be positive; the placeholder is the argument's name.
@@ -199,6 +215,11 @@ def check_int(
     if least is not None and value < least:
         raise error(f"{pipe}: {argument} must be at least {least}, but got {value}{words and '. '}{words}")
     return int(value)
+
+
+def check_size(pipe: str, argument: str, value: Any, words: str = "") -> int:
+    """Returns the positive integer `value`, or raises AssertionError, as torchdata 0.9 does for such arguments."""
+    return check_int(pipe, argument, value, least=1, error=AssertionError, words=words)
 
 
 def check_weights(pipe: str, argument: str, value: Any, *, positive: bool) -> list[float]:
@@ -331,13 +352,14 @@ def check_mode(pipe: str, mode: Any, *, writes: bool = False) -> str:
 
 
 @contextmanager
-def explaining(pipe: object, action: str, path: Any) -> Iterator[None]:
-    """Adds a note to each exception raised in the context: the pipe, what it was doing, and the path."""
+def explaining(pipe: object, action: str, path: Any, ending: str = "") -> Iterator[None]:
+    """Adds to exceptions of a library a note about what a pipe, or the pipe of this name, was doing with which file."""
     try:
         yield
     except Exception as error:
         redact_error(error)
-        error.add_note(f"{type(pipe).__name__} cannot {action} {shown(path)}.")
+        name = pipe if isinstance(pipe, str) else type(pipe).__name__
+        error.add_note(f"{name} {action} {shown(path)}{ending}.")
         name_item(error, path)
         raise
 

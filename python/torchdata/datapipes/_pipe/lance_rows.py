@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from torchdata._optional import optional_import
-from torchdata._redacting import redact_error, shown
+from torchdata._redacting import shown
 from torchdata.datapipes._pipe.arrow_sources import ArrowSource
+from torchdata.datapipes._pipe.checks import explaining
 
 __all__ = ["LanceRows", "lance_dataset"]
 
@@ -35,12 +36,8 @@ def lance_dataset(pipe: str, dataset: Any) -> Any:
     """
     if isinstance(dataset, (str, os.PathLike)):
         lance = optional_import("lance", extra="lance", needed_by=pipe)
-        try:
+        with explaining(pipe, "cannot open", dataset):
             return lance.dataset(os.fspath(dataset))
-        except Exception as error:
-            redact_error(error)
-            error.add_note(f"{pipe} cannot open {shown(dataset)}.")
-            raise
     if type(dataset).__module__.partition(".")[0] != "lance":
         raise TypeError(
             f"{pipe}: dataset must be a lance.LanceDataset, or the path or URI of one, but got {shown(dataset)} of "

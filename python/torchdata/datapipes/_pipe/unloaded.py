@@ -14,23 +14,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from torchdata._native import TimedCall
 from torchdata.datapipes._pipe.explaining import explain, note_index
+from torchdata.datapipes._pipe.state.hooks import depth_of
 from torchdata.datapipes._pipe.state.record import existing_record, record_of, token_of
-from torchdata.datapipes.datapipe import begin_iteration
+from torchdata.datapipes.datapipe import IterDataPipe, begin_iteration
 
-__all__ = ["Load", "Step", "Unloadable", "begin_sharing", "begin_unloaded", "can_wait", "getter_of", "items_at"]
+__all__ = ["Load", "ReadsByIndex", "Step", "Unloadable", "begin_sharing", "begin_unloaded", "can_wait", "getter_of"]
+
+T_co = TypeVar("T_co", covariant=True)
 
 #: Loads the item with an index.
 Load = Callable[[Any], Any]
 
 
 class Unloadable(Protocol):
-    """The methods of a pipe that supports indices. The pipe must define them in its own class; subclasses do not
-    inherit support.
-    """
+    """The methods of a pipe that supports indices. A subclass that defines `__iter__` does not inherit the support."""
 
     def _can_wait(self) -> bool:
         """Returns whether the next iteration can pass on indices."""
@@ -47,7 +48,11 @@ def can_wait(datapipe: Any) -> bool:
     record = existing_record(datapipe)
     if record is not None and record.claim is not None:
         return False  # exceptions are skipped before the items are distributed
-    return "_iter_unloaded" in vars(type(datapipe)) and datapipe._can_wait()
+    return _supports_indices(type(datapipe)) and datapipe._can_wait()
+
+
+def _supports_indices(kind: type) -> bool:
+    return hasattr(kind, "_iter_unloaded") and depth_of(kind, "_iter_unloaded") <= depth_of(kind, "__iter__")
 
 
 def begin_unloaded(datapipe: Any) -> tuple[Iterator[Any], Load]:
@@ -56,7 +61,7 @@ def begin_unloaded(datapipe: Any) -> tuple[Iterator[Any], Load]:
     Raises:
         ValueError: the pipe passes on only items, which contradicts the loaded state.
     """
-    if "_iter_unloaded" not in vars(type(datapipe)):
+    if not _supports_indices(type(datapipe)):
         raise ValueError(
             f"the loaded state is damaged, or belongs to another pipeline: it counts indices that "
             f"{type(datapipe).__name__} passed on, but this pipe passes on items only"
@@ -84,13 +89,6 @@ def begin_sharing(datapipe: Any) -> Iterator[Any]:
     if "_iter_by_index" in vars(kind) and not is_claimed and datapipe._can_pass_over():
         return begin_iteration(datapipe, kind._iter_by_index)
     return iter(datapipe)
-
-
-def items_at(reader: Any, datapipe: Any, indices: Iterator[Any]) -> Iterator[Any]:
-    """Yields the items of a map-style pipe at some indices for a reader. An exception names the failed index."""
-    if record_of(reader).claim is not None:  # map() continues after a skipped item
-        return map(partial(_item_at, getter_of(datapipe)), indices)
-    return _each_item(getter_of(datapipe), indices)
 
 
 def getter_of(datapipe: Any) -> Load:
@@ -148,3 +146,29 @@ class Step:
             raise
         self._made += 1
         return made
+
+
+class ReadsByIndex(IterDataPipe[T_co]):
+    """A pipe that reads a map-style pipe by its indices. Subclasses define `_indices`."""
+
+    datapipe: Any
+
+    def _indices(self) -> Iterator[Any]:
+        """Returns the remaining indices of the iteration."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[T_co]:
+        item_at, indices = getter_of(self.datapipe), self._indices()
+        # A map survives an exception, so that `on_error` can continue; a generator is faster.
+        return (
+            _each_item(item_at, indices) if record_of(self).claim is None else map(partial(_item_at, item_at), indices)
+        )
+
+    def _can_wait(self) -> bool:
+        return True
+
+    def _iter_unloaded(self) -> tuple[Iterator[Any], Load]:
+        return self._indices(), self._loads()
+
+    def _loads(self) -> Load:
+        return Step(self, getter_of(self.datapipe))

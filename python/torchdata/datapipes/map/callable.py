@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
-from torchdata.datapipes._pipe.checks import check_callable, length_of
+from torchdata.datapipes._pipe.checks import check_callable, check_map_pipe
+from torchdata.datapipes._pipe.item_by_item import SameLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.datapipe import MapDataPipe
-from torchdata.datapipes.map._sources import check_map_pipe
 
 __all__ = ["InMemoryCacheHolder", "Mapper", "default_fn"]
 
@@ -27,7 +27,7 @@ def default_fn(data: Any) -> Any:
 
 
 @functional_datapipe("map")
-class Mapper(MapDataPipe[T_co]):
+class Mapper(SameLength, MapDataPipe[T_co]):
     """Applies a function to each item when the item is requested.
 
     Args:
@@ -62,12 +62,9 @@ class Mapper(MapDataPipe[T_co]):
         """Replaces `__getitem__`: applies the function to the items that `item_at` returns."""
         return lambda index: self.fn(item_at(index))
 
-    def __len__(self) -> int:
-        return length_of(self, self.datapipe)
-
 
 @functional_datapipe("in_memory_cache")
-class InMemoryCacheHolder(MapDataPipe[T_co]):
+class InMemoryCacheHolder(SameLength, MapDataPipe[T_co]):
     """Stores every requested item, so that the pipes before it run once per item.
 
     The cache exists as long as the pipe. It is pickled with the pipe, and is part of its state.
@@ -97,6 +94,3 @@ class InMemoryCacheHolder(MapDataPipe[T_co]):
         if index not in self.cache:
             self.cache[index] = self.source_dp[index]
         return self.cache[index]
-
-    def __len__(self) -> int:
-        return length_of(self, self.source_dp)

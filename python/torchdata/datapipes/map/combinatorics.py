@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 from torchdata._native import sample_order
-from torchdata.datapipes._pipe.checks import check_iterable, length_of
+from torchdata.datapipes._pipe.checks import check_iterable, check_map_pipe, length_of
 from torchdata.datapipes._pipe.datasets import in_fixed_order
 from torchdata.datapipes._pipe.random import PrivateRandomness
 from torchdata.datapipes._pipe.sampled_streams import SampledStream
@@ -22,16 +22,15 @@ from torchdata.datapipes._pipe.seeding import Seeded
 from torchdata.datapipes._pipe.seeking import iterate_by_index
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.state.record import passed
-from torchdata.datapipes._pipe.unloaded import Load, Step, getter_of, items_at
-from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
-from torchdata.datapipes.map._sources import check_map_pipe
+from torchdata.datapipes._pipe.unloaded import ReadsByIndex
+from torchdata.datapipes.datapipe import MapDataPipe
 
 __all__ = ["IndexSampler", "Shuffler"]
 
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Shuffler(Seeded, IterDataPipe[T_co]):
+class Shuffler(Seeded, ReadsByIndex[T_co]):
     """Yields the items of a map pipe in random order.
 
     The order depends only on the seed, and equals that of torchdata 0.9 for the same seed.
@@ -76,23 +75,11 @@ class Shuffler(Seeded, IterDataPipe[T_co]):
         if self._shuffling:
             self._take_seed()
 
-    def _left(self) -> Iterator[Any]:
+    def _indices(self) -> Iterator[Any]:
         """Yields the indices that this iteration has not read yet."""
         if self._order is None:
             self._order = self.indices if not self._shuffling else _sampled(self.indices, self._epoch_seed)
         return iterate_by_index(self._order, passed(self))
-
-    def __iter__(self) -> Iterator[T_co]:
-        return items_at(self, self.datapipe, self._left())
-
-    def _can_wait(self) -> bool:
-        return True
-
-    def _iter_unloaded(self) -> tuple[Iterator[Any], Load]:
-        return self._left(), self._loads()
-
-    def _loads(self) -> Load:
-        return Step(self, getter_of(self.datapipe))
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -120,7 +107,7 @@ def _sampled(indices: Sequence[Any], seed: int | None) -> Sequence[Any]:
     return places if isinstance(indices, range) else [indices[place] for place in places]
 
 
-class IndexSampler(Seeded, IterDataPipe[T_co]):
+class IndexSampler(Seeded, ReadsByIndex[T_co]):
     """Yields the items of a map pipe in the order of a sampler, which is read again in each epoch.
 
     Functional form of MapDataPipe: `sample_by`.
@@ -171,18 +158,6 @@ class IndexSampler(Seeded, IterDataPipe[T_co]):
         super().reset()
         self._take_seed()
         self._epoch += 1
-
-    def __iter__(self) -> Iterator[T_co]:
-        return items_at(self, self.datapipe, self._indices())
-
-    def _can_wait(self) -> bool:
-        return True
-
-    def _iter_unloaded(self) -> tuple[Iterator[Any], Load]:
-        return self._indices(), self._loads()
-
-    def _loads(self) -> Load:
-        return Step(self, getter_of(self.datapipe))
 
     def _indices(self) -> Iterator[Any]:
         """Yields the indices that this iteration has not read yet."""

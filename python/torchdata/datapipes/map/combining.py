@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar, overload
 
-from torchdata.datapipes._pipe.checks import check_int, length_of
+from torchdata.datapipes._pipe.checks import check_int, check_map_pipe, check_sources, length_of
+from torchdata.datapipes._pipe.item_by_item import SameLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.datapipe import MapDataPipe
-from torchdata.datapipes.map._sources import check_map_pipe, check_map_pipes
 
 __all__ = ["Concater", "UnZipper", "Zipper"]
 
@@ -38,7 +38,7 @@ class Concater(MapDataPipe[T_co]):
     """
 
     def __init__(self, *datapipes: MapDataPipe[T_co]) -> None:
-        self.datapipes: tuple[MapDataPipe[T_co], ...] = check_map_pipes("Concater", datapipes)
+        self.datapipes: tuple[MapDataPipe[T_co], ...] = check_sources("Concater", datapipes, MapDataPipe)
 
     def __getitem__(self, index: Any) -> T_co:
         place = index if index >= 0 else index + len(self)
@@ -81,7 +81,7 @@ class Zipper(MapDataPipe[T_co]):
     def __init__(self: Zipper[tuple[Any, ...]], *datapipes: Any) -> None: ...
 
     def __init__(self, *datapipes: MapDataPipe[Any]) -> None:
-        self.datapipes = check_map_pipes("Zipper", datapipes)
+        self.datapipes = check_sources("Zipper", datapipes, MapDataPipe)
 
     def __getitem__(self, index: Any) -> Any:
         items = []
@@ -142,7 +142,7 @@ class UnZipper(MapDataPipe[Any]):
         return [_Column(source_datapipe, column) for column in columns]
 
 
-class _Column(MapDataPipe[T_co]):
+class _Column(SameLength, MapDataPipe[T_co]):
     """One position of the sequences of a pipe."""
 
     def __init__(self, main_datapipe: MapDataPipe[Sequence[T_co]], instance_id: int) -> None:
@@ -151,6 +151,3 @@ class _Column(MapDataPipe[T_co]):
 
     def __getitem__(self, index: Any) -> T_co:
         return self.main_datapipe[index][self.instance_id]
-
-    def __len__(self) -> int:
-        return length_of(self, self.main_datapipe)

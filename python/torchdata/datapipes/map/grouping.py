@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from torchdata.datapipes._pipe.checks import BATCH_SIZE, check_callable, check_int, length_of
+from torchdata.datapipes._pipe.checks import (
+    BATCH_SIZE,
+    check_callable,
+    check_map_pipe,
+    check_size,
+    length_of,
+)
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.datapipe import DataChunk, MapDataPipe
-from torchdata.datapipes.map._sources import check_map_pipe
 
 __all__ = ["Batcher"]
 
@@ -43,9 +48,7 @@ class Batcher(MapDataPipe[DataChunk[T]]):
         check_map_pipe("Batcher", datapipe)
         check_callable("Batcher", "wrapper_class", wrapper_class)
         self.datapipe = datapipe
-        self.batch_size = check_int(
-            "Batcher", "batch_size", batch_size, least=1, error=AssertionError, words=BATCH_SIZE
-        )
+        self.batch_size = check_size("Batcher", "batch_size", batch_size, BATCH_SIZE)
         self.drop_last = drop_last
         self.wrapper_class = wrapper_class
 

@@ -17,7 +17,16 @@ from typing import Any, Literal
 
 from torchdata._reporting import add_note
 
-__all__ = ["arrays_as_tensor", "collate_columns", "default_collate", "is_stackable", "note_remedy", "stacked_tensors"]
+__all__ = [
+    "arrays_as_tensor",
+    "collate_columns",
+    "default_collate",
+    "is_stackable",
+    "note_remedy",
+    "rebuilt_mapping",
+    "rebuilt_sequence",
+    "stacked_tensors",
+]
 
 #: Kinds of NumPy types that have a corresponding tensor type.
 _TENSOR_KINDS = "biufc"
@@ -106,13 +115,13 @@ def _collated(batch: Any, to: Literal["numpy", "torch"] | None) -> Any:
     if isinstance(first, (bool, int, float)) and not hasattr(first, "dtype"):
         return _numbers(torch, batch, first)
     if isinstance(first, Mapping):
-        return _rebuilt_mapping(first, {key: _collated([item[key] for item in batch], to) for key in first})
+        return rebuilt_mapping(first, {key: _collated([item[key] for item in batch], to) for key in first})
     if isinstance(first, tuple) and hasattr(first, "_fields"):
         return type(first)(*[_collated(column, to) for column in _columns(batch)])
     if isinstance(first, tuple):
         return [_collated(column, to) for column in _columns(batch)]
     if isinstance(first, Sequence):
-        return _rebuilt_sequence(first, [_collated(column, to) for column in _columns(batch)])
+        return rebuilt_sequence(first, [_collated(column, to) for column in _columns(batch)])
     loaded = sys.modules.get("torch")
     if loaded is not None and isinstance(first, loaded.Tensor):
         if to == "numpy":
@@ -244,7 +253,7 @@ def _columns(batch: Any) -> list[tuple[Any, ...]]:
     return list(zip(*batch, strict=True))
 
 
-def _rebuilt_mapping(first: Any, collated: dict[Any, Any]) -> Any:
+def rebuilt_mapping(first: Any, collated: dict[Any, Any]) -> Any:
     """Returns `collated` as a mapping of `first`'s type, or as a dict if such a mapping cannot be created."""
     if type(first) is dict:
         return collated
@@ -254,11 +263,11 @@ def _rebuilt_mapping(first: Any, collated: dict[Any, Any]) -> Any:
             clone.update(collated)
             return clone
         return type(first)(collated)
-    except TypeError:
+    except (TypeError, AttributeError):
         return collated
 
 
-def _rebuilt_sequence(first: Any, collated: list[Any]) -> Any:
+def rebuilt_sequence(first: Any, collated: list[Any]) -> Any:
     """Returns `collated` as a sequence of `first`'s type, or as a list if such a sequence cannot be created."""
     if type(first) is list:
         return collated
@@ -269,7 +278,7 @@ def _rebuilt_sequence(first: Any, collated: list[Any]) -> Any:
                 clone[index] = member
             return clone
         return type(first)(collated)
-    except TypeError:
+    except (TypeError, AttributeError):
         return collated
 
 

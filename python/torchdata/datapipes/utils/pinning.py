@@ -5,10 +5,11 @@ Role: called by `PinMemory`, in its thread, or by users. Needs PyTorch with CUDA
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from torchdata.datapipes.utils.collate import rebuilt_mapping, rebuilt_sequence
 
 __all__ = ["pin_memory_fn"]
 
@@ -39,12 +40,12 @@ def pin_memory_fn(data: Any, device: Any = None) -> Any:
     if isinstance(data, (str, bytes)):
         return data
     if isinstance(data, Mapping):
-        return _like_mapping(data, {key: pin_memory_fn(value, device) for key, value in data.items()})
+        return rebuilt_mapping(data, {key: pin_memory_fn(value, device) for key, value in data.items()})
     if isinstance(data, tuple):
         members = [pin_memory_fn(member, device) for member in data]
         return type(data)(*members) if hasattr(data, "_fields") else type(data)(members)
     if isinstance(data, Sequence) and not isinstance(data, (range, memoryview, bytearray)):
-        return _like_sequence(data, [pin_memory_fn(member, device) for member in data])
+        return rebuilt_sequence(data, [pin_memory_fn(member, device) for member in data])
     return data
 
 
@@ -61,26 +62,3 @@ def _pin(torch: Any, tensor: Any, device: Any) -> Any:
             f"pin_memory_fn needs a CUDA device, but PyTorch {torch.__version__} finds none; "
             "call it only where torch.cuda.is_available()"
         ) from error
-
-
-def _like_mapping(data: Any, members: dict[Any, Any]) -> Any:
-    if type(data) is dict:
-        return members
-    try:
-        duplicate = copy.copy(data)
-        duplicate.update(members)
-    except (TypeError, AttributeError):  # the container cannot be modified; its members matter more than its type
-        return members
-    return duplicate
-
-
-def _like_sequence(data: Any, members: list[Any]) -> Any:
-    if type(data) is list:
-        return members
-    try:
-        duplicate = copy.copy(data)
-        for index, member in enumerate(members):
-            duplicate[index] = member
-    except TypeError:
-        return members
-    return duplicate

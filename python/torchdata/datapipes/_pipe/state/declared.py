@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 __all__ = ["DERIVED", "MOST_ITEMS", "RandomState", "State", "declare", "random_state", "state"]
@@ -92,29 +93,20 @@ def random_state(*, lasts: bool = False) -> Any:
         >>> list(other) == list(iterator)
         True
     """
-    return RandomState(lasts=lasts)
+    return RandomState(copied=True, lasts=lasts)
 
 
+@dataclass(slots=True, eq=False)
 class State:
     """One attribute that is part of the iteration state of a pipe. The arguments are those of `state`."""
 
-    __slots__ = ("begins", "copied", "items", "key", "lasts", "name", "saved")
-
-    def __init__(
-        self,
-        begins: Any = None,
-        *,
-        items: bool = False,
-        copied: bool = False,
-        lasts: bool = False,
-        saved: bool = True,
-    ) -> None:
-        self.name = self.key = ""
-        self.begins = begins
-        self.items = items
-        self.copied = copied
-        self.lasts = lasts
-        self.saved = saved
+    begins: Any = None
+    items: bool = False
+    copied: bool = False
+    lasts: bool = False
+    saved: bool = True
+    name: str = ""
+    key: str = ""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name, self.key = name, name.lstrip("_")
@@ -162,9 +154,6 @@ class RandomState(State):
     """A `random.Random` that the constructor sets as an attribute."""
 
     __slots__ = ()
-
-    def __init__(self, *, lasts: bool = False) -> None:
-        super().__init__(copied=True, lasts=lasts)
 
     def reset(self, datapipe: Any) -> None:
         pass

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torchdata._threads import Work
     from torchdata.datapipes._pipe.state.halting import Ahead, Halt
 
-__all__ = ["PipeHooks", "hooks_of"]
+__all__ = ["PipeHooks", "depth_of", "hooks_of"]
 
 
 class PipeHooks:
@@ -94,3 +94,9 @@ _DEFAULTS = PipeHooks()
 def hooks_of(pipe: Any) -> PipeHooks:
     """Returns the object that answers for a pipe: the pipe itself, or the defaults for a PyTorch pipe."""
     return pipe if isinstance(pipe, PipeHooks) else _DEFAULTS
+
+
+def depth_of(kind: type, name: str) -> int:
+    """Returns how many classes, in the order in which attributes are looked up, precede the one that defines `name`."""
+    classes = kind.__mro__
+    return next((depth for depth, cls in enumerate(classes) if name in vars(cls)), len(classes))

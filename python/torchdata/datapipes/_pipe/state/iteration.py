@@ -21,7 +21,7 @@ from torchdata.datapipes._pipe.graph.torch import note_passes_of_torchs, replay_
 from torchdata.datapipes._pipe.graph.traversal import is_iter_pipe, iter_base, sources_of
 from torchdata.datapipes._pipe.state.generators import load_generators, save_generators
 from torchdata.datapipes._pipe.state.halting import Halts
-from torchdata.datapipes._pipe.state.hooks import hooks_of
+from torchdata.datapipes._pipe.state.hooks import depth_of, hooks_of
 from torchdata.datapipes._pipe.state.layout import Entry, explaining_damage
 from torchdata.datapipes._pipe.state.plain import from_plain, to_plain
 from torchdata.datapipes._pipe.state.record import Beginning, Record, existing_record, record_of, token_of
@@ -56,7 +56,8 @@ def _how_it_begins(graph: Graph, loaded: Entry | None) -> Beginning:
     """
     pipe = graph.end
     own = None if loaded is None else with_pending(pipe, record_of(pipe), loaded)
-    found = Beginning(save_generators())
+    generators = save_generators()
+    found = Beginning(generators, generators)
     if own is not None:
         found.dropped, found.yielded = own.drop or 0, own.yielded
         found.whole, found.generators = own.generators is not None, own.generators or found.moved
@@ -406,14 +407,12 @@ def _covers(kind: type) -> bool:
         iterates = hasattr(kind, "__iter__") and issubclass(kind, iter_base())
         return not iterates and hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
 
-    def depth(name: str) -> int:
-        return next((i for i, cls in enumerate(classes) if name in cls.__dict__), len(classes))
-
-    says = min(depth("iteration_state"), max(depth("state_dict"), depth("load_state_dict")))
+    says = max(depth_of(kind, "state_dict"), depth_of(kind, "load_state_dict"))
+    says = min(says, depth_of(kind, "iteration_state"))
     while says < len(classes) and not issubclass(classes[says], iter_base()):
         # A mixin is not a pipe itself. Its declaration counts for the first class that lists it as a base.
         says = min(i for i, cls in enumerate(classes) if classes[says] in cls.__bases__)
-    return says < len(classes) and says <= depth("__iter__")
+    return says < len(classes) and says <= depth_of(kind, "__iter__")
 
 
 def is_torchs(datapipe: Any) -> bool:

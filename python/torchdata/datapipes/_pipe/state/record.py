@@ -7,6 +7,7 @@ A *pass* is one iteration of one pipe.
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torchdata._native import IterationToken
@@ -23,106 +24,78 @@ _TOKEN, _RECORD = "_iteration_token", "_iteration_record"
 NEVER = object()
 
 
+@dataclass(slots=True, eq=False)
 class Beginning:
-    """The state of a graph when the pass of its last pipe began, from which a replay of that pass starts.
+    """The state of a graph when the pass of its last pipe began, from which a replay of that pass starts."""
 
-    Args:
-        generators: the random generators of the process at that moment.
-    """
-
-    __slots__ = ("dropped", "generators", "moved", "parts", "passes", "since", "torchs", "whole", "yielded")
-
-    def __init__(self, generators: dict[str, Any]) -> None:
-        #: How many items the loaded state drops at the beginning.
-        self.dropped = 0
-        #: How many items count as yielded when the pass begins, before any item is dropped.
-        self.yielded = 0
-        #: The generators with which the pass begins. Items are dropped with the generators of the loaded state.
-        self.generators = self.moved = generators
-        #: Whether the loaded state already requires a replay of everything.
-        self.whole = False
-        self.since = time.monotonic()
-        #: The iteration numbers of PyTorch's pipes.
-        self.torchs: dict[int, Any] = {}
-        #: Each pipe of the graph with its entry, and the state that is to be put into it, if there is one.
-        self.parts: list[tuple[Any, Entry, Any]] = []
-        #: How many passes the pipes had begun that read in threads.
-        self.passes: dict[int, int] = {}
+    #: The random generators of the process at that moment.
+    moved: dict[str, Any]
+    #: The generators with which the pass begins. Items are dropped with the generators of the loaded state.
+    generators: dict[str, Any]
+    #: How many items the loaded state drops at the beginning.
+    dropped: int = 0
+    #: How many items count as yielded when the pass begins, before any item is dropped.
+    yielded: int = 0
+    #: Whether the loaded state already requires a replay of everything.
+    whole: bool = False
+    since: float = field(default_factory=time.monotonic)
+    #: The iteration numbers of PyTorch's pipes.
+    torchs: dict[int, Any] = field(default_factory=dict)
+    #: Each pipe of the graph with its entry, and the state that is to be put into it, if there is one.
+    parts: list[tuple[Any, Entry, Any]] = field(default_factory=list)
+    #: How many passes the pipes had begun that read in threads.
+    passes: dict[int, int] = field(default_factory=dict)
 
     def entries(self) -> list[tuple[Any, Entry]]:
         """Each pipe with its entry."""
         return [(pipe, entry) for pipe, entry, _ in self.parts]
 
 
+@dataclass(slots=True, eq=False)
 class Record:
     """Data about the passes of a pipe. It is never pickled or copied: a copy of the pipe starts without a record."""
 
-    __slots__ = (
-        "asked",
-        "before",
-        "beginning",
-        "claim",
-        "claimed",
-        "ended",
-        "fed",
-        "fingerprint",
-        "given",
-        "goes_on",
-        "grown",
-        "later",
-        "loaded",
-        "read_by",
-        "renewal",
-        "seed",
-        "seeded",
-        "skipped",
-        "stamp",
-        "tells_end",
-        "watches",
-    )
-
-    def __init__(self) -> None:
-        #: The current iteration of a PyTorch pipe when the next one was requested.
-        self.asked: Any = NEVER
-        #: The current iteration of a PyTorch pipe when a state was loaded.
-        self.before: Any = NEVER
-        #: The clock value at which the running pass began; 0 if there is none.
-        self.stamp = 0
-        #: Whether `iterate`, which records the end, began the running pass of a PyTorch pipe.
-        self.tells_end = False
-        #: The loaded entry that was not resumed yet.
-        self.loaded: Entry | None = None
-        #: Whether the running pass resumes from a state that was saved after the last item.
-        self.ended = False
-        #: Whether a state was loaded into the pipe's graph since its last pass that started from the beginning.
-        self.fed = False
-        #: The last seed that was set for a user's pipe.
-        self.seed: Any = None
-        #: Whether a loader seeds the pipe. Seeds of later passes in an epoch are then derived from the first one.
-        self.seeded = False
-        #: The seed for the next pass that came from a loaded state.
-        self.given: Any = None
-        #: The seed that was set after the beginning of the pass to replay.
-        self.later: Any = None
-        #: Whether this pipe or one of its sources is replayed; None if not determined yet.
-        self.watches: bool | None = None
-        #: The state of the graph when the running pass began, if `watches` is set or the pipe is PyTorch's.
-        self.beginning: Beginning | None = None
-        #: The parameters of all pipes of the graph, if this pipe is its end and its state was saved.
-        self.fingerprint: Fingerprint | None = None
-        #: Names of pipes that this pipe has created since its first pass.
-        self.grown: list[str] = []
-        #: Whether the running pass resumes from a loaded state.
-        self.goes_on = False
-        #: A reference to the pipe that skips exceptions of this one; None if there is none.
-        self.claim: Any = None
-        #: References to the pipes whose exceptions this one skips.
-        self.claimed: list[Any] = []
-        #: References to the renewals (`renewing`) of the running pass and of the reader's running pass.
-        self.renewal: Any = None
-        self.read_by: Any = None
-        #: How many items were skipped in the running pass, by kind of exception. The dict is replaced, never modified.
-        self.skipped: dict[str, int] = {}
+    #: The current iteration of a PyTorch pipe when the next one was requested.
+    asked: Any = NEVER
+    #: The current iteration of a PyTorch pipe when a state was loaded.
+    before: Any = NEVER
+    #: The clock value at which the running pass began; 0 if there is none.
+    stamp: int = 0
+    #: Whether `iterate`, which records the end, began the running pass of a PyTorch pipe.
+    tells_end: bool = False
+    #: The loaded entry that was not resumed yet.
+    loaded: Entry | None = None
+    #: Whether the running pass resumes from a state that was saved after the last item.
+    ended: bool = False
+    #: Whether a state was loaded into the pipe's graph since its last pass that started from the beginning.
+    fed: bool = False
+    #: The last seed that was set for a user's pipe.
+    seed: Any = None
+    #: Whether a loader seeds the pipe. Seeds of later passes in an epoch are then derived from the first one.
+    seeded: bool = False
+    #: The seed for the next pass that came from a loaded state.
+    given: Any = None
+    #: The seed that was set after the beginning of the pass to replay.
+    later: Any = None
+    #: Whether this pipe or one of its sources is replayed; None if not determined yet.
+    watches: bool | None = None
+    #: The state of the graph when the running pass began, if `watches` is set or the pipe is PyTorch's.
+    beginning: Beginning | None = None
+    #: The parameters of all pipes of the graph, if this pipe is its end and its state was saved.
+    fingerprint: Fingerprint | None = None
+    #: Names of pipes that this pipe has created since its first pass.
+    grown: list[str] = field(default_factory=list)
+    #: Whether the running pass resumes from a loaded state.
+    goes_on: bool = False
+    #: A reference to the pipe that skips exceptions of this one; None if there is none.
+    claim: Any = None
+    #: References to the pipes whose exceptions this one skips.
+    claimed: list[Any] = field(default_factory=list)
+    #: References to the renewals (`renewing`) of the running pass and of the reader's running pass.
+    renewal: Any = None
+    read_by: Any = None
+    #: How many items were skipped in the running pass, by kind of exception. The dict is replaced, never modified.
+    skipped: dict[str, int] = field(default_factory=dict)
 
     def __reduce__(self) -> Any:
         return type(None), ()  # pickles must not refer to the location of this class

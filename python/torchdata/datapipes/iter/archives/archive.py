@@ -20,7 +20,7 @@ from typing import Any
 from torchdata._redacting import shown
 from torchdata.datapipes._pipe.given_length import GivenLength
 from torchdata.datapipes._pipe.state.declared import state
-from torchdata.datapipes.iter.streams.pairs import HoldsStream, source_pipe
+from torchdata.datapipes.iter.streams.pairs import HoldsStream, position_of, source_pipe
 from torchdata.datapipes.utils._streams import StreamWrapper, detached
 from torchdata.datapipes.utils.names import path_inside
 
@@ -94,15 +94,6 @@ def seekable(stream: Any) -> bool:
     return bool(hasattr(stream, "seekable") and stream.seekable())
 
 
-def position(stream: Any) -> int | None:
-    """Returns the position of the stream, or None if it is unknown."""
-    try:
-        offset: int = stream.tell()
-    except (OSError, ValueError, AttributeError):
-        return None
-    return offset
-
-
 def refuse_text(pipe: object, path: str, stream: Any) -> None:
     """Raises TypeError if the stream is a text stream, because archives are binary."""
     file_obj = stream.__dict__.get("file_obj") if isinstance(stream, StreamWrapper) else stream
@@ -158,7 +149,7 @@ class Counted:
 
     def __init__(self, file_obj: Any) -> None:
         self._file_obj = file_obj
-        self._start = position(file_obj) or 0
+        self._start = position_of(file_obj) or 0
         #: Bytes that were peeked at but not read yet.
         self._ahead = b""
         #: Bytes from the start to the current position of the stream.
@@ -204,7 +195,7 @@ class Archive:
         self.path = path
         self.source = source
         #: The offset at which the archive begins in its stream; None if unknown.
-        self.start = position(source) if start is None else start
+        self.start = position_of(source) if start is None else start
 
         #: A recipe to reopen the source, used when the archive is pickled, possibly after the source was closed. An
         #: in-memory file has no recipe, because it would be copied.
@@ -322,9 +313,6 @@ class ArchiveLoader(GivenLength, HoldsStream[tuple[str, StreamWrapper]]):
         self.datapipe = source_pipe(datapipe, self)
         self._set_length(length)
         self.max_ratio = check_max_ratio(type(self).__name__, max_ratio)
-
-    def _source(self) -> Any:
-        return self.datapipe
 
     def _place_of(self, archive: Any) -> Any:
         """Returns the position in the archive after the last yielded member."""

@@ -13,7 +13,7 @@ import io
 import os
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from enum import Enum
 from pathlib import PurePath
 from typing import Any
@@ -21,9 +21,9 @@ from typing import Any
 from torchdata._redacting import shown
 from torchdata._reporting import name_item
 from torchdata.datapipes._pipe.given_length import GivenLength
+from torchdata.datapipes._pipe.item_by_item import ItemByItem
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.streams import close_dropped
-from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.archives.archive import (
     MAX_RATIO,
     Counted,
@@ -31,14 +31,13 @@ from torchdata.datapipes.iter.archives.archive import (
     bare,
     check_max_ratio,
     is_damage,
-    position,
     refuse_bomb,
     refuse_text,
 )
 from torchdata.datapipes.iter.archives.decompressing import bzip2_reader, gzip_reader, lzma_reader, zstd_reader
 from torchdata.datapipes.iter.archives.tar import open_tar
 from torchdata.datapipes.iter.archives.zip import open_zip
-from torchdata.datapipes.iter.streams.pairs import path_and_stream, source_pipe
+from torchdata.datapipes.iter.streams.pairs import path_and_stream, position_of, source_pipe
 from torchdata.datapipes.utils._streams import StreamWrapper, detached
 
 __all__ = ["Bz2FileLoader", "CompressionType", "Decompressor", "Extractor", "XzFileLoader"]
@@ -176,7 +175,7 @@ class _Decompressed(io.RawIOBase):
 
     def __init__(self, recipe: _Recipe, source: Any) -> None:
         self._recipe, self._source = recipe, source
-        self._start = position(bare(source))
+        self._start = position_of(bare(source))
         self._counted = Counted(bare(source))
         self._reader = _READERS[recipe.kind](self._counted)
 
@@ -229,16 +228,10 @@ class _Decompressed(io.RawIOBase):
                 self._source.close()
 
 
-class _Decompressing(IterDataPipe[tuple[str, StreamWrapper]]):
+class _Decompressing(ItemByItem[tuple[str, StreamWrapper]]):
     """The base class of pipes that yield one decompressed stream for each compressed stream."""
 
-    one_to_one = True
-
     max_ratio: float | None
-
-    def _pairs(self) -> Any:
-        """Returns the source pipe."""
-        raise NotImplementedError
 
     def _kind_of(self, path: str) -> CompressionType:
         """Returns the format of the file at `path`."""
@@ -248,15 +241,12 @@ class _Decompressing(IterDataPipe[tuple[str, StreamWrapper]]):
         """Returns the path of the decompressed file for `path`."""
         return path
 
-    def __iter__(self) -> Iterator[tuple[str, StreamWrapper]]:
-        return map(self._open, self._pairs())
-
-    def _open(self, pair: Any) -> tuple[str, StreamWrapper]:
+    def _result(self, pair: Any) -> tuple[str, StreamWrapper]:
         path, stream = path_and_stream(pair, self)
         try:
             refuse_text(self, path, stream)
             recipe = _Recipe(self._kind_of(path), path, type(self).__name__, self.max_ratio)
-            start = position(stream)
+            start = position_of(stream)
             file_obj = recipe.on(stream)
         except BaseException:
             close_dropped(stream)
@@ -322,9 +312,6 @@ class Decompressor(_Decompressing):
         self.file_type = file_type
         self.max_ratio = check_max_ratio("Decompressor", max_ratio)
 
-    def _pairs(self) -> Any:
-        return self.source_datapipe
-
     def _kind_of(self, path: str) -> CompressionType:
         if self.file_type is not None:
             return self.file_type
@@ -375,9 +362,6 @@ class _OfOneKind(GivenLength, _Decompressing):
         self.datapipe = source_pipe(datapipe, self)
         self._set_length(length)
         self.max_ratio = check_max_ratio(type(self).__name__, max_ratio)
-
-    def _pairs(self) -> Any:
-        return self.datapipe
 
     def _kind_of(self, path: str) -> CompressionType:
         return self._kind

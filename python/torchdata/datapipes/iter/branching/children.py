@@ -30,9 +30,6 @@ class Queues(State):
 
     __slots__ = ()
 
-    def __init__(self) -> None:
-        super().__init__(items=True)
-
     def reset(self, datapipe: Main) -> None:
         setattr(datapipe, self.name, [deque[Any]() for _ in range(datapipe.num_instances)])
 
@@ -45,7 +42,7 @@ class Queues(State):
 
 def queues() -> Any:
     """Declares an attribute with a queue of items for each child."""
-    return Queues()
+    return Queues(items=True)
 
 
 class Main(IterDataPipe[Any]):

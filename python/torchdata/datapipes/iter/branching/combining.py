@@ -32,13 +32,8 @@ T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
 R = TypeVar("R")
 
-
-def _checked(pipe: str, datapipes: tuple[Any, ...]) -> tuple[Any, ...]:
-    if not datapipes:
-        raise ValueError(f"{pipe}: Expected at least one DataPipe, but got nothing")
-    if pipe == "Zipper":
-        return check_sources(pipe, datapipes, "All inputs are required to be `IterDataPipe` for `ZipIterDataPipe`.")
-    return check_sources(pipe, datapipes)
+#: The message of torchdata 0.9 for wrong inputs of Zipper.
+_ZIPPED = "All inputs are required to be `IterDataPipe` for `ZipIterDataPipe`."
 
 
 @functional_datapipe("concat")
@@ -62,7 +57,7 @@ class Concater(IterDataPipe[Any]):
     _current: int = state(0)
 
     def __init__(self, *datapipes: Any) -> None:
-        self.datapipes = _checked("Concater", datapipes)
+        self.datapipes = check_sources("Concater", datapipes)
 
     def __iter__(self) -> Iterator[Any]:
         # The first input begins now, so that a state loaded into it is used by this iteration and no other.
@@ -110,7 +105,7 @@ class Zipper(IterDataPipe[T_co]):
     def __init__(self: Zipper[tuple[Any, ...]], *datapipes: Any) -> None: ...
 
     def __init__(self, *datapipes: Any) -> None:
-        self.datapipes = _checked("Zipper", datapipes)
+        self.datapipes = check_sources("Zipper", datapipes, words=_ZIPPED)
 
     def __iter__(self) -> Iterator[Any]:
         return zip(*self.datapipes, strict=False)
@@ -137,7 +132,7 @@ class Multiplexer(Unfolding, IterDataPipe[Any]):
     """
 
     def __init__(self, *datapipes: Any) -> None:
-        self.datapipes = _checked("Multiplexer", datapipes)
+        self.datapipes = check_sources("Multiplexer", datapipes)
 
     def __iter__(self) -> Iterator[Any]:
         return self._unfold(zip(*self.datapipes, strict=False), tuple)
@@ -167,7 +162,7 @@ class ZipperLongest(IterDataPipe[tuple[Any, ...]]):
     iteration_state = ()
 
     def __init__(self, *datapipes: Any, fill_value: Any = None) -> None:
-        self.datapipes = _checked("ZipperLongest", datapipes)
+        self.datapipes = check_sources("ZipperLongest", datapipes)
         self.fill_value = fill_value
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torchdata._reporting import warn_outside
-from torchdata.datapipes._pipe.checks import check_callable, check_int, check_pipe, check_source, length_of
+from torchdata.datapipes._pipe.checks import check_callable, check_int, check_pipe, check_source
+from torchdata.datapipes._pipe.item_by_item import ItemByItem, SameLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.streams import close_dropped, with_detached_streams
@@ -25,7 +26,7 @@ _BUFFER_SIZE = "'buffer_size' is required to be either None or a positive intege
 
 
 @functional_datapipe("zip_with_iter")
-class IterKeyZipper(IterDataPipe[Any]):
+class IterKeyZipper(SameLength, IterDataPipe[Any]):
     """Joins each item with the item of a reference pipe that has the same key.
 
     The results are in the order of `source_datapipe`. Items of the reference pipe that are read before their match are
@@ -147,12 +148,9 @@ class IterKeyZipper(IterDataPipe[Any]):
             f"IterKeyZipper: No matching key can be found from reference DataPipe for the data {key!r}{dropped}"
         )
 
-    def __len__(self) -> int:
-        return length_of(self, self.source_datapipe)
-
 
 @functional_datapipe("zip_with_map")
-class MapKeyZipper(IterDataPipe[Any]):
+class MapKeyZipper(ItemByItem[Any]):
     """Joins each item with the item of a map pipe that has the same key.
 
     Args:
@@ -174,8 +172,6 @@ class MapKeyZipper(IterDataPipe[Any]):
         [('pie', 5), ('tea', 2)]
     """
 
-    one_to_one = True
-
     def __init__(
         self,
         source_iterdatapipe: Iterable[Any],
@@ -194,10 +190,7 @@ class MapKeyZipper(IterDataPipe[Any]):
         self.merge_fn = merge_fn
         self.keep_key = keep_key
 
-    def __iter__(self) -> Iterator[Any]:
-        return map(self._joined, self.source_iterdatapipe)
-
-    def _joined(self, item: Any) -> Any:
+    def _result(self, item: Any) -> Any:
         key = self.key_fn(item)
         try:
             match = self.map_datapipe[key]
@@ -208,6 +201,3 @@ class MapKeyZipper(IterDataPipe[Any]):
             ) from error
         result = (item, match) if self.merge_fn is None else self.merge_fn(item, match)
         return (key, result) if self.keep_key else result
-
-    def __len__(self) -> int:
-        return length_of(self, self.source_iterdatapipe)

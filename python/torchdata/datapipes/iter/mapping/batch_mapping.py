@@ -16,6 +16,7 @@ from torchdata.datapipes._pipe.checks import (
     check_callable,
     check_int,
     check_output_col,
+    check_size,
     check_source,
     length_of,
     no_length,
@@ -67,9 +68,7 @@ class BatchMapper(Unfolding, IterDataPipe[T_co]):
         self.datapipe = check_source("BatchMapper", datapipe)
         check_callable("BatchMapper", "fn", fn)
         self.fn = fn
-        self.batch_size = check_int(
-            "BatchMapper", "batch_size", batch_size, least=1, error=AssertionError, words=BATCH_SIZE
-        )
+        self.batch_size = check_size("BatchMapper", "batch_size", batch_size, BATCH_SIZE)
         self.input_col = input_col
 
     def __iter__(self) -> Iterator[T_co]:
@@ -149,7 +148,7 @@ class BatchAsyncMapper(Unfolding, IterDataPipe[Any]):
                 f"a corotine function with an async def syntax, but got a {type(async_fn)}"
             )
         self.async_fn = async_fn
-        self.batch_size = check_int(name, "batch_size", batch_size, least=1, error=AssertionError, words=BATCH_SIZE)
+        self.batch_size = check_size(name, "batch_size", batch_size, BATCH_SIZE)
         self.input_col = input_col
         self.output_col = check_output_col(name, async_fn, input_col, output_col)
         self.max_concurrency = check_int(name, "max_concurrency", max_concurrency, least=1)

@@ -16,10 +16,10 @@ from torchdata.datapipes._pipe.checks import (
     check_input_col,
     check_output_col,
     check_source,
-    length_of,
     no_length,
 )
 from torchdata.datapipes._pipe.columns import chosen, on_columns, replacing_columns
+from torchdata.datapipes._pipe.item_by_item import ItemByItem
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.unfolding import Unfolding
 from torchdata.datapipes._pipe.unloaded import Load, Step, begin_unloaded, can_wait
@@ -34,7 +34,7 @@ R = TypeVar("R")
 
 
 @functional_datapipe("map")
-class Mapper(IterDataPipe[T_co]):
+class Mapper(ItemByItem[T_co]):
     """Applies a function to every item, or to columns of it.
 
     Args:
@@ -55,8 +55,6 @@ class Mapper(IterDataPipe[T_co]):
         >>> list(IterableWrapper([(1, 2), (3, 4)]).map(lambda a, b: a + b, input_col=[0, 1], output_col=-1))
         [(1, 2, 3), (3, 4, 7)]
     """
-
-    one_to_one = True
 
     @overload
     def __init__(
@@ -87,9 +85,6 @@ class Mapper(IterDataPipe[T_co]):
         self.input_col = input_col
         self.output_col = check_output_col(name, fn, input_col, output_col)
 
-    def __iter__(self) -> Iterator[T_co]:
-        return map(self._function(), self.datapipe)  # the guard distinguishes a StopIteration of `fn` from the end
-
     def _function(self) -> Callable[[Any], Any]:
         return self.fn if self.input_col is None else replacing_columns(self.fn, self.input_col, self.output_col)
 
@@ -102,9 +97,6 @@ class Mapper(IterDataPipe[T_co]):
 
     def _loads(self) -> Load:
         return Step(self, self._function(), self.datapipe._loads())  # type: ignore[attr-defined]
-
-    def __len__(self) -> int:
-        return length_of(self, self.datapipe)
 
 
 @functional_datapipe("collate")

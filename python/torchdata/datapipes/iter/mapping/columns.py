@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import lru_cache
 from itertools import compress
 from typing import Any, TypeVar
 
 from torchdata._reporting import warn_outside
-from torchdata.datapipes._pipe.checks import check_hashable, check_int, check_source, length_of
+from torchdata.datapipes._pipe.checks import check_hashable, check_int, check_source
+from torchdata.datapipes._pipe.item_by_item import ItemByItem
 from torchdata.datapipes._pipe.registry import functional_datapipe
-from torchdata.datapipes.datapipe import IterDataPipe
 
 __all__ = ["Dropper", "Flattener", "Slicer"]
 
@@ -92,26 +92,8 @@ def _selecting(pipe: str, columns: Sequence[Any], chosen: Callable[[Any], bool])
     return selected
 
 
-class _ItemByItem(IterDataPipe[T_co]):
-    """A pipe that yields one result for each item of its source."""
-
-    one_to_one = True
-
-    datapipe: Any
-
-    def _function(self) -> Callable[[Any], Any]:
-        """Returns the function from an item to its result, built once per iteration."""
-        raise NotImplementedError
-
-    def __iter__(self) -> Iterator[T_co]:
-        return map(self._function(), self.datapipe)
-
-    def __len__(self) -> int:
-        return length_of(self, self.datapipe)
-
-
 @functional_datapipe("drop")
-class Dropper(_ItemByItem[T_co]):
+class Dropper(ItemByItem[T_co]):
     """Removes columns from every item.
 
     Args:
@@ -142,7 +124,7 @@ class Dropper(_ItemByItem[T_co]):
 
 
 @functional_datapipe("slice")
-class Slicer(_ItemByItem[T_co]):
+class Slicer(ItemByItem[T_co]):
     """Keeps some columns of every item.
 
     Args:
@@ -220,7 +202,7 @@ def _caller_of_constructor() -> int:
 
 
 @functional_datapipe("flatten")
-class Flattener(_ItemByItem[T_co]):
+class Flattener(ItemByItem[T_co]):
     """Replaces columns that contain several members by these members, one level deep.
 
     In tuples and lists, columns that are tuples or lists are flattened; in dicts, columns that are dicts. Other columns

@@ -10,17 +10,17 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from torchdata.datapipes._pipe.datasets import in_fixed_order
-from torchdata.datapipes._pipe.seeking import iterate_by_index, iterate_from
+from torchdata.datapipes._pipe.seeking import iterate_by_index
 from torchdata.datapipes._pipe.state.record import passed
-from torchdata.datapipes._pipe.unloaded import Load, Step, getter_of, items_at
-from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe, token_of
+from torchdata.datapipes._pipe.unloaded import ReadsByIndex
+from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 __all__ = ["MapToIterConverter", "to_node"]
 
 T_co = TypeVar("T_co", covariant=True)
 
 
-class MapToIterConverter(IterDataPipe[T_co]):
+class MapToIterConverter(ReadsByIndex[T_co]):
     """Yields the items of a MapDataPipe, in the order of its indices or of given indices.
 
     Functional form of MapDataPipe: `to_iter_datapipe`.
@@ -53,17 +53,8 @@ class MapToIterConverter(IterDataPipe[T_co]):
             indices = list(in_fixed_order(indices))
         self.indices: Sequence[Any] = indices if indices else range(len(datapipe))
 
-    def __iter__(self) -> Iterator[T_co]:
-        return items_at(self, self.datapipe, iterate_from(self.indices, passed(self)))
-
-    def _can_wait(self) -> bool:
-        return True
-
-    def _iter_unloaded(self) -> tuple[Iterator[Any], Load]:
-        return iterate_by_index(self.indices, token_of(self).yielded), self._loads()
-
-    def _loads(self) -> Load:
-        return Step(self, getter_of(self.datapipe))
+    def _indices(self) -> Iterator[Any]:
+        return iterate_by_index(self.indices, passed(self))
 
     def __len__(self) -> int:
         return len(self.indices)

@@ -7,7 +7,7 @@ seeded from the seed of the epoch and the number of the image, so the pipe has n
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Literal, cast
 
@@ -18,13 +18,12 @@ from torchdata.datapipes._pipe.checks import (
     check_input_col,
     check_output_col,
     check_source,
-    length_of,
 )
 from torchdata.datapipes._pipe.columns import replacing_columns
+from torchdata.datapipes._pipe.item_by_item import ItemByItem
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.seeding import Seeded
 from torchdata.datapipes._pipe.state.record import passed
-from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.images import center_crop, random_resized_crop
 from torchdata.images._decoding import Request, decode_as
 
@@ -32,7 +31,7 @@ __all__ = ["ImageDecoder"]
 
 
 @functional_datapipe("decode_image")
-class ImageDecoder(Seeded, IterDataPipe[Any]):
+class ImageDecoder(Seeded, ItemByItem[Any]):
     """Decodes images: converts bytes, paths or open files to arrays or tensors, cropped and resized by
     `torchdata.images.decode`.
 
@@ -71,8 +70,6 @@ class ImageDecoder(Seeded, IterDataPipe[Any]):
         >>> [(path, pixels.shape) for path, pixels in pipe]
         [('a.ppm', (8, 8, 3)), ('b.pgm', (8, 8, 3))]
     """
-
-    one_to_one = True
 
     def __init__(
         self,
@@ -126,17 +123,14 @@ class ImageDecoder(Seeded, IterDataPipe[Any]):
         if self._is_random():
             self._take_seed()
 
-    def __iter__(self) -> Iterator[Any]:
+    def _function(self) -> Callable[[Any], Any]:
         decoder = _Decoder(self._request(), self.crop, self.flip, self._epoch_seed if self._is_random() else None)
         decoder.number = passed(self)
         call = decoder if self.input_col is None else replacing_columns(decoder, self.input_col, self.output_col)
-        return map(partial(_explained, call), self.datapipe)
+        return partial(_explained, call)
 
     def _decoded(self, image: Any) -> Any:
         """A substitute for the function that would be called with the columns, so that these are checked."""
-
-    def __len__(self) -> int:
-        return length_of(self, self.datapipe)
 
 
 class _Decoder:

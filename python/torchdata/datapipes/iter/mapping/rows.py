@@ -10,7 +10,8 @@ from collections.abc import Collection, Hashable, Iterable, Iterator
 from itertools import count
 from typing import Any
 
-from torchdata.datapipes._pipe.checks import check_hashable, check_source, length_of
+from torchdata.datapipes._pipe.checks import check_hashable, check_source
+from torchdata.datapipes._pipe.item_by_item import SameLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.record import passed
 from torchdata.datapipes.datapipe import IterDataPipe
@@ -19,7 +20,7 @@ __all__ = ["IndexAdder", "Rows2Columnar"]
 
 
 @functional_datapipe("rows2columnar")
-class Rows2Columnar(IterDataPipe[dict[Any, list[Any]]]):
+class Rows2Columnar(SameLength, IterDataPipe[dict[Any, list[Any]]]):
     """Converts batches of rows to dicts of columns.
 
     Args:
@@ -76,12 +77,9 @@ class Rows2Columnar(IterDataPipe[dict[Any, list[Any]]]):
                     ) from error
         return columns
 
-    def __len__(self) -> int:
-        return length_of(self, self.source_datapipe)
-
 
 @functional_datapipe("add_index")
-class IndexAdder(IterDataPipe[dict[Any, Any]]):
+class IndexAdder(SameLength, IterDataPipe[dict[Any, Any]]):
     """Numbers the items, which are dicts: stores the number of each item in it, starting with 0.
 
     The dicts are changed in place, not copied.
@@ -118,6 +116,3 @@ class IndexAdder(IterDataPipe[dict[Any, Any]]):
             )
         item[self.index_name] = number
         return item
-
-    def __len__(self) -> int:
-        return length_of(self, self.source_datapipe)

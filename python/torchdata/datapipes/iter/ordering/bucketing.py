@@ -13,7 +13,7 @@ from numbers import Real
 from typing import Any, TypeVar
 
 from torchdata._plain_pickles import register
-from torchdata.datapipes._pipe.checks import BATCH_SIZE, POSITIVE, check_callable, check_int, check_source
+from torchdata.datapipes._pipe.checks import BATCH_SIZE, POSITIVE, check_callable, check_int, check_size, check_source
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.streams import close_dropped, with_detached_streams
@@ -69,13 +69,9 @@ class BucketBatcher(IterDataPipe[DataChunk[Any]]):
         use_in_batch_shuffle: bool = True,
     ) -> IterDataPipe[DataChunk[T]]:
         pipe: Any = check_source("BucketBatcher", datapipe)
-        for argument, value in (
-            ("batch_size", batch_size),
-            ("batch_num", batch_num),
-            ("bucket_num", bucket_num),
-        ):
-            words = BATCH_SIZE if argument == "batch_size" else ""
-            check_int("BucketBatcher", argument, value, least=1, error=AssertionError, words=words)
+        check_size("BucketBatcher", "batch_size", batch_size, BATCH_SIZE)
+        check_size("BucketBatcher", "batch_num", batch_num)
+        check_size("BucketBatcher", "bucket_num", bucket_num)
         if sort_key is not None:
             check_callable("BucketBatcher", "sort_key", sort_key)
         bucket_size = batch_size * batch_num

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from itertools import islice
 from typing import Any, Literal, TypeVar, overload
 
-from torchdata.datapipes._pipe.checks import check_callable, check_int, check_source, length_of
+from torchdata.datapipes._pipe.checks import check_callable, check_size, check_source, length_of
+from torchdata.datapipes._pipe.item_by_item import SameLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.seeking import iterate_from
 from torchdata.datapipes._pipe.shuffling import Shuffling
@@ -26,7 +27,7 @@ T = TypeVar("T")
 
 
 @functional_datapipe("shuffle")
-class Shuffler(Shuffling, IterDataPipe[T_co]):
+class Shuffler(SameLength, Shuffling, IterDataPipe[T_co]):
     """Shuffles with a buffer: each item that is read replaces a random item of the full buffer, which is yielded.
 
     The order depends only on the seed, and equals that of torchdata 0.9 for the same seed.
@@ -62,14 +63,7 @@ class Shuffler(Shuffling, IterDataPipe[T_co]):
 
     def __init__(self, datapipe: Iterable[Any], *, buffer_size: int = 10000, unbatch_level: int = 0) -> None:
         datapipe = check_source("Shuffler", datapipe)
-        self.buffer_size = check_int(
-            "Shuffler",
-            "buffer_size",
-            buffer_size,
-            least=1,
-            error=AssertionError,
-            words="buffer_size should be larger than 0",
-        )
+        self.buffer_size = check_size("Shuffler", "buffer_size", buffer_size, "buffer_size should be larger than 0")
         if unbatch_level != 0:
             from torchdata.datapipes.iter.ordering.grouping import UnBatcher
 
@@ -121,12 +115,9 @@ class Shuffler(Shuffling, IterDataPipe[T_co]):
             left -= 1
             yield buffer.pop(index)
 
-    def __len__(self) -> int:
-        return length_of(self, self.datapipe)
-
 
 @functional_datapipe("in_batch_shuffle")
-class InBatchShuffler(Shuffling, IterDataPipe[DataChunk[Any]]):
+class InBatchShuffler(SameLength, Shuffling, IterDataPipe[DataChunk[Any]]):
     """Shuffles the members of each batch and keeps the order of the batches.
 
     The order depends only on the seed, and equals that of torchdata 0.9 for the same seed.
@@ -157,9 +148,6 @@ class InBatchShuffler(Shuffling, IterDataPipe[DataChunk[Any]]):
                 f"{type(batch).__name__}; put `.batch(...)` before it"
             )
         return DataChunk(self._rng.sample(batch, len(batch)))
-
-    def __len__(self) -> int:
-        return length_of(self, self.datapipe)
 
 
 class SequentialSampler:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from torchdata.datapipes._pipe.checks import (
     check_callable,
     check_input_col,
-    check_int,
+    check_size,
     check_source,
     no_length,
 )
@@ -83,9 +83,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
         check_input_col(name, function, input_col)
         self.fn: Callable[..., Any] = function
         self.input_col = input_col
-        self.buffer_size = check_int(
-            name, "buffer_size", buffer_size, least=1, error=AssertionError, words="buffer_size should be larger than 0"
-        )
+        self.buffer_size = check_size(name, "buffer_size", buffer_size, "buffer_size should be larger than 0")
         self._rng = random.Random()
 
     def __iter__(self) -> Iterator[T_co]:

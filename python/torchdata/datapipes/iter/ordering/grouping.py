@@ -11,7 +11,7 @@ from functools import partial
 from itertools import chain, islice, repeat, zip_longest
 from typing import Any, TypeVar, overload
 
-from torchdata.datapipes._pipe.checks import BATCH_SIZE, check_callable, check_int, check_source, length_of
+from torchdata.datapipes._pipe.checks import BATCH_SIZE, check_callable, check_int, check_size, check_source, length_of
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.unfolding import Unfolding
@@ -89,9 +89,7 @@ class Batcher(IterDataPipe[T_co]):
         datapipe = check_source("Batcher", datapipe)
         check_callable("Batcher", "wrapper_class", wrapper_class)
         self.datapipe = datapipe
-        self.batch_size = check_int(
-            "Batcher", "batch_size", batch_size, least=1, error=AssertionError, words=BATCH_SIZE
-        )
+        self.batch_size = check_size("Batcher", "batch_size", batch_size, BATCH_SIZE)
         self.drop_last = drop_last
         self.wrapper_class = wrapper_class
 
@@ -221,7 +219,7 @@ class Grouper(IterDataPipe[Any]):
         ):
             if value is not None:
                 words = "group_size must be > 0 and <= buffer_size" if argument == "group_size" else ""
-                check_int("Grouper", argument, value, least=1, error=AssertionError, words=words)
+                check_size("Grouper", argument, value, words)
         if group_size is not None and buffer_size is not None and group_size > buffer_size:
             raise AssertionError(
                 f"Grouper: group_size must be > 0 and <= buffer_size, but got group_size={group_size} with "

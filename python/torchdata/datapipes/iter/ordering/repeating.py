@@ -11,6 +11,7 @@ from itertools import chain, repeat
 from typing import Any, TypeVar
 
 from torchdata.datapipes._pipe.checks import check_int, check_source, length_of
+from torchdata.datapipes._pipe.item_by_item import SameLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.datapipe import IterDataPipe, token_of
@@ -126,7 +127,7 @@ class Repeater(IterDataPipe[T_co]):
 
 
 @functional_datapipe("enumerate")
-class Enumerator(IterDataPipe[tuple[int, T_co]]):
+class Enumerator(SameLength, IterDataPipe[tuple[int, T_co]]):
     """Numbers the items: yields `(number, item)`.
 
     Args:
@@ -151,6 +152,3 @@ class Enumerator(IterDataPipe[tuple[int, T_co]]):
 
     def __iter__(self) -> Iterator[tuple[int, T_co]]:
         return enumerate(self.source_datapipe, self.starting_index + token_of(self).yielded)
-
-    def __len__(self) -> int:
-        return length_of(self, self.source_datapipe)

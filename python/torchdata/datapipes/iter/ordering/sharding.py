@@ -15,6 +15,7 @@ from torchdata.datapipes._pipe import witnessing
 from torchdata.datapipes._pipe.checks import check_int, check_source, length_of
 from torchdata.datapipes._pipe.division import Division
 from torchdata.datapipes._pipe.graph.graph import Graph
+from torchdata.datapipes._pipe.item_by_item import SameLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.splitting import begin_whole, read_whole
 from torchdata.datapipes._pipe.state.declared import state
@@ -234,7 +235,7 @@ def _priority(value: Any, argument: str) -> SHARDING_PRIORITIES:
 
 
 @functional_datapipe("sharding_round_robin_dispatch")
-class ShardingRoundRobinDispatcher(IterDataPipe[T_co]):
+class ShardingRoundRobinDispatcher(SameLength, IterDataPipe[T_co]):
     """Makes all pipes before it run once, in a dispatching process.
 
     With worker processes, the dispatching process sends the items to the workers in turn. Without worker processes,
@@ -269,9 +270,6 @@ class ShardingRoundRobinDispatcher(IterDataPipe[T_co]):
 
     def __iter__(self) -> Iterator[T_co]:
         return iter(self.source_datapipe)
-
-    def __len__(self) -> int:
-        return length_of(self, self.source_datapipe)
 
     def is_replicable(self) -> bool:
         """False, because the pipe and all pipes before it run once."""

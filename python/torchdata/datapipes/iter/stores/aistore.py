@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torchdata._optional import optional_import, require
-from torchdata._redacting import redact_error, redacted, shown
-from torchdata._reporting import name_item
+from torchdata._redacting import redacted, shown
 from torchdata.datapipes._pipe.checks import check_int, check_name, explaining
 from torchdata.datapipes._pipe.given_length import GivenLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
@@ -170,14 +169,11 @@ class AISFileLister(_OfCluster, GivenLength, ListsRoots):
         >>> names = IterableWrapper(["ais://bucket/train/"]).list_files_by_ais(url="http://localhost:8080")
     """
 
-    def _source(self) -> Any:
-        return self.source_datapipe
-
     def _entries(self, root: str, after: Any) -> Iterator[tuple[str, str]]:
         provider, bucket_name, prefix = split_url(type(self).__name__, root)
         entries: Any = None
         while True:
-            with explaining(self, f"list, from the cluster at {redacted(self._cluster.endpoint)},", root):
+            with explaining(self, f"cannot list, from the cluster at {redacted(self._cluster.endpoint)},", root):
                 if entries is None:
                     entries = self._cluster.bucket(root)[0].list_objects_iter(prefix=prefix)
                 entry = next(entries, None)
@@ -209,15 +205,9 @@ class _AISRecipe:
         """Requests the object from byte `start` on; returns the answer before its contents are read."""
         bucket, name = self.cluster.bucket(self.url)
         options = {"byte_range": f"bytes={start}-"} if start else {}
-        try:
-            reader = bucket.object(name).get_reader(**options)
-            return reader.raw()
-        except Exception as error:
-            redact_error(error)
-            where = redacted(self.cluster.endpoint)
-            error.add_note(f"{self.cluster.pipe} cannot read {shown(self.url)} from the cluster at {where}.")
-            name_item(error, self.url)
-            raise
+        where = f" from the cluster at {redacted(self.cluster.endpoint)}"
+        with explaining(self.cluster.pipe, "cannot read", self.url, where):
+            return bucket.object(name).get_reader(**options).raw()
 
     def __repr__(self) -> str:
         return f"_AISRecipe({shown(self.url)})"

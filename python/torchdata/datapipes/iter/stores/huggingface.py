@@ -13,6 +13,7 @@ from typing import Any
 from torchdata._optional import optional_import
 from torchdata._redacting import shown
 from torchdata._stateful import give
+from torchdata.datapipes._pipe.checks import explaining
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.datapipe import IterDataPipe, token_of
 
@@ -82,11 +83,8 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
                 self._loaded, self._data = self.state_dict(), None
 
     def _load(self) -> Any:
-        try:
+        with explaining(self, "was loading the data set", self.dataset):
             data = self._import().load_dataset(path=self.dataset, **{"streaming": True, **self.config_kwargs})
-        except Exception as error:
-            error.add_note(f"HuggingFaceHubReader was loading the data set {shown(self.dataset)}.")
-            raise
         if not isinstance(data, dict):
             return data
         if len(data) != 1:

@@ -7,14 +7,16 @@ pickled, and can be forked together with the process that built them.
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torchdata._redacting import shown
-from torchdata.datapipes._pipe.checks import check_mode, check_name, explaining, length_of
+from torchdata.datapipes._pipe.checks import check_mode, check_name, explaining
+from torchdata.datapipes._pipe.graph.traversal import sources_of
+from torchdata.datapipes._pipe.item_by_item import ItemByItem
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.iter.streams.files import check_masks, matches
 from torchdata.datapipes.iter.streams.pairs import source_pipe
 from torchdata.datapipes.utils._streams import StreamWrapper
 
@@ -23,30 +25,8 @@ __all__ = [
     "ListsRoots",
     "OpensFiles",
     "after_last",
-    "check_masks",
     "check_options",
-    "matches",
 ]
-
-
-def check_masks(pipe: str, masks: Any) -> str | list[str]:
-    """Returns the shell patterns in `masks`.
-
-    Raises:
-        TypeError: they are neither a str nor a list of str.
-    """
-    if isinstance(masks, str):
-        return masks
-    if isinstance(masks, (list, tuple)) and all(isinstance(mask, str) for mask in masks):
-        return list(masks)
-    raise TypeError(f"{pipe}: masks must be a str or a list of str such as ['*.jpg', '*.png'], but got {masks!r}")
-
-
-def matches(name: str, masks: str | list[str]) -> bool:
-    """Returns whether one of the shell patterns matches the name. An empty list matches every name."""
-    if not masks:
-        return True
-    return any(fnmatch.fnmatch(name, mask) for mask in ((masks,) if isinstance(masks, str) else masks))
 
 
 def check_options(pipe: str, argument: str, value: Any) -> dict[str, Any]:
@@ -75,7 +55,7 @@ class ListsRoots(IterDataPipe[str]):
 
     def _source(self) -> Any:
         """Returns the pipe that yields the roots."""
-        raise NotImplementedError
+        return sources_of(self)[0]
 
     def _entries(self, root: str, after: Any) -> Iterator[tuple[Any, str]]:
         """Yields the entries after `after` (None: all) under a root, each with its position and the name to yield."""
@@ -134,9 +114,6 @@ class ListsFolders(ListsRoots):
         self.datapipe = source_pipe([root] if isinstance(root, str) else root, self)
         self.masks = check_masks(type(self).__name__, masks)
 
-    def _source(self) -> Any:
-        return self.datapipe
-
     def _listed(self, root: str) -> tuple[list[str] | None, bool, Callable[[str], str]]:
         """Returns the names in a folder (None: the root is a file), whether it is local, and a function that converts
         names.
@@ -144,7 +121,7 @@ class ListsFolders(ListsRoots):
         raise NotImplementedError
 
     def _entries(self, root: str, after: Any) -> Iterator[tuple[Any, str]]:
-        with explaining(self, "list", root):
+        with explaining(self, "cannot list", root):
             names, is_local, named = self._listed(root)
         if names is None:
             if after is None:
@@ -157,10 +134,8 @@ class ListsFolders(ListsRoots):
                 yield place, named(name)
 
 
-class OpensFiles(IterDataPipe[tuple[str, StreamWrapper]]):
+class OpensFiles(ItemByItem[tuple[str, StreamWrapper]]):
     """A pipe that opens files by a library: yields pairs of name and stream. Subclasses define `_recipe`."""
-
-    one_to_one = True
 
     def __init__(self, source_datapipe: Iterable[str], mode: str) -> None:
         self.source_datapipe = source_pipe(source_datapipe, self)
@@ -170,15 +145,9 @@ class OpensFiles(IterDataPipe[tuple[str, StreamWrapper]]):
         """Returns the recipe to open the file, now and after its stream was pickled."""
         raise NotImplementedError
 
-    def __iter__(self) -> Iterator[tuple[str, StreamWrapper]]:
-        return map(self._open, self.source_datapipe)
-
-    def _open(self, name: Any) -> tuple[str, StreamWrapper]:
+    def _result(self, name: Any) -> tuple[str, StreamWrapper]:
         check_name(type(self).__name__, "every item of the source", name)
         recipe = self._recipe(name)
-        with explaining(self, "open", name):
+        with explaining(self, "cannot open", name):
             file_obj = recipe.open()
         return name, StreamWrapper(file_obj, name=name, recipe=recipe if self.mode[0] == "r" else None)
-
-    def __len__(self) -> int:
-        return length_of(self, self.source_datapipe)

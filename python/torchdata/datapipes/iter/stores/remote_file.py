@@ -10,13 +10,12 @@ from __future__ import annotations
 import io
 import os
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Generic, Protocol, TypeVar
 
 from torchdata._redacting import shown
-from torchdata.datapipes._pipe.checks import length_of
+from torchdata.datapipes._pipe.item_by_item import ItemByItem
 from torchdata.datapipes._pipe.state.declared import state
-from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.streams.pairs import source_pipe
 from torchdata.datapipes.utils._streams import StreamWrapper
 
@@ -116,13 +115,12 @@ def buffered(file: RemoteFile[Any]) -> io.BufferedReader:
     return io.BufferedReader(file, _SMALL_READS)
 
 
-class LoadsObjects(IterDataPipe[tuple[str, StreamWrapper]]):
+class LoadsObjects(ItemByItem[tuple[str, StreamWrapper]]):
     """A pipe that opens the objects whose URLs its source yields, and yields pairs of URL and stream.
 
     Subclasses define `_recipe`.
     """
 
-    one_to_one = True
     #: The file that was opened most recently.
     _latest: weakref.ref[RemoteFile[Any]] | None = state(saved=False, lasts=True)
 
@@ -133,10 +131,7 @@ class LoadsObjects(IterDataPipe[tuple[str, StreamWrapper]]):
         """Returns the recipe to open an object, after a check of the URL."""
         raise NotImplementedError
 
-    def __iter__(self) -> Iterator[tuple[str, StreamWrapper]]:
-        return map(self._open, self.source_datapipe)
-
-    def _open(self, url: Any) -> tuple[str, StreamWrapper]:
+    def _result(self, url: Any) -> tuple[str, StreamWrapper]:
         recipe = self._recipe(url)
         latest = self._latest() if self._latest is not None else None
         if latest is not None:
@@ -145,6 +140,3 @@ class LoadsObjects(IterDataPipe[tuple[str, StreamWrapper]]):
         raw: Any = file_obj.raw
         self._latest = weakref.ref(raw)
         return url, StreamWrapper(file_obj, name=url, recipe=raw.recipe())
-
-    def __len__(self) -> int:
-        return length_of(self, self.source_datapipe)

@@ -15,10 +15,11 @@ from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import check_int, check_name
 from torchdata.datapipes._pipe.given_length import GivenLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
-from torchdata.datapipes.iter.stores.listing import ListsRoots, check_masks, check_options, matches
+from torchdata.datapipes.iter.stores.listing import ListsRoots, check_options
 from torchdata.datapipes.iter.stores.remote_file import LoadsObjects
 from torchdata.datapipes.iter.stores.s3_client import DEFAULT_RETRIES, S3Error, S3Settings, explaining_s3, split_url
 from torchdata.datapipes.iter.stores.s3_object import DEFAULT_BUFFER_SIZE, S3Recipe
+from torchdata.datapipes.iter.streams.files import check_masks, matches
 from torchdata.datapipes.iter.streams.pairs import source_pipe
 
 __all__ = ["S3FileLister", "S3FileLoader"]
@@ -105,9 +106,6 @@ class S3FileLister(GivenLength, ListsRoots):
         self._set_length(length)
         self.masks = check_masks(type(self).__name__, masks)
         self._settings = _settings(self, request_timeout_ms, region, endpoint_url, config, max_retries)
-
-    def _source(self) -> Any:
-        return self.source_datapipe
 
     def _entries(self, root: str, after: Any) -> Iterator[tuple[str, str]]:
         bucket, prefix = split_url(type(self).__name__, root, needs_key=False)

@@ -6,14 +6,12 @@ Role: reads each stream to its end, closes it, and passes the contents to the ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from torchdata._redacting import shown
-from torchdata._reporting import name_item
-from torchdata.datapipes._pipe.checks import check_callable, length_of
+from torchdata.datapipes._pipe.checks import check_callable, explaining
+from torchdata.datapipes._pipe.item_by_item import ItemByItem
 from torchdata.datapipes._pipe.registry import functional_datapipe
-from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.streams.pairs import path_and_stream, source_pipe
 from torchdata.datapipes.utils.decoder import (
     Decoder,
@@ -26,7 +24,7 @@ __all__ = ["RoutedDecoder"]
 
 
 @functional_datapipe("routed_decode")
-class RoutedDecoder(IterDataPipe[tuple[str, Any]]):
+class RoutedDecoder(ItemByItem[tuple[str, Any]]):
     """Decodes files: yields pairs of path and the result of the first handler that can decode the content.
 
     Streams are read completely and closed. Content that no handler can decode stays bytes.
@@ -56,8 +54,6 @@ class RoutedDecoder(IterDataPipe[tuple[str, Any]]):
         [('a/1.json', {'width': 3}), ('a/1.cls', 7), ('a/1.xyz', b'?')]
     """
 
-    one_to_one = True
-
     def __init__(
         self,
         datapipe: Iterable[tuple[str, Any]],
@@ -84,17 +80,7 @@ class RoutedDecoder(IterDataPipe[tuple[str, Any]]):
             check_callable("RoutedDecoder", f"handler {position}", one)
         self.decoder.add_handler(*handler)
 
-    def __iter__(self) -> Iterator[tuple[str, Any]]:
-        return map(self._decoded, self.datapipe)
-
-    def _decoded(self, item: Any) -> tuple[str, Any]:
+    def _result(self, item: Any) -> tuple[str, Any]:
         path, _ = pair = path_and_stream(item, self)
-        try:
+        with explaining(self, "was decoding", path):
             return path, self.decoder(pair)[path]
-        except Exception as error:
-            error.add_note(f"RoutedDecoder was decoding {shown(path)}.")
-            name_item(error, path)
-            raise
-
-    def __len__(self) -> int:
-        return length_of(self, self.datapipe)

@@ -14,8 +14,9 @@ from typing import Any
 
 from torchdata._redacting import shown
 from torchdata._reporting import name_item, warn_outside
-from torchdata.datapipes._pipe.checks import check_int
+from torchdata.datapipes._pipe.checks import check_int, explaining
 from torchdata.datapipes._pipe.given_length import GivenLength
+from torchdata.datapipes._pipe.item_by_item import ItemByItem
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.state.record import token_of
@@ -27,6 +28,26 @@ __all__ = ["FileLister", "FileOpener", "StreamReader"]
 
 #: The modes of FileOpener and the corresponding modes of `open`.
 _MODES = {"b": "rb", "t": "rt", "r": "r", "rb": "rb", "rt": "rt"}
+
+
+def check_masks(pipe: str, masks: Any) -> str | list[str]:
+    """Returns the shell patterns in `masks`.
+
+    Raises:
+        TypeError: they are neither a str nor a list of str.
+    """
+    if isinstance(masks, str):
+        return masks
+    if isinstance(masks, (list, tuple)) and all(isinstance(mask, str) for mask in masks):
+        return list(masks)
+    raise TypeError(f"{pipe}: masks must be a str or a list of str such as ['*.jpg', '*.png'], but got {masks!r}")
+
+
+def matches(name: str, masks: str | list[str]) -> bool:
+    """Returns whether one of the shell patterns matches the name. An empty list matches every name."""
+    if not masks:
+        return True
+    return any(fnmatch.fnmatch(name, mask) for mask in ((masks,) if isinstance(masks, str) else masks))
 
 
 @functional_datapipe("list_files")
@@ -77,11 +98,7 @@ class FileLister(GivenLength, IterDataPipe[str]):
         if isinstance(root, (str, os.PathLike)):
             root = [os.fspath(root)]
         self.datapipe = source_pipe(root, self)
-        if not isinstance(masks, str) and not (
-            isinstance(masks, (list, tuple)) and all(isinstance(mask, str) for mask in masks)
-        ):
-            raise TypeError(f"FileLister takes a str or a list of str as masks, but got {masks!r}")
-        self.masks = masks
+        self.masks = check_masks("FileLister", masks)
         self.recursive = recursive
         self.abspath = abspath
         self.non_deterministic = non_deterministic
@@ -99,7 +116,7 @@ class FileLister(GivenLength, IterDataPipe[str]):
                 raise TypeError(f"FileLister expects paths of directories or files, but got {shown(root)}")
             root = os.fspath(root)
             if os.path.isfile(root):
-                if self._wanted(os.path.basename(root)):
+                if matches(os.path.basename(root), self.masks):
                     yield os.path.abspath(root) if self.abspath else root
                 elif self._unwanted is None:
                     self._unwanted = root
@@ -140,7 +157,7 @@ class FileLister(GivenLength, IterDataPipe[str]):
             shown = os.path.abspath(directory) if self.abspath else directory
             for name in files[self._names_seen :]:
                 self._names_seen += 1
-                if self._wanted(name):
+                if matches(name, self.masks):
                     yield os.path.join(shown, name)
                 elif self._unwanted is None:
                     self._unwanted = os.path.join(directory, name)
@@ -169,15 +186,9 @@ class FileLister(GivenLength, IterDataPipe[str]):
             subdirectories.sort()
         return files, subdirectories
 
-    def _wanted(self, name: str) -> bool:
-        if not self.masks:
-            return True
-        masks = (self.masks,) if isinstance(self.masks, str) else self.masks
-        return any(fnmatch.fnmatch(name, mask) for mask in masks)
-
 
 @functional_datapipe("open_files")
-class FileOpener(GivenLength, IterDataPipe[tuple[str, StreamWrapper]]):
+class FileOpener(GivenLength, ItemByItem[tuple[str, StreamWrapper]]):
     """Opens files: yields pairs of path and stream.
 
     A stream closes its file when it is deleted. Its reader may close it earlier.
@@ -197,8 +208,6 @@ class FileOpener(GivenLength, IterDataPipe[tuple[str, StreamWrapper]]):
         >>> pairs = FileLister("shards", "*.tar").open_files(mode="b")
     """
 
-    one_to_one = True
-
     def __init__(self, datapipe: Iterable[str], mode: str = "r", encoding: str | None = None, length: int = -1) -> None:
         if mode not in _MODES:
             raise ValueError(f"Invalid mode {mode!r}: FileOpener reads files, by one of the modes {[*_MODES]}")
@@ -211,20 +220,13 @@ class FileOpener(GivenLength, IterDataPipe[tuple[str, StreamWrapper]]):
         self.encoding = encoding
         self._set_length(length)
 
-    def __iter__(self) -> Iterator[tuple[str, StreamWrapper]]:
-        return map(self._open, self.datapipe)
-
-    def _open(self, path: Any) -> tuple[str, StreamWrapper]:
+    def _result(self, path: Any) -> tuple[str, StreamWrapper]:
         if not isinstance(path, (str, os.PathLike)):
             raise TypeError(f"Expected string type for pathname, but FileOpener got {shown(path)}")
         path = os.fspath(path)
         recipe = FileRecipe(path, _MODES[self.mode], self.encoding)
-        try:
+        with explaining(self, "cannot open", path):
             file_obj = recipe.open()
-        except OSError as error:
-            error.add_note(f"FileOpener cannot open {shown(path)}.")
-            name_item(error, path)
-            raise
         return path, StreamWrapper(file_obj, recipe=recipe)
 
 
@@ -251,9 +253,6 @@ class StreamReader(HoldsStream[tuple[str, Any]]):
         if chunk is not None:
             chunk = check_int("StreamReader", "chunk", chunk, least=1)
         self.chunk = chunk
-
-    def _source(self) -> Any:
-        return self.datapipe
 
     def _read(self, path: str, stream: Any, place: Any) -> Iterator[tuple[str, Any]]:
         if self.chunk is None:

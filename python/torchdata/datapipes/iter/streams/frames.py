@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from torchdata._optional import optional_import
 from torchdata._redacting import shown
 from torchdata.datapipes._pipe.arrow_tables import is_of_arrow, tables_of
-from torchdata.datapipes._pipe.checks import check_int, check_source, length_of
+from torchdata.datapipes._pipe.checks import check_int, check_size, check_source, length_of
 from torchdata.datapipes._pipe.frames import FrameFormat, check_column_names, check_device
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
@@ -80,7 +80,7 @@ class DataFrameMaker(IterDataPipe[Any]):
     ) -> None:
         name = "DataFrameMaker"
         self.source_dp = check_source(name, source_dp, "source_dp")
-        self.dataframe_size = check_int(name, "dataframe_size", dataframe_size, least=1, error=AssertionError)
+        self.dataframe_size = check_size(name, "dataframe_size", dataframe_size)
         self.columns = check_column_names(name, columns)
         check_device(name, device)
         self.device = device

@@ -6,21 +6,20 @@ that iterates it. It closes the streams that it reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from torchdata._redacting import shown
-from torchdata._reporting import name_item
-from torchdata.datapipes._pipe.checks import length_of
+from torchdata.datapipes._pipe.checks import explaining
+from torchdata.datapipes._pipe.item_by_item import ItemByItem
 from torchdata.datapipes._pipe.registry import functional_datapipe
-from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.streams.pairs import pair_of, source_pipe
 
 __all__ = ["JsonParser"]
 
 
 @functional_datapipe("parse_json_files")
-class JsonParser(IterDataPipe[tuple[str, Any]]):
+class JsonParser(ItemByItem[tuple[str, Any]]):
     """Parses JSON files, each as a whole: yields pairs of path and value.
 
     Args:
@@ -40,8 +39,6 @@ class JsonParser(IterDataPipe[tuple[str, Any]]):
         [('a.json', {'key': [1, None]})]
     """
 
-    one_to_one = True
-
     def __init__(self, source_datapipe: Iterable[tuple[str, Any]], **kwargs: Any) -> None:
         import json
 
@@ -54,16 +51,10 @@ class JsonParser(IterDataPipe[tuple[str, Any]]):
                 f"JsonParser: {error}; the options {shown(kwargs)} must be ones of Python's json.loads"
             ) from error
 
-    def __iter__(self) -> Iterator[tuple[str, Any]]:
-        return map(self._parse, self.source_datapipe)
-
-    def _parse(self, pair: Any) -> tuple[str, Any]:
+    def _result(self, pair: Any) -> tuple[str, Any]:
         path, stream = pair_of(pair, self)
-        try:
+        with explaining(self, "was reading", path):
             return path, self._parsed(path, stream)
-        except Exception as error:
-            name_item(error, path)
-            raise
 
     def _parsed(self, path: str, stream: Any) -> Any:
         import json
@@ -82,9 +73,3 @@ class JsonParser(IterDataPipe[tuple[str, Any]]):
         except UnicodeDecodeError as error:
             error.reason += f" (in {shown(path)}, read by JsonParser; open it as text with the right encoding)"
             raise
-        except Exception as error:
-            error.add_note(f"JsonParser was reading {shown(path)}.")
-            raise
-
-    def __len__(self) -> int:
-        return length_of(self, self.source_datapipe)

@@ -14,11 +14,12 @@ from typing import Any, TypeVar
 from torchdata._redacting import shown
 from torchdata._reporting import name_item
 from torchdata.datapipes._pipe.checks import check_source
+from torchdata.datapipes._pipe.graph.traversal import sources_of
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.utils._streams import detached
 
-__all__ = ["HoldsStream", "pair_of", "path_and_stream", "source_pipe"]
+__all__ = ["HoldsStream", "pair_of", "path_and_stream", "position_of", "source_pipe"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -58,6 +59,15 @@ def path_and_stream(item: Any, pipe: object) -> tuple[str, Any]:
     return path, stream
 
 
+def position_of(stream: Any) -> int | None:
+    """Returns the position of the stream, or None if it is unknown."""
+    try:
+        offset: int = stream.tell()
+    except (OSError, ValueError, AttributeError):
+        return None
+    return offset
+
+
 class HoldsStream(IterDataPipe[T_co]):
     """A pipe that reads pairs of path and stream, and holds the current pair.
 
@@ -73,7 +83,7 @@ class HoldsStream(IterDataPipe[T_co]):
 
     def _source(self) -> Any:
         """Returns the source of the pipe."""
-        raise NotImplementedError
+        return sources_of(self)[0]
 
     def _read(self, path: str, stream: Any, place: Any) -> Iterator[Any]:
         """Returns an iterator over the items of one stream, from `place` on (None: from its start).

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import check_callable, check_source
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.iter.streams.pairs import pair_of
 
 __all__ = ["ParagraphAggregator"]
 
@@ -59,7 +59,7 @@ class ParagraphAggregator(IterDataPipe[tuple[str, Any]]):
 
     def _paragraphs(self, source: Iterator[Any]) -> Iterator[tuple[str, Any]]:
         for item in source:
-            path, line = _path_and_line(item)
+            path, line = pair_of(item, self, "path and line, as readlines yields them")
             if line and (path == self._path or not self.buffer):
                 self._path = path
                 self.buffer.append(line)
@@ -72,11 +72,3 @@ class ParagraphAggregator(IterDataPipe[tuple[str, Any]]):
             complete = self._path, self.buffer
             self.reset()
             yield complete[0], self.joiner(complete[1])
-
-
-def _path_and_line(item: Any) -> tuple[Any, Any]:
-    if not isinstance(item, (tuple, list)) or len(item) != 2:
-        raise TypeError(
-            f"ParagraphAggregator expects pairs of path and line, as readlines yields them, but got {shown(item)}"
-        )
-    return item[0], item[1]

@@ -7,25 +7,23 @@ iterates it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torchdata._redacting import shown
-from torchdata.datapipes._pipe.checks import check_callable, check_mode, explaining, length_of
-from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes._pipe.checks import check_callable, check_mode, explaining
+from torchdata.datapipes._pipe.item_by_item import ItemByItem
 from torchdata.datapipes.iter.streams.pairs import source_pipe
 from torchdata.datapipes.utils.names import check_target
 
 __all__ = ["SavesItems"]
 
 
-class SavesItems(IterDataPipe[str]):
+class SavesItems(ItemByItem[str]):
     """A pipe that saves the data of pairs of metadata and data, and yields the paths.
 
     Subclasses define `_save`.
     """
-
-    one_to_one = True
 
     def __init__(
         self, source_datapipe: Iterable[tuple[Any, Any]], mode: str, filepath_fn: Callable[[Any], str] | None
@@ -41,10 +39,7 @@ class SavesItems(IterDataPipe[str]):
         """Writes the data, whose type fits the mode."""
         raise NotImplementedError
 
-    def __iter__(self) -> Iterator[str]:
-        return map(self._saved, self.source_datapipe)
-
-    def _saved(self, item: Any) -> str:
+    def _result(self, item: Any) -> str:
         name = type(self).__name__
         try:
             meta, data = item
@@ -57,7 +52,7 @@ class SavesItems(IterDataPipe[str]):
         if self.filepath_fn is None:
             check_target(self, path)
         self._check_data(name, path, data)
-        with explaining(self, "save", path):
+        with explaining(self, "cannot save", path):
             self._save(path, data)
         return path
 
@@ -77,6 +72,3 @@ class SavesItems(IterDataPipe[str]):
                 f"{name} cannot save {shown(path)}: mode {self.mode!r} takes {kind}, but the data are of type "
                 f"{type(data).__name__}; convert them, or use mode={other!r}"
             )
-
-    def __len__(self) -> int:
-        return length_of(self, self.source_datapipe)

@@ -10,15 +10,15 @@ from __future__ import annotations
 import errno
 import io
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torchdata._redacting import shown
 from torchdata._reporting import name_item
-from torchdata.datapipes._pipe.checks import check_callable, length_of
+from torchdata.datapipes._pipe.checks import check_callable, explaining
+from torchdata.datapipes._pipe.item_by_item import ItemByItem
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.streams import close_dropped
-from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.streams.atomic_files import appearing
 from torchdata.datapipes.iter.streams.pairs import pair_of, source_pipe
 from torchdata.datapipes.utils._streams import StreamWrapper
@@ -34,7 +34,7 @@ _DIGITS = {"sha256": 64, "md5": 32}
 
 
 @functional_datapipe("save_to_disk")
-class Saver(IterDataPipe[str]):
+class Saver(ItemByItem[str]):
     """Writes files: yields the path of each file when it is complete.
 
     A file is written under a temporary name in the same folder and then renamed, so no process sees an incomplete file.
@@ -65,8 +65,6 @@ class Saver(IterDataPipe[str]):
         >>> folder.cleanup()
     """
 
-    one_to_one = True
-
     def __init__(
         self,
         source_datapipe: Iterable[tuple[Any, Any]],
@@ -81,10 +79,7 @@ class Saver(IterDataPipe[str]):
             check_callable("Saver", "filepath_fn", filepath_fn)
         self.fn = filepath_fn
 
-    def __iter__(self) -> Iterator[str]:
-        return map(self._save, self.source_datapipe)
-
-    def _save(self, pair: Any) -> str:
+    def _result(self, pair: Any) -> str:
         path, data = pair_of(pair, self, "metadata and data")
         if self.fn is not None:
             path = self.fn(path)
@@ -92,17 +87,10 @@ class Saver(IterDataPipe[str]):
             raise TypeError(
                 f"Saver writes to paths, but got {shown(path)} for one; pass filepath_fn, which makes the path"
             )
-        try:
+        with explaining(self, "was writing", path, f" in mode {self.mode!r}"):
             check_target(self, os.fspath(path))
             _write(os.fspath(path), self.mode, data)
-        except Exception as error:
-            error.add_note(f"Saver was writing {shown(path)} in mode {self.mode!r}.")
-            name_item(error, path)
-            raise
         return path  # type: ignore[return-value]
-
-    def __len__(self) -> int:
-        return length_of(self, self.source_datapipe)
 
 
 def _write(path: str, mode: str, data: Any) -> None:
@@ -120,7 +108,7 @@ def _write(path: str, mode: str, data: Any) -> None:
 
 
 @functional_datapipe("check_hash")
-class HashChecker(IterDataPipe[tuple[str, Any]]):
+class HashChecker(ItemByItem[tuple[str, Any]]):
     """Yields the files whose hash is the expected one. Any other hash is an error.
 
     Streams are read to their end in chunks, and then rewound.
@@ -146,8 +134,6 @@ class HashChecker(IterDataPipe[tuple[str, Any]]):
         [('a.bin', b'alpha')]
     """
 
-    one_to_one = True
-
     def __init__(
         self,
         source_datapipe: Iterable[tuple[str, Any]],
@@ -169,10 +155,7 @@ class HashChecker(IterDataPipe[tuple[str, Any]]):
         self.hash_type = hash_type
         self.rewind = rewind
 
-    def __iter__(self) -> Iterator[tuple[str, Any]]:
-        return map(self._checked, self.source_datapipe)
-
-    def _checked(self, pair: Any) -> tuple[str, Any]:
+    def _result(self, pair: Any) -> tuple[str, Any]:
         path, data = pair_of(pair, self, "path and data")
         try:
             self._check(path, data)
@@ -221,9 +204,6 @@ class HashChecker(IterDataPipe[tuple[str, Any]]):
         if self.rewind:
             data.seek(0)
         return digest.hexdigest()
-
-    def __len__(self) -> int:
-        return length_of(self, self.source_datapipe)
 
 
 def _can_rewind(stream: Any) -> bool:

@@ -20,7 +20,7 @@ from torchdata.datapipes._pipe.checks import POSITIVE, check_int
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.datapipe import token_of
-from torchdata.datapipes.iter.streams.pairs import HoldsStream, source_pipe
+from torchdata.datapipes.iter.streams.pairs import HoldsStream, position_of, source_pipe
 from torchdata.datapipes.utils._streams import StreamWrapper, detached
 
 __all__ = ["CSVDictParser", "CSVParser", "LineReader"]
@@ -83,14 +83,6 @@ def _decoded_lines(file_obj: Any, encoding: str, errors: str) -> Iterator[str]:
             yield f"{line}\n"
     if rest:
         yield rest
-
-
-def _position(stream: Any) -> int | None:
-    try:
-        offset: int = stream.tell()
-    except (OSError, ValueError, AttributeError):
-        return None
-    return offset
 
 
 #: The approximate number of characters per unit of a text file.
@@ -172,12 +164,9 @@ class _Text(HoldsStream[Any]):
         self._warns = errors is None
         self._return_path = return_path
 
-    def _source(self) -> Any:
-        return self.source_datapipe
-
     def _lines(self, stream: Any, place: dict[str, Any] | None, strip: bool = False) -> Iterator[Any]:
         """Returns the lines after `skip_lines` or after the position, stripped and decoded by C functions."""
-        self._start = _position(stream)
+        self._start = position_of(stream)
         self._lines_before = self._skip_lines if place is None else place["skip"]
         # The bare file object, because a wrapper costs an additional frame per line.
         file_obj = stream.file_obj if isinstance(stream, StreamWrapper) else stream
@@ -227,7 +216,7 @@ class _Text(HoldsStream[Any]):
         lines = self._lines_before + self._lines_read()
         if self._units is not None:
             return detached(stream, self._units.begin), {"skip": lines - self._units.before}
-        if _position(stream) is not None and not self._is_ahead:
+        if position_of(stream) is not None and not self._is_ahead:
             return detached(stream), {"skip": 0}
         return detached(stream, self._start), {"skip": lines}
 

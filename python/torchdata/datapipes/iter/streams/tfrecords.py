@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from importlib import import_module
 from math import prod
 from operator import index
 from typing import Any, TypeAlias
@@ -20,7 +21,7 @@ from torchdata.datapipes._pipe.checks import check_int
 from torchdata.datapipes._pipe.given_length import GivenLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
-from torchdata.datapipes.iter.streams.pairs import HoldsStream, source_pipe
+from torchdata.datapipes.iter.streams.pairs import HoldsStream, position_of, source_pipe
 from torchdata.datapipes.utils._streams import detached
 
 __all__ = ["TFRecordExample", "TFRecordExampleSpec", "TFRecordLoader"]
@@ -99,19 +100,13 @@ class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
         longest = _LONGEST if max_length is None else check_int("TFRecordLoader", "max_length", max_length, least=1)
         self.max_length = min(longest, _LONGEST)
 
-    def _source(self) -> Any:
-        return self.datapipe
-
     def _read(self, path: str, stream: Any, place: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
         self._open = None
         if not hasattr(stream, "read"):
             raise TypeError(
                 f"TFRecordLoader expects pairs of path and binary stream, but got {shown(stream)} for {shown(path)}"
             )
-        try:
-            offset = stream.tell()
-        except (OSError, ValueError, AttributeError):
-            offset = None
+        offset = position_of(stream)
         self._tells = offset is not None
         if place is None:
             place = {"offset": offset or 0, "record": 0, "unread": b""}
@@ -228,7 +223,7 @@ def _as_specified(name: str, shape: tuple[int, ...] | None, dtype: Any, torch: A
         elif not (numbers and value):
             return _nested(name, value, shape)
         else:
-            value = _joined(torch, value)
+            value = (torch or import_module("numpy")).concatenate(value)  # the steps, one after another
     if shape is not None:
         value = _reshaped(name, value, shape)
     if dtype is None:
@@ -255,20 +250,7 @@ def _stacked(name: str, torch: Any, steps: list[Any]) -> Any:
         raise RuntimeError(
             f"feature {name!r} has {found}, which cannot be stacked; with the spec (None, None) it is a list of steps"
         )
-    if torch is not None:
-        return torch.stack(steps)
-    import numpy as np
-
-    return np.stack(steps)
-
-
-def _joined(torch: Any, steps: list[Any]) -> Any:
-    """Returns the values of all steps, one after another."""
-    if torch is not None:
-        return torch.cat(steps)
-    import numpy as np
-
-    return np.concatenate(steps)
+    return (torch or import_module("numpy")).stack(steps)
 
 
 def _nested(name: str, value: list[Any], shape: tuple[int, ...]) -> Any:

@@ -82,9 +82,6 @@ class PinMemory(_PrefetchBase[T_co]):
         """Returns False: a copy in a worker would need its own CUDA context."""
         return False
 
-    def __getitem__(self, index: Any) -> Any:
-        raise NotImplementedError("PinMemory is read by iterating, not by index")
-
 
 def _require_cuda(device: Any) -> int:
     """Returns the index of the device for pinning; the current device if `device` has no index.

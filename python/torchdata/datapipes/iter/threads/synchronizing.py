@@ -352,9 +352,6 @@ class FullSync(_PrefetchBase[T_co]):
             UserWarning,
         )
 
-    def _worker(self) -> Callable[[_PrefetchData], None]:
-        return functools.partial(_fill_in_step, group=self._open_group())
-
     def make_again(self, count: int) -> None:
         """Makes the next iteration begin with items that are read again, or after some of them.
 
@@ -383,16 +380,9 @@ class FullSync(_PrefetchBase[T_co]):
                     items.append(data.voted_on)
         return {"items": list(items), "error": error}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next iteration begin with the saved items, on which the ranks vote again."""
-        super().load_state_dict(state_dict)
-
     def is_replicable(self) -> bool:
         """Returns False: copies of the pipe cannot run in workers."""
         return False
-
-    def __getitem__(self, index: Any) -> Any:
-        raise NotImplementedError("FullSync is read by iterating, not by index")
 
     def __len__(self) -> int:
         raise no_length(self, "The number of items depends on the shortest rank")

@@ -17,9 +17,9 @@ from torchdata.datapipes._pipe.checks import (
     check_int,
     check_output_col,
     check_source,
-    length_of,
 )
 from torchdata.datapipes._pipe.columns import replacing_columns
+from torchdata.datapipes._pipe.item_by_item import SameLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.datapipe import IterDataPipe
@@ -102,7 +102,7 @@ class _Results(Iterator[Any]):
 
 
 @functional_datapipe("threadpool_map")
-class ThreadPoolMapper(IterDataPipe[T_co]):
+class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
     """Applies a function to every item, or to columns of it, in several threads. Results keep the source's order.
 
     Use it if the function waits (for files or a network) or releases the GIL. An exception is raised at the position of
@@ -200,9 +200,6 @@ class ThreadPoolMapper(IterDataPipe[T_co]):
             pool.restore(state["tasks"])
         self._pool = pool
         return results
-
-    def __len__(self) -> int:
-        return length_of(self, self.datapipe)
 
     def reset(self) -> None:
         """Ends the threads of the last iteration, after their current calls."""

@@ -12,7 +12,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from torchdata._reporting import warn_outside
-from torchdata.datapipes._pipe.checks import check_source, length_of
+from torchdata.datapipes._pipe.checks import check_source
+from torchdata.datapipes._pipe.item_by_item import SameLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.record import token_of
 from torchdata.datapipes.datapipe import IterDataPipe
@@ -24,7 +25,7 @@ from torchdata.datapipes.utils._streams import StreamWrapper
 __all__ = ["GDriveReader", "HttpReader", "OnlineReader"]
 
 
-class _UrlReader(IterDataPipe[tuple[str, StreamWrapper]]):
+class _UrlReader(SameLength, IterDataPipe[tuple[str, StreamWrapper]]):
     """Opens URLs in turn. Subclasses choose the client."""
 
     one_to_one = True
@@ -66,9 +67,6 @@ class _UrlReader(IterDataPipe[tuple[str, StreamWrapper]]):
                     if not self.skip_on_error:
                         raise
                     warn_outside(f"{error}, skipping...")
-
-    def __len__(self) -> int:
-        return length_of(self, self.source_datapipe)
 
 
 @functional_datapipe("read_from_http")

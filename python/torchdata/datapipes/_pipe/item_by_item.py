@@ -1,0 +1,38 @@
+"""Base classes of pipes whose items correspond to those of their source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from torchdata.datapipes._pipe.checks import length_of
+from torchdata.datapipes._pipe.graph.traversal import sources_of
+from torchdata.datapipes.datapipe import IterDataPipe
+
+__all__ = ["ItemByItem", "SameLength"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class SameLength:
+    """A pipe with as many items as its first source. Must precede the pipe's other base classes."""
+
+    def __len__(self) -> int:
+        return length_of(self, sources_of(self)[0])
+
+
+class ItemByItem(SameLength, IterDataPipe[T_co]):
+    """A pipe that yields one result for each item of its first source. Subclasses define `_result`."""
+
+    one_to_one = True
+
+    def _function(self) -> Callable[[Any], Any]:
+        """Returns the function from an item to its result, made once per iteration."""
+        return self._result
+
+    def _result(self, item: Any) -> Any:
+        """Returns the result of one item."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[T_co]:
+        return map(self._function(), sources_of(self)[0])  # the guard distinguishes a StopIteration from the end
