@@ -21,28 +21,6 @@ from typing import Any
 from torchdata._native import Calls, Collector
 from torchdata._plain_pickles import loads_plain
 
-__all__ = [
-    "BETWEEN",
-    "FACTOR",
-    "SECONDS",
-    "UNTOLD",
-    "Account",
-    "Announced",
-    "Call",
-    "Kept",
-    "KeptDealt",
-    "Resumption",
-    "cadence",
-    "check_seal",
-    "is_sealed",
-    "place_of",
-    "reason",
-    "reason_in",
-    "seal",
-    "seal_of",
-    "unseal",
-]
-
 #: After a snapshot that took c seconds, a process takes the next one after max(SECONDS, FACTOR * c). A snapshot costs
 #: other processes about the same time, for copying and cold caches, so the total is less than 1 % of the time.
 SECONDS, FACTOR = 0.02, 250.0

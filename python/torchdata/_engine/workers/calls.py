@@ -14,8 +14,6 @@ from torchdata import _native
 from torchdata._engine.snapshots import Call
 from torchdata._engine.workers.members import Members
 
-__all__ = ["Calls", "Noted"]
-
 
 @dataclass
 class Noted:

@@ -22,8 +22,6 @@ from torchdata._engine.workers.members import Members, begins
 from torchdata._engine.workers.restart import GLANCE, Gone, Received, Restarts
 from torchdata._native import Replacing
 
-__all__ = ["EpochRestarts", "Run"]
-
 #: How many seconds the dispatching process has to apply a function after a worker has exited.
 ACKNOWLEDGED = 1.0
 #: A number of items that no epoch reaches.

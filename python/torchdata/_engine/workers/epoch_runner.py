@@ -24,8 +24,6 @@ from torchdata._engine.workers.program import ChildInfo, EpochProgram
 from torchdata._native import Obedience
 from torchdata._reporting import add_note, attributes_of, name_of
 
-__all__ = ["EpochRunner"]
-
 #: How many seconds a command may take to arrive after its order.
 ORDERED = 10.0
 #: The start of a worker's link if there is no earlier run.

@@ -18,8 +18,6 @@ from torchdata._engine.workers.child import MAIN, ChildSetup, Lines
 from torchdata._engine.workers.program import Program
 from torchdata._native import BellBoard, Link, Sender, order_of
 
-__all__ = ["Members", "begins"]
-
 #: Bytes of a control link's ring; larger commands are streamed.
 CONTROL_RING = 64 << 10
 

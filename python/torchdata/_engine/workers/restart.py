@@ -34,8 +34,6 @@ from torchdata._engine.workers.hangs import Hangs
 from torchdata._engine.workers.members import Members
 from torchdata._native import Collector, Link, OwnedDescriptor, Replacing
 
-__all__ = ["Gone", "Received", "Restarts"]
-
 #: How long, in seconds, starting a process is retried while the system lacks resources for it.
 ROOM = 3.0
 #: Seconds between two checks of a condition that is waited for.

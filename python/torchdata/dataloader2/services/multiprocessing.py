@@ -44,8 +44,6 @@ from torchdata.dataloader2.state.position import Shard
 from torchdata.datapipes._pipe.checks import check_callable, check_int
 from torchdata.datapipes._pipe.graph.graph import Graph
 
-__all__ = ["MultiProcessingReadingService"]
-
 _NAME = "MultiProcessingReadingService"
 
 ResetFn = Callable[[DataPipe], DataPipe]
