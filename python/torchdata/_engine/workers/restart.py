@@ -132,10 +132,7 @@ class Restarts:
     # -- overridden by subclasses ------------------------------------------------------------------
 
     def _check(self, dead: Sequence[int]) -> None:
-        """Raises an error if it is unknown how replacements would resume."""
-
-    def _settle(self, indices: Sequence[int], received: Received) -> None:
-        """Records the progress of children that are about to be replaced. The caller holds the lock for sending."""
+        """Raises an error if replacements could not resume."""
 
     def _command(self, indices: Sequence[int], received: Received, ended: Sequence[bool]) -> None:
         """Commands replacements to resume after the received items; see `on_replace`."""
@@ -248,7 +245,6 @@ class Restarts:
         members, shutdown = self._members, self._shutdown
         method = start_method_of(self._context)
         with members.sending:
-            self._settle(indices, received)
             for index, lines in zip(indices, members.new_lines(indices), strict=True):
                 members.setups[index].lines = lines
                 members.processes[index] = self._new_child(index)
