@@ -30,8 +30,6 @@ from weakref import WeakKeyDictionary
 
 import cloudpickle
 
-__all__ = ["ByValuePickler", "dumps"]
-
 #: For each class: None if its objects lose nothing, otherwise the sets of values at risk for which nothing is lost.
 _seen: WeakKeyDictionary[type, set[frozenset[str]] | None] = WeakKeyDictionary()
 

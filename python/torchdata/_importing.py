@@ -19,8 +19,6 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["call_when_imported", "import_whole", "loaded"]
-
 #: Functions to be called with a module, by the module's full name.
 Calls = Mapping[str, Callable[[Any], object]]
 

@@ -9,8 +9,6 @@ import math
 import os
 from collections.abc import Iterator
 
-__all__ = ["cores", "memory_left"]
-
 _CGROUPS = "/sys/fs/cgroup"
 
 

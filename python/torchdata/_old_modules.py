@@ -16,8 +16,6 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["OLD_MODULES", "homes_of", "install"]
-
 _ITER, _MAP, _UTILS = "torchdata.datapipes.iter", "torchdata.datapipes.map", "torchdata.datapipes.utils"
 
 #: For each old module: the module that now defines its names, and the names. `XIterDataPipe`, `XMapDataPipe` and

@@ -12,8 +12,6 @@ from typing import Any
 
 from torchdata._importing import import_whole
 
-__all__ = ["DISTRIBUTION", "how_to_install", "optional_import", "require"]
-
 #: The name under which this package is installed.
 DISTRIBUTION = "torchdata-rs"
 

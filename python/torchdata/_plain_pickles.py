@@ -18,8 +18,6 @@ from typing import Any
 
 from torchdata._native import check_plain_pickle
 
-__all__ = ["dumps_plain", "loads_plain", "register"]
-
 #: A function that creates a value of plain data, and its arguments.
 _Made = tuple[Callable[..., Any], tuple[Any, ...]]
 

@@ -15,8 +15,6 @@ from typing import Any
 
 from torchdata._importing import call_when_imported, import_whole
 
-__all__ = ["import_late", "late_names", "publish", "publish_late"]
-
 
 def publish(namespace: dict[str, Any], *helpers: Any) -> None:
     """Makes a package the public module of the names that it imports from its own modules.

@@ -19,8 +19,6 @@ from typing import Any
 from torchdata._native import ReadAheadQueue
 from torchdata._threads import end_at_exit, start
 
-__all__ = ["ReadAhead", "without_own_frame"]
-
 
 class ReadAhead:
     """The queue of one iteration, and its threads.

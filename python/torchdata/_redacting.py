@@ -12,8 +12,6 @@ import itertools
 import re
 from typing import Any
 
-__all__ = ["HIDDEN", "digest", "is_private", "is_secret", "printable", "redact_error", "redacted", "shown"]
-
 #: The replacement for a secret; in URLs, which do not allow this character, three asterisks.
 HIDDEN, _IN_URL = "…", "***"
 

@@ -17,27 +17,6 @@ from typing import Any, TypeVar
 
 from torchdata._redacting import is_private, redacted
 
-__all__ = [
-    "PACKAGE",
-    "RAISED_IN",
-    "add_note",
-    "attributes_of",
-    "begin_at",
-    "came_from",
-    "fold",
-    "is_users",
-    "key_named",
-    "key_of",
-    "make_printable",
-    "name_item",
-    "name_of",
-    "notes_of",
-    "place_outside",
-    "remember",
-    "represented",
-    "warn_outside",
-]
-
 _Error = TypeVar("_Error", bound=BaseException)
 
 #: The attribute of an exception from another process that describes this process.

@@ -11,8 +11,6 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-__all__ = ["signature_of"]
-
 #: Like `inspect.signature`. Annotations that cannot be evaluated become `ForwardRef` objects.
 signature_of: Callable[..., inspect.Signature]
 if sys.version_info >= (3, 14):

@@ -31,8 +31,6 @@ from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 from torchdata._signatures import signature_of
 
-__all__ = ["Stateful", "StatefulStream", "StreamState", "copied", "give", "is_same", "is_stateful", "state_of"]
-
 #: Placeholders: for a state that was not requested or is not available, and for the end of an iteration.
 _UNKNOWN, _END = object(), object()
 

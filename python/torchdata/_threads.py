@@ -16,8 +16,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
-__all__ = ["AFTER_FORK", "AT_HANGS", "OUT_OF_TASKS", "Flag", "Work", "are_there_any", "end_all", "end_at_exit", "start"]
-
 #: Why the system cannot start a process or thread, and the remedy.
 OUT_OF_TASKS = (
     "the limit of processes and threads (ulimit -u, or pids.max of the container) is reached: raise it, or use fewer "

@@ -17,8 +17,6 @@ from typing import Any
 
 from torchdata._reporting import PACKAGE
 
-__all__ = ["INDEXED", "ITERATED", "READ", "UsersCode", "code_of", "codes_of_dataset", "place_of", "raised_in"]
-
 #: Methods that read a dataset: by index in pipes, by index in PyTorch, and by iterating. Preferred methods come first.
 INDEXED, READ, ITERATED = ("__getitem__",), ("__getitems__", "__getitem__"), ("__next__", "__iter__", "__getitem__")
 #: Attributes in which classes of PyTorch and of this package store the datasets that they read.

@@ -10,8 +10,6 @@ import os
 import sys
 import warnings
 
-__all__ = ["VERSION", "warn_if_replaced", "warn_of_upstream"]
-
 #: The API version that this package implements (torchdata 0.9), for programs that compare versions of torchdata,
 #: followed by the version of the distribution `torchdata-rs` as a local label.
 VERSION = "0.9.0+rs.0.1.0"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["WorkerExitedError"]
-
 
 class WorkerExitedError(RuntimeError):
     """A worker process or the dispatching process exited unexpectedly.

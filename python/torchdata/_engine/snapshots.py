@@ -14,34 +14,11 @@ import io
 import pickle
 import struct
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torchdata._native import Calls, Collector
+from torchdata._native import Collector
 from torchdata._plain_pickles import loads_plain
-
-__all__ = [
-    "BETWEEN",
-    "FACTOR",
-    "SECONDS",
-    "UNTOLD",
-    "Account",
-    "Announced",
-    "Call",
-    "Kept",
-    "KeptDealt",
-    "Resumption",
-    "cadence",
-    "check_seal",
-    "is_sealed",
-    "place_of",
-    "reason",
-    "reason_in",
-    "seal",
-    "seal_of",
-    "unseal",
-]
 
 #: After a snapshot that took c seconds, a process takes the next one after max(SECONDS, FACTOR * c). A snapshot costs
 #: other processes about the same time, for copying and cold caches, so the total is less than 1 % of the time.
@@ -55,13 +32,6 @@ Account = tuple[int, int]
 #: A worker's snapshot: what it had sent; the pass of its dispatched items; what it had read of that pass; and the
 #: bytes.
 Kept = tuple[Account, int, Account, bytes]
-#: The position of a child between epochs, which counts as after all items; and the position of a child for which it
-#: cannot be determined.
-BETWEEN, UNTOLD = Calls.BETWEEN, Calls.UNTOLD
-#: The number of bits for items in a position.
-_ITEMS = 32
-#: A function of the main process: the number of items after which it was applied, its number, and the function.
-Call = tuple[int, int, Callable[[Any], Any]]
 #: The dispatching process's snapshot: the pass, what it had dispatched to each worker, and the bytes.
 KeptDealt = tuple[int, list[Account], bytes]
 
@@ -90,14 +60,6 @@ def cadence(processes: int) -> tuple[float, float]:
     return SECONDS, FACTOR * min(processes, ADDING_UP)
 
 
-def place_of(number: int, items: int) -> int:
-    """Returns a position in an epoch, after `items` items of a pass (from 1), as a number that leaves room for a
-    checksum in a 64-bit word.
-    """
-    place = (number - 1 << _ITEMS) + items
-    return place if items >> _ITEMS == 0 and place < BETWEEN else UNTOLD
-
-
 @dataclass(frozen=True)
 class Resumption:
     """The point in an epoch from which one child resumes, instead of the beginning.
@@ -109,7 +71,6 @@ class Resumption:
         turn: for the dispatching process, the link of the next item; for a worker, the shard that sends the next item.
         passed: how many passes of the dispatched items a worker had read completely.
         share: the part of the following pass that it had read.
-        calls: the functions that were applied to the graph in this epoch, in order.
         strict: whether sources compare items that they read again.
     """
 
@@ -118,13 +79,7 @@ class Resumption:
     turn: int = 0
     passed: int = 0
     share: Account = (0, 0)
-    calls: tuple[Call, ...] = ()
     strict: bool = True
-
-    @property
-    def made(self) -> int:
-        """Returns how many items were sent to all its readers before the snapshot."""
-        return sum(sent for (sent, _), _, _ in self.starts or ())
 
 
 def seal(snapshot: Any) -> bytes:

@@ -4,16 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-__all__ = [
-    "DEFAULT_TIMEOUT",
-    "PrefetchTimeoutError",
-    "RankGroup",
-    "RanksLostError",
-    "TorchRanks",
-    "check_group",
-    "check_timeout",
-]
-
 #: Default time limit of an operation among the ranks, in seconds.
 DEFAULT_TIMEOUT = 30 * 60
 

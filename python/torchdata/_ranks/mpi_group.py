@@ -13,8 +13,6 @@ from torchdata._optional import optional_import
 from torchdata._ranks.group import PrefetchTimeoutError, RanksLostError
 from torchdata._ranks.waiting import LONG, GivenUp, UncopyableGroup, describe_ranks, wait_until
 
-__all__ = ["MpiGroup"]
-
 #: Message tags: a waiting rank sends the number of its operation, and a failed rank sends the reason.
 _ARRIVAL, _LAST_WORDS = 1, 2
 

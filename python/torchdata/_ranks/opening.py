@@ -23,8 +23,6 @@ from torchdata._ranks.group import PrefetchTimeoutError, RanksLostError
 from torchdata._ranks.waiting import describe_ranks
 from torchdata._threads import start
 
-__all__ = ["Opening"]
-
 #: Seconds between two checks for rank 0. They grow, because many ranks must not query the store often.
 _FIRST_NAP, _LONGEST_NAP = 0.001, 0.05
 

@@ -24,8 +24,6 @@ from torchdata._ranks.group import PrefetchTimeoutError, RanksLostError
 from torchdata._ranks.opening import Opening
 from torchdata._ranks.waiting import GivenUp, UncopyableGroup, describe_ranks
 
-__all__ = ["TorchGroup", "require_available", "require_initialized"]
-
 #: Counts the groups of this process by their ranks. All ranks open their groups in the same order.
 _numbers: defaultdict[tuple[int, ...], itertools.count[int]] = defaultdict(itertools.count)
 

@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-__all__ = ["LONG", "GivenUp", "UncopyableGroup", "describe_ranks", "wait_until"]
-
 #: Seconds between two checks. They are short at first, because synchronized ranks answer within a fraction of a
 #: millisecond.
 _FIRST_NAP, _LONGEST_NAP = 20e-6, 2e-3

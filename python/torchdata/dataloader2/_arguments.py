@@ -12,8 +12,6 @@ from torchdata._signatures import signature_of
 from torchdata.dataloader2.reading_service import MultiProcessingReadingService
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
-__all__ = ["adapter_list", "refuse_arguments", "require_pipe", "require_service", "service_of"]
-
 #: Arguments of both loaders that belong to a reading service here; a pair of braces is replaced by the value.
 _OF_A_SERVICE = {
     theirs: f"reading_service=MultiProcessingReadingService(num_workers, {ours}={{!r}})"

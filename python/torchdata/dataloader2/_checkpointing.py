@@ -22,8 +22,6 @@ from torchdata.dataloader2.state.position import LoaderState, Position, Randomne
 from torchdata.datapipes._pipe.graph.fingerprint import fingerprint, require_arguments
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
-__all__ = ["StateKeeper", "number_of_items", "unpacked_pipe", "warn_of_0_9"]
-
 #: A shorter replay, in seconds, does not cause a warning.
 _LEAST = 5.0
 

@@ -22,8 +22,6 @@ from torchdata.dataloader2._seeds import Seeds
 from torchdata.dataloader2.graph.serialization import Snapshot
 from torchdata.dataloader2.state.position import LoaderState, Position
 
-__all__ = ["MadeOf", "made_of"]
-
 
 @dataclass(frozen=True)
 class Loaded:

@@ -23,8 +23,6 @@ from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper, ShardingRoundRobinDispatcher
 from torchdata.datapipes.map import SequenceWrapper
 
-__all__ = ["pipe_over", "pipeline_over"]
-
 
 def pipe_over(dataset: Any) -> Any:
     """Returns the pipe over a dataset, which is not copied. Returns any other object unchanged.

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from torchdata.dataloader2._epochs import EpochRun
     from torchdata.dataloader2._pipeline import Pipeline
 
-__all__ = ["Ending"]
-
 
 class Loader(Protocol):
     """The part of a loader that the shutdown needs. A subclass may extend `shutdown`."""

@@ -36,8 +36,6 @@ from torchdata.datapipes.iter.threads.prefetching import stop_reading
 if TYPE_CHECKING:
     from torchdata._observe.stats.model import Reading
 
-__all__ = ["EpochRun"]
-
 
 class EpochRun:
     """The epochs of a loader.

@@ -11,8 +11,6 @@ from typing import Any
 from torchdata.datapipes._pipe.checks import check_int, check_source
 from torchdata.datapipes.datapipe import IterDataPipe
 
-__all__ = ["ServedAgain"]
-
 #: Items of an epoch by kept item, if the source does not know its length.
 ROUNDS = 100
 

@@ -9,9 +9,6 @@ from collections.abc import Sequence
 
 from torchdata._reporting import warn_outside
 
-__all__ = ["are_idle", "warn_of_idle"]
-
-
 #: With fewer items per worker, the dataset is small or the run is a trial, and idle workers do not matter.
 _LEAST = 10
 

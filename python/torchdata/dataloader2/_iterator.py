@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from torchdata.dataloader2._pipeline import Pipeline
     from torchdata.dataloader2._position import Tracker
 
-__all__ = ["LEFT", "SHUT_DOWN", "DataLoader2Iterator", "FinishedIterator"]
-
 #: The message of a loader that was shut down.
 SHUT_DOWN = "Cannot read from the DataLoader as it has already been shut down"
 #: The message of an epoch that another one has replaced.

@@ -23,8 +23,6 @@ from torchdata.datapipes._pipe.state.hooks import hooks_of
 from torchdata.datapipes.iter.mapping.wrapping import LengthSetter
 from torchdata.datapipes.iter.threads.synchronizing import FullSync
 
-__all__ = ["advice_on", "length_of_epoch", "skeleton"]
-
 #: Containers in a pipe up to this length are copied, because settings may be written into them.
 _SMALL = 64
 

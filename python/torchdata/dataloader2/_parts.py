@@ -5,8 +5,6 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import Any
 
-__all__ = ["part"]
-
 
 def part(path: str, meaning: str = "") -> Any:
     """Returns a property whose value is stored in a part of the loader.

@@ -29,8 +29,6 @@ from torchdata.datapipes._pipe.state.hooks import hooks_of
 from torchdata.datapipes.iter.threads.prefetching import end_threads
 from torchdata.datapipes.iter.threads.synchronizing import FullSync
 
-__all__ = ["Pipeline"]
-
 
 class Pipeline:
     """The graph of a loader, and the service that runs it.

@@ -52,8 +52,6 @@ if TYPE_CHECKING:
     from torchdata.dataloader2._rank_states import SavedPlaces
     from torchdata.dataloader2._seeds import Seeds
 
-__all__ = ["Tracker"]
-
 #: Pipes that hold items of their source, which they yield in the same order.
 HOLDING = (Prefetcher, PinMemory, FullSync)
 

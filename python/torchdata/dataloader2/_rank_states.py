@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from torchdata.dataloader2._seeds import Seeds
     from torchdata.dataloader2.services.worker_output import WorkerOutput
 
-__all__ = ["SavedPlaces", "read"]
-
 #: The rank of a loader that has none.
 _ALONE: SavedRanks = (0, 1, False)
 

@@ -11,8 +11,6 @@ from typing import Any
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.state.position import Randomness
 
-__all__ = ["Seeds"]
-
 
 class Seeds:
     """The seeds of a loader's epochs."""

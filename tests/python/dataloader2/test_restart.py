@@ -268,12 +268,11 @@ def same(item):
 
 
 @pytest.mark.parametrize("dispatched", [False, True])
-def test_a_paused_and_limited_loader_goes_on_and_who_takes_a_place_gets_the_calls_before(dispatched):
+def test_a_paused_and_limited_loader_goes_on_after_its_workers_were_killed(dispatched):
     pipe = IterableWrapper(range(40))
     pipe = pipe.sharding_round_robin_dispatch(MULTIPROCESSING) if dispatched else pipe.sharding_filter()
     with restarting(pipe.map(same)) as loader:
         assert list(loader) == list(range(40))
-        loader.reading_service._children.call(_Doubles())
         iterator = iter(loader)
         iterator.limit(5)
         got = []
@@ -281,41 +280,26 @@ def test_a_paused_and_limited_loader_goes_on_and_who_takes_a_place_gets_the_call
             got += list(iterator)
             if number % 3 == 0:
                 os.kill(pids_of(loader)[number // 3 % 2], signal.SIGKILL)
-            if not dispatched:  # this would be an error there
-                loader.reading_service._children.call(_Nothing())
             iterator.resume()
-        assert got == [2 * item for item in range(40)]
+        assert got == list(range(40))
 
 
-class _Doubles:
-    def __call__(self, pipe):
-        if hasattr(pipe, "fn"):
-            pipe.fn = double
-
-
-class _Nothing:
-    def __call__(self, pipe):
-        pass
-
-
-def test_the_functions_of_a_service_are_kept_for_who_takes_a_place():
-    with restarting(IterableWrapper(range(40)).sharding_filter()) as loader:
-        service, iterator = loader.reading_service, iter(loader)
-        got = [next(iterator)]
-        for count in range(1, 5):
-            service._limit(count, limited)
-            service._pause(paused)
-            service._resume(paused)
+@pytest.mark.parametrize("dispatched", [False, True])
+def test_an_exit_after_a_function_was_applied_to_the_graphs_is_an_error_that_names_the_function(dispatched):
+    pipe = IterableWrapper(range(40))
+    pipe = pipe.sharding_round_robin_dispatch(MULTIPROCESSING) if dispatched else pipe.sharding_filter()
+    with restarting(pipe.map(same)) as loader:
+        assert list(loader) == list(range(40))
+        loader.reading_service._children.call(_doubles)
+        assert list(loader) == [2 * item for item in range(40)]
         os.kill(pids_of(loader)[0], signal.SIGKILL)
-        assert got + list(iterator) == list(range(40))
+        with pytest.raises(WorkerExitedError, match="applied a function to the graphs .* `worker_reset_fn`"):
+            list(loader)
 
 
-def limited(pipe, _count):
-    return pipe
-
-
-def paused(pipe):
-    return pipe
+def _doubles(pipe):
+    if hasattr(pipe, "fn"):
+        pipe.fn = double
 
 
 def test_states_after_a_death_are_those_of_a_run_without(monkeypatch):

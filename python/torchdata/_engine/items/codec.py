@@ -11,12 +11,11 @@ import pickle
 import sys
 from typing import Any
 
-from torchdata._engine.items.reducers import Tables, has_own_reducer, program_table
+from torchdata._engine.items.reducers import Tables, program_table
+from torchdata._engine.items.reducers import has_own_reducer as has_own_reducer  # the extension looks it up here
 from torchdata._engine.items.tensors import Span, arriving
 from torchdata._reporting import add_note, attributes_of
-from torchdata.datapipes.datapipe import DataChunk
-
-__all__ = ["UNSENT", "DataChunk", "dumps_by", "has_own_reducer", "loads", "pickled_parts"]
+from torchdata.datapipes.datapipe import DataChunk as DataChunk
 
 #: The attribute of an exception which shows that it was raised while an item was pickled.
 UNSENT = "_torchdata_unsent"

@@ -18,8 +18,6 @@ from torchdata._engine.items.rebuilding import Form, forms_of, rebuilt, text_of
 from torchdata._engine.processes.strangers import leave
 from torchdata._reporting import add_note, came_from, fold, make_printable, notes_of, remember
 
-__all__ = ["describe", "reraise"]
-
 
 class _VerbatimKey(str):
     """A message that a KeyError shows unchanged. KeyError prints the repr of its argument."""

@@ -12,8 +12,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-__all__ = ["reduce_memmap"]
-
 
 def reduce_memmap(array: Any) -> Any:
     """Returns the reduced form of a `numpy.memmap` array: a part of its file, if the file certainly has the same

@@ -24,8 +24,6 @@ from typing import Any
 
 from torchdata._reporting import add_note, attributes_of
 
-__all__ = ["Form", "forms_of", "rebuilt", "text_of"]
-
 #: One form of an exception: its kind, and its parts.
 Form = tuple[str, Any]
 

@@ -19,8 +19,6 @@ from torchdata import _native
 from torchdata._engine.items.mapped_files import reduce_memmap
 from torchdata._engine.items.tensors import Departing
 
-__all__ = ["Tables", "has_own_reducer", "program_table"]
-
 #: A function that a pickler calls for an object of a type.
 Reducer = Callable[[Any], Any]
 

@@ -21,10 +21,6 @@ from torchdata._importing import import_whole
 if TYPE_CHECKING:
     from torchdata._native import Sender
 
-__all__ = [
-    "Departing", "Location", "Span", "arriving", "dlpack_ways", "empty_tensor", "room_of", "tensor_over", "tensor_parts"
-]  # fmt: skip
-
 #: A range of this process's memory: the address of its first byte, and the address after its last byte.
 Span = tuple[int, int]
 

@@ -15,8 +15,6 @@ from typing import Any
 from torchdata._importing import call_when_imported
 from torchdata.datapipes._pipe.splitting import watched_info
 
-__all__ = ["seed_worker", "show_worker", "tell_torch", "tell_when_imported", "torch_as_it_was"]
-
 _MODULE = "torch.utils.data"
 
 #: A function that describes the running shard to torch.

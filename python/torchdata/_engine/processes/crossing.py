@@ -31,20 +31,6 @@ from typing import Any, Generic, TypeVar
 
 from torchdata._native import BellBoard, Link, OwnedDescriptor, StatsBoard, is_portable, system_lacks
 
-__all__ = [
-    "EARLY_THRESHOLD",
-    "PREFIX",
-    "ChildName",
-    "Handle",
-    "Parcel",
-    "SharedPickle",
-    "end_early_watch",
-    "main_without_file",
-    "unpack",
-    "warn_of_lacks",
-    "why_unpicklable",
-]
-
 # -- the first actions of a child that inherits nothing ----------------------------------------------------------------
 
 #: The prefix of the names of child processes.

@@ -13,8 +13,6 @@ from typing import Protocol
 
 from torchdata._threads import AFTER_FORK, AT_HANGS
 
-__all__ = ["CANNOT_WATCH", "DAMAGED", "NO_GUARD", "UNGUARDED", "exit_message", "how_it_died", "why_not_started"]
-
 #: Exit code of a child that cannot monitor the main process: the system's code for operating system errors.
 CANNOT_WATCH = os.EX_OSERR
 #: Exit code of a child that tried to start its own children while it imported the program.

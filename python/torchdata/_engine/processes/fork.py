@@ -41,8 +41,6 @@ from torchdata._engine.processes.process import LOOK, ChildProcess, sentinels
 from torchdata._importing import loaded
 from torchdata._native import fork_waits_for
 
-__all__ = ["LOCKS", "ForkedChild", "fork_all", "fork_process"]
-
 #: Maximum number of seconds to wait for each lock that is held. If a thread holds a lock for longer, the child detects
 #: it.
 KEPT = 1.0

@@ -47,8 +47,6 @@ from torchdata._engine.processes.shutdown import KILLED
 from torchdata._native import BellBoard
 from torchdata._threads import OUT_OF_TASKS
 
-__all__ = ["Forker", "RemoteChild", "SpawnedChild", "forker_of_program"]
-
 #: Seconds between two checks for replies to other threads, for signals and for exited processes.
 _LOOK = 0.02
 _NAME, _PROCESS_NAME = "the forking process", f"{PREFIX}forking process"

@@ -30,8 +30,6 @@ from torchdata._engine.processes.interrupts import block_all_but_own_sigterm
 from torchdata._engine.processes.process import Pidfd, close_inherited, close_pipes, watch_the_parent
 from torchdata._native import BellBoard, drop_inherited, name_process
 
-__all__ = ["DESCRIPTORS", "LEAVE", "LONGEST", "REFUSAL", "Inherited", "serve"]
-
 #: Maximum message length, and maximum number of descriptors per message, which is a rounded-down system limit.
 LONGEST, DESCRIPTORS = 4096, 200
 #: The messages of the main process to a child that it knows, and to a child that it will never know.

@@ -31,16 +31,6 @@ from typing import Any
 
 from torchdata._native import take_no_notice
 
-__all__ = [
-    "InterruptsDeferred",
-    "MainSignals",
-    "StartGivenUp",
-    "block_all_but_own_sigterm",
-    "interrupt_waits",
-    "interrupts_blocked",
-    "is_of_handler",
-]
-
 #: Seconds between two checks for whether the main thread has left the critical section.
 LATER = 0.001
 #: Methods in which Python ignores exceptions: its own, and that of `torchdata._native.Finalized`.

@@ -21,8 +21,6 @@ from dataclasses import dataclass
 
 from torchdata._redacting import printable
 
-__all__ = ["SharedPositions"]
-
 #: Maximum number of names in one warning.
 MOST = 3
 #: The files that a warning has named, by device and number.

@@ -24,23 +24,6 @@ from torchdata._engine.processes.exit_messages import why_not_started
 from torchdata._engine.processes.interrupts import interrupts_blocked
 from torchdata._native import OwnedDescriptor
 
-__all__ = [
-    "LOOK",
-    "ChildProcess",
-    "Closes",
-    "Pidfd",
-    "close_here",
-    "close_inherited",
-    "close_pipes",
-    "is_ready",
-    "keep_from_children",
-    "reap",
-    "sentinels",
-    "wait_for_all",
-    "wait_for_any",
-    "watch_the_parent",
-]
-
 #: Seconds between two checks for exited processes, if there is no notification.
 LOOK = 0.02
 

@@ -23,8 +23,6 @@ from torchdata._engine.processes.interrupts import InterruptsDeferred
 from torchdata._engine.processes.process import ChildProcess, Closes, wait_for_all
 from torchdata._native import BellBoard, Finalized, Link, Sender, order_of
 
-__all__ = ["OwnsChildren", "Shutdown", "end_before_others"]
-
 #: How many seconds a child may take to finish its work after it was asked to stop.
 ASKED = 3.0
 #: How many seconds it may take after SIGKILL, which only the kernel can delay.

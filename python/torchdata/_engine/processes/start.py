@@ -23,8 +23,6 @@ from torchdata._engine.processes.forker import Forker, RemoteChild, SpawnedChild
 from torchdata._engine.processes.interrupts import InterruptsDeferred, StartGivenUp, interrupts_blocked
 from torchdata._engine.processes.process import ChildProcess
 
-__all__ = ["new_child", "start_all", "start_method_of"]
-
 #: Start methods that import the program again.
 _SPAWNING = ("spawn", "forkserver")
 

@@ -11,8 +11,6 @@ import os
 import sys
 import traceback
 
-__all__ = ["leave", "note_child"]
-
 #: The id of the engine's child that this process is, or was forked from.
 _child: int | None = None
 

@@ -26,8 +26,6 @@ from torchdata._engine.workers.program import Program
 from torchdata._observe.outside.stalls import warn_in_thread
 from torchdata._optional import optional_import
 
-__all__ = ["Cluster"]
-
 #: Seconds within which one warning covers all late workers.
 TOGETHER = 3.0
 _LEFT = "the program has left the cluster (ray.shutdown) while workers ran there"

@@ -20,8 +20,6 @@ from torchdata._engine.processes.forker import SpawnedChild
 from torchdata._engine.workers.child import ChildSetup, run_child
 from torchdata._engine.workers.program import Program
 
-__all__ = ["DispatchingChild", "pickled", "without_main"]
-
 
 class DispatchingChild(SpawnedChild):
     """The dispatching process.

@@ -38,8 +38,6 @@ from torchdata._engine.workers.members import CONTROL_RING
 from torchdata._native import BellBoard, Carrier, Link, StatsBoard
 from torchdata._observe.stats.counting import PIPES
 
-__all__ = ["About", "Host", "Pulled", "RemoteSetup", "Seen", "Told", "apart", "bytes_of", "versions"]
-
 #: Seconds after which a pull returns without content, so that both sides know that the connection works.
 PULSE = 1.0
 #: Seconds after which a host ends that receives nothing from the main process, in case Ray has not ended it.

@@ -30,8 +30,6 @@ from torchdata._engine.workers.members import CONTROL_RING
 from torchdata._native import Carrier, Link, OwnedDescriptor, StatsBoard
 from torchdata._threads import Flag
 
-__all__ = ["Actor", "Hosts", "RemoteWorker", "VersionsDiffer"]
-
 #: The number of pulls that wait at a host, so that the host prepares a frame while another one is being sent.
 AHEAD = 2
 #: Maximum bytes of a message with commands.

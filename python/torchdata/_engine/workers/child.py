@@ -44,8 +44,6 @@ from torchdata._native import (
 from torchdata._observe.stats.counting import Counting
 from torchdata._reporting import begin_at
 
-__all__ = ["MAIN", "Child", "ChildSetup", "CommonSetup", "Lines", "run_child"]
-
 #: Index of the main process's bell.
 MAIN = 0
 #: Bytes of the largest block that glibc's allocator adapts to (`M_MMAP_THRESHOLD` in mallopt(3)), less its header.

@@ -1,7 +1,7 @@
 """Resumes the replacements of a `DataLoader2`'s children from their newest snapshots.
 
 Role: runs in the main process. A replacement replays the items that were received after its snapshot, as a loader does
-when it loads a state. Functions of the main process are applied between the same two items as before.
+when it loads a state. If the main process has applied a function to the graphs, no child is replaced any more.
 """
 
 from __future__ import annotations
@@ -11,21 +11,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.context import BaseContext
-from typing import Any, NoReturn
+from typing import Any
 
-from torchdata._engine.errors import WorkerExitedError
 from torchdata._engine.processes.shutdown import Shutdown
-from torchdata._engine.snapshots import Announced, Call, Resumption
-from torchdata._engine.workers.calls import Calls, Noted
+from torchdata._engine.snapshots import Announced, Resumption
 from torchdata._engine.workers.hangs import STARTING, Hangs
 from torchdata._engine.workers.members import Members, begins
 from torchdata._engine.workers.restart import GLANCE, Gone, Received, Restarts
 from torchdata._native import Replacing
 
-__all__ = ["EpochRestarts", "Run"]
-
-#: How many seconds the dispatching process has to apply a function after a worker has exited.
-ACKNOWLEDGED = 1.0
 #: A number of items that no epoch reaches.
 ALL = 1 << 62
 #: How many seconds a process has to finish the previous epoch.
@@ -73,65 +67,30 @@ class EpochRestarts(Restarts):
         super().__init__(members, context, shutdown, hangs, deaths)
         #: The current epoch; None before the first one.
         self.run: Run | None = None
-        self._calls = Calls(members)
+        #: Whether a function was applied to the graphs, which a replacement would lack.
+        self.has_called = False
         #: Children that finish an epoch without sending items, because all of them were received.
         self._repeating: set[int] = set()
 
     def begin_run(self, run: Run) -> None:
         """Records that an epoch begins or resumes. Later replacements join it."""
-        with self._members.sending:
-            self._calls.begin(run.before is not None)
         self.run = run
         self.begin(run.number)
         self._repeating.clear()
 
-    def note_call(self, function: Callable[[Any], Any]) -> Noted:
-        """Records a function that is about to be sent to the children, so that replacements apply it, too."""
-        with self._members.sending:
-            return self._calls.note(function)
-
-    def note_resting(self, noted: Noted, index: int) -> None:
-        """Records that a child does not run in this epoch. Its replacement in the next epoch applies the function."""
-        with self._members.sending:
-            self._calls.rest(noted, index)
-
-    def _settle(self, indices: Sequence[int], received: Received) -> None:
-        members, items = self._members, [items for (items, _), _ in received[0]]
-        for index in indices:
-            if index < members.num_workers:
-                self._calls.settle_behind(index, members.received_of(index, items))
-
     def _check(self, dead: Sequence[int]) -> None:
-        """Raises an error if it is unknown between which items the dispatching process has applied a function."""
-        members = self._members
-        if members.num_shards > members.num_workers and self._calls.any_now():
-            self._refuse(dead[0], "between which items of its shards they came")
-        if not members.dispatches:
+        """Raises an error if a function was applied to the graphs."""
+        if not self.has_called:
             return
-        dispatching = len(members.processes) - 1
-        deadline = time.monotonic() + ACKNOWLEDGED
-        while True:
-            with members.sending:
-                if self._calls.is_placed(dispatching):
-                    return
-            if dispatching in dead or members.processes[dispatching].ended or time.monotonic() >= deadline:
-                break
-            time.sleep(GLANCE)  # the process is alive, and has received the function or is about to
-        self._refuse(dead[0], "how much was dispatched before them")
-
-    def _refuse(self, index: int, unknown: str) -> NoReturn:
-        """Raises the error for a child that cannot be replaced because a function was applied in the epoch."""
-        members = self._members
-        process = members.processes[index]
+        members, index = self._members, dead[0]
+        process, worker = members.processes[index], index if index < members.num_workers else None
         how, advice = self._how_it_died(process)
-        raise WorkerExitedError(
-            f"{how}; {advice}. No other processes can take the places: a reading service was applying a function to "
-            f"the graphs in the middle of this epoch (to pause, to resume or to limit them), and {unknown} is not "
-            "known, so the items behind it might be others. Apply such functions between two epochs, or let each "
-            "worker run one share that sharding_filter deals out",
-            worker=index if index < members.num_workers else None,
-            exitcode=process.exitcode,
-            stage="reading items" if index < members.num_workers else "dispatching items",
+        raise members.program_class.exit_error(
+            process,
+            worker,
+            f"{how}; {advice}. No other process can take its place, because a reading service has applied a function "
+            "to the graphs of the running processes (to pause, to resume or to limit them), which a new process would "
+            "lack. Change the graph in `worker_reset_fn` instead, which each new process calls",
         )
 
     # -- commands ----------------------------------------------------------------------------------
@@ -139,44 +98,34 @@ class EpochRestarts(Restarts):
     def _command(self, indices: Sequence[int], received: Received, ended: Sequence[bool]) -> None:
         run = self.run
         if run is None:
-            self._apply(indices, runs=False, repeats=False)
             return
         members, starts = self._members, run.resume(received)
         begin = any(begins(start) for index in indices for start in members.starts_of(index, starts))
         repeats = Replacing.repeats_earlier(run.before is not None, begin)
-        self._apply(indices, runs=True, repeats=repeats)
         if repeats:
             assert run.before is not None
             self._repeat(indices, *run.before)
         for index in reversed(indices):  # the dispatching process first, because the workers wait for it
             own = members.starts_of(index, starts)
             if self._replacing.repeats(index, self._ended(ended)):
-                self._send_repeat(index, run, own, self._calls.within(index))
+                self._send_repeat(index, run, own)
                 continue
             announced = Announced.NONE if run.before is None else members.announced(index, starts)
             if index < members.num_workers:
                 shards = zip(members.shards_of(index), own, strict=True)
                 own = [_to_the_end(start) if ended[shard] else start for shard, start in shards]
-            own[0] = _with_calls(own[0], self._calls.within(index))
             self._send(index, "epoch", run.number, *members.seeds_of(index, run.commands), announced, own)
-
-    def _apply(self, indices: Sequence[int], *, runs: bool, repeats: bool) -> None:
-        """Commands the children to apply functions before their next command."""
-        for index in indices:
-            for noted in self._calls.ahead(index, runs, repeats):
-                self._send(index, "call", noted.serial, noted.function)
 
     def _repeat(self, indices: Sequence[int], run: Run, starts: Sequence[Resumption | None]) -> None:
         """Commands the children to finish the previous epoch, for the parts of the graph that outlive it."""
         for index in reversed(indices):
             own = self._members.starts_of(index, starts)
-            self._send_repeat(index, run, own, self._calls.within(index, earlier=True))
+            self._send_repeat(index, run, own)
         self.await_repeated()
 
-    def _send_repeat(self, index: int, run: Run, starts: list[Resumption | None], calls: tuple[Call, ...]) -> None:
+    def _send_repeat(self, index: int, run: Run, starts: list[Resumption | None]) -> None:
         """Commands a child to finish an epoch without sending items, because all of them were received."""
         members = self._members
-        starts = [_with_calls(starts[0], calls), *starts[1:]]
         if index < members.num_workers:
             starts = [_to_the_end(start) for start in starts]
         self._send(index, "repeat", run.number, *members.seeds_of(index, run.commands), Announced.NONE, starts)
@@ -219,10 +168,6 @@ class EpochRestarts(Restarts):
         except TimeoutError:
             if hangs is not None and seconds is not None:
                 hangs.end(index, seconds)
-
-
-def _with_calls(start: Resumption | None, calls: tuple[Call, ...]) -> Resumption | None:
-    return replace(start or Resumption(), calls=calls) if calls else start
 
 
 def _to_the_end(start: Resumption | None) -> Resumption:

@@ -13,18 +13,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from typing import Any, ClassVar
 
 from torchdata._engine.items.codec import UNSENT
 from torchdata._engine.items.failures import describe
-from torchdata._engine.snapshots import BETWEEN, Account, Announced, Call, Resumption, place_of
+from torchdata._engine.snapshots import Account, Announced, Resumption
 from torchdata._engine.workers.child import MAIN, Child
 from torchdata._engine.workers.program import ChildInfo, EpochProgram
 from torchdata._native import Obedience
 from torchdata._reporting import add_note, attributes_of, name_of
-
-__all__ = ["EpochRunner"]
 
 #: How many seconds a command may take to arrive after its order.
 ORDERED = 10.0
@@ -69,8 +66,6 @@ class EpochRunner:
         self.epoch, self.start, self.opened = 0, Resumption(), False
         #: The encoded exception that has prevented preparing the graph; it is sent in each epoch.
         self.failure: tuple[Any, ...] | None = None
-        #: The functions that must be applied after later items than the next one, in their order.
-        self.due: list[Call] = []
 
     def prepare(self, program: EpochProgram) -> None:
         """See `Runner`."""
@@ -107,10 +102,9 @@ class EpochRunner:
         elif step == "run":
             self._run_epoch(number, *content)
         elif step == "apply":
-            self._apply_due(BETWEEN)  # functions that are due are applied before this one
             self._apply(*content)
         if behind:
-            self.commands.acknowledge(serial, place_of(*self.sender.made()) if self.obedience.runs else BETWEEN)
+            self.commands.acknowledge(serial)
         return step
 
     def _enter(self, shard: int) -> None:
@@ -159,8 +153,6 @@ class EpochRunner:
         each = [start or Resumption() for start in starts or [None] * len(shards)]
         self.start = start = each[0]
         self.epoch, self.opened = epoch, False
-        self.due = list(start.calls)
-        self.obedience.expect(max((serial for _, serial, _ in self.due), default=0))
         links, turn = start.starts, start.turn
         if not self.setup.dispatches:
             links = [(one.starts or _FROM_THE_BEGINNING)[0] for one in each]
@@ -175,7 +167,6 @@ class EpochRunner:
             self._send_epoch(partial(self._begin_epoch, seeds, iter_reset_fn, announced, each))
         finally:
             self.obedience.leave()
-            self._apply_due(BETWEEN)
             self.counting.end()
             if self.dispatched is not None:
                 # so that items that are still dispatched to this worker do not block the other workers
@@ -203,14 +194,11 @@ class EpochRunner:
         program.epoch = self.epoch - 1
         program.begin_epoch(seeds, iter_reset_fn)
         self.counting.bind(program.datapipe, place)
-        self._apply_due(start.made - 1)  # a snapshot is taken before the functions that are applied after the same item
         # A run that resumes from a snapshot reads at once. The main process has that snapshot already, and does not
         # wait for another one.
         unread = announced and start.content is None
         with program.beginning_unread() if unread else nullcontext():
             iterator = program.go_on_from(start.content, start.strict)
-            if self.due:
-                iterator = self._with_calls(iterator, start.made)
             if unread:
                 # If a command is waiting, the pump obeys it and then sends the rest.
                 self.sender.send_snapshot(place)
@@ -219,8 +207,7 @@ class EpochRunner:
     def _begin_pass(self) -> Iterator[Any]:
         (program,) = self.programs
         self.counting.bind(program.datapipe)
-        iterator = program.go_on_from(None)
-        return self._with_calls(iterator, place_of(*self.sender.made())) if self.due else iterator
+        return program.go_on_from(None)
 
     def _send_pass(self, begin: Callable[[], Any]) -> bool:
         """Sends all items once, or the exception that prevents it. Returns False if another epoch or the end is
@@ -277,24 +264,3 @@ class EpochRunner:
                     program.call(function)
         except BaseException as error:
             self.failure = describe(error, self.setup.where)
-
-    def _apply_due(self, made: int) -> None:
-        """Applies the functions that are due after `made` items or fewer."""
-        while self.due and self.due[0][0] <= made:
-            self._apply(self.due.pop(0)[2])
-
-    def _with_calls(self, iterator: Iterator[Any], made: int) -> Iterator[Any]:
-        """Yields the items after the first `made`, and applies the functions of the main process between the same items
-        as before.
-        """
-        while self.due:
-            self._apply_due(made)
-            if self.failure is not None:
-                raise RuntimeError("a function of main's has failed")  # the failure itself is sent instead
-            for item in islice(iterator, 1):
-                yield item
-                break
-            else:
-                return
-            made += 1
-        yield from iterator

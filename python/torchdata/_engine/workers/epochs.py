@@ -17,7 +17,6 @@ from typing import Any
 
 from torchdata._engine import snapshots
 from torchdata._engine.processes.process import ChildProcess
-from torchdata._engine.workers.calls import Noted
 from torchdata._engine.workers.epoch_restarts import EpochRestarts, Run
 from torchdata._engine.workers.group import Group
 from torchdata._engine.workers.hangs import NONE, Survived
@@ -25,8 +24,6 @@ from torchdata._engine.workers.program import EpochProgram, Listener
 from torchdata._engine.workers.restart import Received
 from torchdata._observe.outside.stacks import answer_no_more
 from torchdata._observe.stats.counting import MAIN_PAGE
-
-__all__ = ["Children", "Place"]
 
 #: How many seconds a child has to obey a command that the main process waits for.
 OBEDIENCE = 600.0
@@ -170,7 +167,6 @@ class Children:
         before = self._end_of_run() if announced else None
         if restarts is not None and announced:
             restarts.await_repeated()
-            self._await_obedience()  # records the children's positions, which are needed if this epoch is run again
         self._epoch += 1
         if self._listener is not None:
             self._listener.begin()
@@ -238,21 +234,15 @@ class Children:
     def call(self, function: Callable[[Any], Any]) -> None:
         """Applies `function` to the graph of every child, between two items, and waits until all have done it.
 
-        A running epoch continues.
+        A running epoch continues. From now on, an exit is an error, because a replacement would lack the function.
         """
         self._check_alive()
-        restarts = self._restarts
-        if restarts is None:
-            self._calls += 1
-            noted = Noted(self._calls, function)
-        else:
-            self._await_obedience()  # the wait for an earlier function may have been interrupted
-            noted = restarts.note_call(function)
+        if self._restarts is not None:
+            self._restarts.has_called = True
+        self._calls += 1
         for index in range(len(self._processes)):
-            if restarts is not None and restarts.rests(index):
-                restarts.note_resting(noted, index)
-            else:
-                self._send(index, "call", noted.serial, function, numbers=noted.numbers)
+            if not self._is_resting(index):
+                self._send(index, "call", self._calls, function)
         self._await_obedience()
 
     def _is_resting(self, index: int) -> bool:
@@ -303,14 +293,13 @@ class Children:
         number: int,
         *content: Any,
         to: ChildProcess | None = None,
-        numbers: dict[int, int] | None = None,
     ) -> None:
         """Sends a command to the process `to`, or to the child's current process if `to` is None."""
         began = time.monotonic()
         while to is None or self._processes[index] is to:
             try:
                 tick = self._look_at(index)
-                self._members.send(index, kind, number, *content, seconds=self._timeout, tick=tick, numbers=numbers)
+                self._members.send(index, kind, number, *content, seconds=self._timeout, tick=tick)
                 return
             except _Dying:
                 self._check_alive()

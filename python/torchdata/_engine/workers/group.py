@@ -35,8 +35,6 @@ from torchdata._observe.outside.stalls import warn_in_thread
 from torchdata._observe.stats.counting import MAIN_PAGE, PIPES, Counting
 from torchdata._reporting import place_outside
 
-__all__ = ["Group", "default_budget", "pickled_program"]
-
 #: Buffers of fewer bytes stay in the pickle of a program.
 _LEAST_BUFFER = 1024
 

@@ -23,8 +23,6 @@ from typing import Any
 from torchdata._engine.processes.process import ChildProcess
 from torchdata._engine.workers.members import Members
 
-__all__ = ["NONE", "STARTING", "Hangs", "Hung", "Survived", "check_on_timeout"]
-
 #: The minimum limit, in seconds, for the first item of a process, which imports the program and loads a state.
 STARTING = 60.0
 #: A process counts as working if its threads run, or wait for a processor, for at least this fraction of the time.

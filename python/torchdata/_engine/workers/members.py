@@ -18,8 +18,6 @@ from torchdata._engine.workers.child import MAIN, ChildSetup, Lines
 from torchdata._engine.workers.program import Program
 from torchdata._native import BellBoard, Link, Sender, order_of
 
-__all__ = ["Members", "begins"]
-
 #: Bytes of a control link's ring; larger commands are streamed.
 CONTROL_RING = 64 << 10
 
@@ -152,7 +150,6 @@ class Members:
         *content: Any,
         seconds: float | None = None,
         tick: Callable[[], object] | None = None,
-        numbers: dict[int, int] | None = None,
     ) -> None:
         """Sends a command to a child.
 
@@ -163,12 +160,9 @@ class Members:
             content: the rest of the command.
             seconds: seconds to wait for free space in the link; None for no limit.
             tick: called repeatedly during the wait.
-            numbers: receives the number of the command on the child's link, before the command is sent.
         """
         with self.sending:
             self.sent[index] += 1
-            if numbers is not None:
-                numbers[index] = self.sent[index]
             command = kind, self.sent[index], number, *content
             self.commanders[index].send_message(command, seconds, order_of(kind, number), tick)
 

@@ -21,8 +21,6 @@ from torchdata._engine.processes.exit_messages import exit_message
 if TYPE_CHECKING:
     from torchdata._engine.processes.process import ChildProcess
 
-__all__ = ["ChildInfo", "EpochProgram", "Listener", "Program", "Runner"]
-
 
 class Runner(Protocol):
     """Carries out the main process's commands in one child."""

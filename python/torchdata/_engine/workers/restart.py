@@ -34,8 +34,6 @@ from torchdata._engine.workers.hangs import Hangs
 from torchdata._engine.workers.members import Members
 from torchdata._native import Collector, Link, OwnedDescriptor, Replacing
 
-__all__ = ["Gone", "Received", "Restarts"]
-
 #: How long, in seconds, starting a process is retried while the system lacks resources for it.
 ROOM = 3.0
 #: Seconds between two checks of a condition that is waited for.
@@ -134,10 +132,7 @@ class Restarts:
     # -- overridden by subclasses ------------------------------------------------------------------
 
     def _check(self, dead: Sequence[int]) -> None:
-        """Raises an error if it is unknown how replacements would resume."""
-
-    def _settle(self, indices: Sequence[int], received: Received) -> None:
-        """Records the progress of children that are about to be replaced. The caller holds the lock for sending."""
+        """Raises an error if replacements could not resume."""
 
     def _command(self, indices: Sequence[int], received: Received, ended: Sequence[bool]) -> None:
         """Commands replacements to resume after the received items; see `on_replace`."""
@@ -250,7 +245,6 @@ class Restarts:
         members, shutdown = self._members, self._shutdown
         method = start_method_of(self._context)
         with members.sending:
-            self._settle(indices, received)
             for index, lines in zip(indices, members.new_lines(indices), strict=True):
                 members.setups[index].lines = lines
                 members.processes[index] = self._new_child(index)

@@ -35,8 +35,6 @@ from torchdata._importing import loaded
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.graph.traversal import LARGEST_STRUCTURE, is_pipe, pipes_in
 
-__all__ = ["attribute_copier", "duplicate", "replica"]
-
 T = TypeVar("T")
 LockType = type(Lock())
 

@@ -18,15 +18,6 @@ from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.mapping.skipping import OnError
 from torchdata.datapipes.iter.ordering.sharding import ShardingRoundRobinDispatcher
 
-__all__ = [
-    "DispatchedSource",
-    "cut_dispatched",
-    "find_lca_round_robin_sharding_dp",
-    "find_non_dispatching_branches",
-    "find_replicable_branches",
-    "skipping_as_before",
-]
-
 
 class DispatchedSource(IterDataPipe[Any]):
     """Represents the part that runs in the dispatching process in a worker's graph.

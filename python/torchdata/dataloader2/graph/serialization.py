@@ -24,15 +24,6 @@ from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.graph.traversal import is_pipe, sources_of
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
-__all__ = [
-    "Snapshot",
-    "attach_wrapper",
-    "clone",
-    "deserialize_datapipe",
-    "extract_wrapper",
-    "serialize_datapipe",
-]
-
 T = TypeVar("T")
 
 _WHY_COPIED = (

@@ -10,8 +10,6 @@ import warnings
 
 from torchdata.dataloader2.random.seed_generator import SeedGenerator
 
-__all__ = ["PhiloxEngine"]
-
 _UINT64 = (1 << 64) - 1
 
 

@@ -14,8 +14,6 @@ from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES, ShardingFilter
 from torchdata.datapipes.iter.threads.synchronizing import FullSync
 
-__all__ = ["LEAST", "MOST", "Choice", "choose_workers", "refuse_ranks", "say"]
-
 #: The minimum and the maximum number of workers.
 LEAST, MOST = 2, 16
 

@@ -13,8 +13,6 @@ from torchdata.dataloader2.graph import DataPipe
 from torchdata.datapipes._pipe.datasets import epoch_of
 from torchdata.datapipes._pipe.graph.graph import Graph
 
-__all__ = ["DatasetEpochs"]
-
 _ResetFn = Callable[[DataPipe], DataPipe]
 
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from torchdata.dataloader2.random import SeedGenerator
     from torchdata.dataloader2.state.position import Shard
 
-__all__ = ["DistributedReadingService"]
-
 _BACKENDS = ("gloo", "mpi")
 
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from torchdata.dataloader2.random import SeedGenerator
     from torchdata.datapipes.datapipe import IterDataPipe
 
-__all__ = ["InProcessReadingService"]
-
 _InitFn = Callable[[DataPipe, WorkerInfo], DataPipe]
 _ResetFn = Callable[[DataPipe, WorkerInfo, "SeedGenerator"], DataPipe]
 

@@ -16,16 +16,6 @@ if TYPE_CHECKING:
     from torchdata.dataloader2.random import SeedGenerator
     from torchdata.dataloader2.state.position import Shard
 
-__all__ = [
-    "CheckpointableReadingServiceInterface",
-    "IterResetFn",
-    "PrefetchCount",
-    "RankInEpoch",
-    "ReadingServiceInterface",
-    "Shares",
-    "contract_of",
-]
-
 #: The number of items that are read ahead, or "auto" to let the pipe or service choose it.
 PrefetchCount: TypeAlias = int | Literal["auto"]
 

@@ -22,8 +22,6 @@ from torchdata.datapipes._pipe.state.exchanging import one_at_a_time
 from torchdata.datapipes.iter.threads.prefetching import end_threads
 from torchdata.datapipes.state import load_generators, save_generators
 
-__all__ = ["LocalShards"]
-
 
 class LocalShards:
     """Runs the shards of one epoch in this process, one item of each in turn. Acts as `Children` and their collector.

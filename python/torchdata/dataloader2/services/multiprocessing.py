@@ -12,6 +12,7 @@ import multiprocessing
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing.context import BaseContext
 from typing import Any, Literal
 
@@ -43,8 +44,6 @@ from torchdata.dataloader2.state.places import lasts, names_of_lasting
 from torchdata.dataloader2.state.position import Shard
 from torchdata.datapipes._pipe.checks import check_callable, check_int
 from torchdata.datapipes._pipe.graph.graph import Graph
-
-__all__ = ["MultiProcessingReadingService"]
 
 _NAME = "MultiProcessingReadingService"
 
@@ -431,7 +430,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     ) -> None:
         """Applies `limit_fn` to the graphs of all processes; the loader itself counts the items that it delivers."""
         if limit_fn is not None:
-            self._call(_Limit(limit_fn, num_batches if self._dispatches else None))
+            self._call(partial(_limit, limit_fn, num_batches if self._dispatches else None))
             limit_fn(self._initialised(), num_batches)
 
     def _call(self, function: Callable[[DataPipe], object]) -> None:
@@ -455,23 +454,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return self.__dict__
 
 
-class _Limit:
-    """`limit_fn` with its count, in a form that is sent to the children."""
-
-    def __init__(self, limit_fn: Callable[[DataPipe, int | None], DataPipe], num_batches: int | None) -> None:
-        self.limit_fn = limit_fn
-        self.num_batches = num_batches
-
-    def __call__(self, datapipe: DataPipe) -> None:
-        self.limit_fn(datapipe, self.num_batches)
-
-    # Of several calls with the same function, only the latest is repeated in a process that starts later.
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Limit) and other.limit_fn == self.limit_fn
-
-    def __hash__(self) -> int:
-        return hash((type(self), id(getattr(self.limit_fn, "__func__", self.limit_fn))))
+def _limit(limit_fn: Callable[[DataPipe, int | None], DataPipe], num_batches: int | None, datapipe: DataPipe) -> None:
+    """Limits the graph of a child, which keeps its graph. This is a module function so that it can be pickled."""
+    limit_fn(datapipe, num_batches)
 
 
 def _countable(items: int) -> int:

@@ -19,8 +19,6 @@ from torchdata.dataloader2.services.program import WorkerInfo
 from torchdata.dataloader2.state.position import Shard
 from torchdata.datapipes._pipe.checks import check_int
 
-__all__ = ["RayReadingService"]
-
 _NAME = "RayReadingService"
 #: Items that a worker is ahead: more than on one machine, because a message from main takes milliseconds to arrive.
 _AHEAD = 1_000

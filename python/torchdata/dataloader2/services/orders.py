@@ -15,8 +15,6 @@ from collections.abc import Sequence
 
 from torchdata.datapipes._pipe.witnessing import Note
 
-__all__ = ["Orders"]
-
 #: How many items at different positions, and positions with different items, prove that two orders differ. If the items
 #: are random draws from a few values, this many coincidences occur once in a million epochs.
 _PROOF = 20

@@ -55,16 +55,6 @@ from torchdata.datapipes.state import (
 if TYPE_CHECKING:
     from torchdata.datapipes.datapipe import IterDataPipe
 
-__all__ = [
-    "GraphProgram",
-    "WorkerInfo",
-    "function_in_use",
-    "process_init_fn",
-    "process_reset_fn",
-    "refuse_functions",
-    "replaced_functions",
-]
-
 _LOCKS = "torchdata.datapipes.iter.disk_cache.locks"
 #: Where users find the functions of this module, and replace them.
 _FACE = "torchdata.dataloader2.reading_service"

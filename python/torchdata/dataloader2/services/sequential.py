@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from torchdata.dataloader2.random import SeedGenerator
     from torchdata.dataloader2.state.position import Shard
 
-__all__ = ["SequentialReadingService", "holds_nothing"]
-
 
 def holds_nothing(serialized_state: Any) -> bool:
     """Whether a state that `SequentialReadingService.checkpoint` returned belongs to services without a state."""

@@ -12,8 +12,6 @@ from torchdata.dataloader2.services.interface import ReadingServiceInterface, co
 from torchdata.dataloader2.services.multiprocessing import MultiProcessingReadingService
 from torchdata.dataloader2.services.sequential import SequentialReadingService
 
-__all__ = ["divided", "in_shards"]
-
 
 def in_shards(service: Any) -> ReadingServiceInterface:
     """Returns the service that runs a graph in shards, in its workers or in the main process, instead of the given

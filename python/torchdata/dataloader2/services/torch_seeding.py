@@ -14,8 +14,6 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-__all__ = ["seed_torch"]
-
 _LIMIT = "tracebacklimit"
 
 

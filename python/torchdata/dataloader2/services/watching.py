@@ -20,8 +20,6 @@ from torchdata.datapipes.map.combinatorics import Shuffler as MapShuffler
 from torchdata.datapipes.map.wrapping import SequenceWrapper
 from torchdata.datapipes.state import is_one_to_one
 
-__all__ = ["watched_filters"]
-
 #: Types of plain data that all processes read in the same order.
 _ORDERED = (bytes, dict, list, range, str, tuple)
 

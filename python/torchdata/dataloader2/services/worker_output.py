@@ -19,8 +19,6 @@ from torchdata.dataloader2.state.places import position_of, resumptions, why_uns
 from torchdata.dataloader2.state.position import Shard, WorkersPosition
 from torchdata.datapipes.datapipe import IterDataPipe
 
-__all__ = ["Run", "WorkerOutput"]
-
 
 @dataclass(frozen=True)
 class Run:

@@ -13,8 +13,6 @@ from torchdata.dataloader2.state.position import LoaderState, WorkersPosition
 from torchdata.datapipes._pipe.graph.fingerprint import short_name
 from torchdata.datapipes._pipe.state.layout import dump_entry
 
-__all__ = ["describe"]
-
 
 def describe(state: Mapping[str, Any]) -> str:
     """Describes a loader's state in words: the position in the epoch, the workers, the pipes and their sizes.

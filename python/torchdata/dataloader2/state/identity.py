@@ -15,8 +15,6 @@ from torchdata.dataloader2.state.position import Outline
 from torchdata.datapipes._pipe.graph.fingerprint import Fingerprint, difference, fingerprint
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
-__all__ = ["Identity", "require_same_settings"]
-
 #: A pipe of more bytes is part of a state only on request.
 _LARGE = 1 << 20
 

@@ -42,18 +42,6 @@ from torchdata.datapipes._pipe.state.layout import (
 )
 from torchdata.datapipes._pipe.state.plain import refuse_pickled
 
-__all__ = [
-    "STATE_VERSION",
-    "checksum_of",
-    "checksums",
-    "dump",
-    "entries_in",
-    "generators_in",
-    "opened",
-    "parse",
-    "sealed",
-]
-
 SERIALIZED_DATAPIPE_KEY_NAME = "serialized_datapipe"
 #: The key of a service's own state.
 READING_SERVICE_STATE_KEY_NAME = "reading_service_state"

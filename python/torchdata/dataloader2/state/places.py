@@ -14,8 +14,6 @@ from torchdata.dataloader2.state.position import ShardPosition, WorkersPosition
 from torchdata.datapipes._pipe.graph.graph import Graph, graph_of
 from torchdata.datapipes._pipe.state.hooks import hooks_of
 
-__all__ = ["lasts", "names_of_lasting", "position_of", "resumptions", "why_unsaved"]
-
 #: A number beyond the items of any epoch.
 _ALL = 1 << 62
 

@@ -15,18 +15,6 @@ from torchdata.dataloader2.random import SeedGenerator
 from torchdata.datapipes._pipe.graph.fingerprint import Fingerprint
 from torchdata.datapipes._pipe.state.layout import Entry
 
-__all__ = [
-    "Content",
-    "LoaderState",
-    "Outline",
-    "Position",
-    "Processes",
-    "Randomness",
-    "Shard",
-    "ShardPosition",
-    "WorkersPosition",
-]
-
 #: The number of a rank, the number of ranks, and whether their epoch had the seeds of a run without ranks.
 SavedRanks = tuple[int, int, bool]
 

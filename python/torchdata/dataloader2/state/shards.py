@@ -15,8 +15,6 @@ from torchdata.datapipes._pipe.state.layout import Entry
 #: The class of the pipe that an in-process service uses to read ahead.
 AHEAD = "Prefetcher"
 
-__all__ = ["AHEAD", "among_ranks", "in_workers", "shards_of"]
-
 
 def shards_of(place: Position) -> Sequence[Shard]:
     """Returns the shards of a rank that was at a position, in turn."""

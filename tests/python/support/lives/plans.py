@@ -115,7 +115,7 @@ class Life:
         self.loader_seed = dice.choice([None, 3, 5]) if self.kind == "none" else dice.choice([3, 5])
         self.restarts = self.kind == "workers" and dice.random() < 0.5
         self.ranks = self.kind != "none" and dice.random() < 0.15
-        self.touches = self.kind == "workers" and dice.random() < 0.1
+        self.touches = self.kind == "workers" and dice.random() < 0.1 and not self.restarts
         self.moves = self.kind == "workers" and dice.random() < 0.4
         if self.moves:
             steps = ["shuffle", "plain", "filter", "flatmap", "skewed", "generated", "header", "cycle", "prefetch"]
