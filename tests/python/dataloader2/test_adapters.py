@@ -71,7 +71,7 @@ def test_cache_timeout_reaches_every_pipe_that_waits():
 
 
 @pytest.mark.parametrize("timeout", [None, 0, -1, "3", True])
-def test_a_timeout_that_is_no_time_is_refused(timeout):
+def test_an_invalid_timeout_is_refused(timeout):
     with pytest.raises(ValueError, match="timeout should be a positive number"):
         CacheTimeout(timeout)
 
@@ -143,7 +143,7 @@ def test_the_in_process_service_reads_ahead_at_the_end_of_the_graph():
         (lambda: PrefetchPolicy(1, worker=True), TypeError, "worker must be an integer, but got True"),
     ],
 )
-def test_counts_that_count_nothing_are_refused(make, error, words):
+def test_numbers_that_are_not_counts_are_refused(make, error, words):
     with pytest.raises(error, match=words):
         make()
 
@@ -160,7 +160,7 @@ def test_headroom_serves_what_it_has_kept(service):
         assert list(loader) == [[0], [1], [2], [0], [1]]
 
 
-def test_headroom_ends_where_no_length_is_known_and_where_there_is_nothing():
+def test_headroom_has_a_limit_without_a_known_length_and_ends_without_items():
     unknown = IterableWrapper(range(20)).filter(lambda x: True)
     assert len(list(DataLoader2(unknown, Headroom(2)))) == 200
     assert list(DataLoader2(IterableWrapper([]), Headroom(2))) == []

@@ -34,7 +34,7 @@ def batches() -> Any:
         (64, 16, "64 cores, and at most 16 workers are started"),
     ],
 )
-def test_the_number_follows_from_the_cores_and_one_line_tells_it(machine_of, caplog, cores, workers, reason) -> None:
+def test_the_number_of_workers_follows_from_the_cores_and_is_logged(machine_of, caplog, cores, workers, reason) -> None:
     machine_of(cores)
     caplog.set_level(logging.INFO, "torchdata")
     line = f'num_workers="auto": {workers} workers: this process may use {reason}'
@@ -50,7 +50,7 @@ def test_the_number_follows_from_the_cores_and_one_line_tells_it(machine_of, cap
     assert [record.getMessage() for record in caplog.records] == [line]
 
 
-def test_without_logging_the_line_is_printed() -> None:
+def test_without_logging_configured_the_line_is_printed() -> None:
     program = "from torchdata.dataloader2.services.choosing import say; say('2 workers: it is so')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=250)
     assert (done.stdout, done.stderr) == ("", "torchdata: 2 workers: it is so\n")
@@ -105,7 +105,7 @@ def test_ranks_are_refused_because_all_need_the_same_number() -> None:
             MultiProcessingReadingService("auto", "fork").initialize(pipe)
 
 
-def test_a_state_loaded_into_a_begun_loader_is_counted_in_its_own_workers() -> None:
+def test_a_state_that_is_loaded_into_a_running_loader_is_counted_in_its_own_workers() -> None:
     with auto(IterableWrapper(range(40)).sharding_filter()) as loader:
         iter(loader)
         loader.load_state_dict(loader.state_dict())

@@ -31,7 +31,7 @@ def wide(item: int) -> Any:
     return np.full(1 << 18, item)
 
 
-def test_a_thread_reads_further_ahead_where_that_spares_waiting():
+def test_a_thread_reads_further_ahead_if_that_saves_waiting():
     pipe = IterableWrapper(range(640)).map(unsteady).prefetch("auto")
     reading, got = iter(pipe), []
     for item in reading:
@@ -42,7 +42,7 @@ def test_a_thread_reads_further_ahead_where_that_spares_waiting():
     assert pipe._data.queue.capacity >= 16
 
 
-def test_places_lack_only_where_the_source_was_stopped_before():
+def test_only_items_after_the_stop_of_a_source_are_missing():
     queue = ReadAheadQueue("a test", 2)
 
     def make(after: float) -> threading.Thread:

@@ -104,7 +104,7 @@ def test_out_of_order_all_items_come_once(backend: Spawned, make: Any) -> None:
 
 
 @not_on_one_node
-def test_what_is_dealt_is_made_in_one_process_of_this_machine(backend: Spawned) -> None:
+def test_dispatched_items_are_computed_in_one_process_of_this_machine(backend: Spawned) -> None:
     def make() -> Any:
         return dealt(40, lambda pipe: pipe.map(lambda x: (os.getpid(), os.getppid()))).map(lambda x: (*x, os.getpid()))
 
@@ -125,12 +125,14 @@ def test_ranks_have_workers_each(backend: Spawned) -> None:
 # -- states ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_loader_goes_on_from_random_moments_here_and_there(backend: Spawned) -> None:
+def test_a_loader_resumes_from_random_moments_in_this_and_other_processes(backend: Spawned) -> None:
     _go_on_here_and_there(backend, PIPELINES["random"])
 
 
 @not_on_one_node
-def test_a_loader_of_what_is_dealt_goes_on_from_random_moments_here_and_there(backend: Spawned) -> None:
+def test_a_loader_with_dispatched_items_resumes_from_random_moments_in_this_and_other_processes(
+    backend: Spawned,
+) -> None:
     _go_on_here_and_there(backend, DEALT["random, dealt"])
 
 
@@ -168,12 +170,12 @@ def test_a_state_resumes_exactly_with_other_numbers_of_workers(backend: Spawned,
 # -- exits ------------------------------------------------------------------------------------------------------------
 
 
-def test_whoever_dies_nothing_is_lost_or_comes_twice(backend: Spawned) -> None:
+def test_nothing_is_lost_or_repeated_whichever_process_exits(backend: Spawned) -> None:
     _kill_some(backend, False, [one for one in backend.victims if one != "dispatching"])
 
 
 @not_on_one_node
-def test_whoever_dies_nothing_that_is_dealt_is_lost_or_comes_twice(backend: Spawned) -> None:
+def test_no_dispatched_item_is_lost_or_repeated_whichever_process_exits(backend: Spawned) -> None:
     _kill_some(backend, True, list(backend.victims))
 
 
@@ -217,7 +219,7 @@ def _kill(backend: Spawned, deals: bool, victims: list[str], function: Any, dice
 
 
 @not_on_one_node
-def test_an_error_of_a_function_comes_behind_the_items_before_it_and_says_where(backend: Spawned) -> None:
+def test_an_error_of_a_function_comes_after_the_earlier_items_and_names_the_function(backend: Spawned) -> None:
     pipe = IterableWrapper(range(20)).sharding_filter().map(failing)
     with DataLoader2(pipe, reading_service=backend.service()) as loader:
         got = []
@@ -231,7 +233,7 @@ def test_an_error_of_a_function_comes_behind_the_items_before_it_and_says_where(
 
 
 @not_on_one_node
-def test_an_error_where_items_are_dealt_comes_behind_the_items_before_it(backend: Spawned) -> None:
+def test_an_error_in_the_dispatching_process_comes_after_the_earlier_items(backend: Spawned) -> None:
     with DataLoader2(
         dealt(20, lambda pipe: pipe.map(failing), shuffles=False).map(double), reading_service=backend.service()
     ) as loader:
@@ -246,7 +248,7 @@ def test_an_error_where_items_are_dealt_comes_behind_the_items_before_it(backend
 
 
 @not_on_one_node
-def test_an_epoch_that_is_left_in_the_middle_does_not_hold_up_the_next_one(backend: Spawned) -> None:
+def test_an_abandoned_epoch_does_not_delay_the_next_one(backend: Spawned) -> None:
     def taken(service: Any) -> list[Any]:
         with DataLoader2(numbered(3000).map(array), reading_service=service) as loader:
             loader.seed(1)

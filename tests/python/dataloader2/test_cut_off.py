@@ -116,7 +116,7 @@ def read_until_cut(iterator: Iterator[Any], at: int, kind: type[BaseException] =
         if (kind, service) != ("random numbers", "over workers")
     ],
 )
-def test_who_saves_after_ctrl_c_goes_on_with_the_item_that_was_cut_off(kind: str, service: str) -> None:
+def test_a_state_saved_after_ctrl_c_resumes_with_the_interrupted_item(kind: str, service: str) -> None:
     with loader(kind, service) as made:
         epochs = [list(made), list(made)]
     for at, limited in ((0, False), (17, False), (17, True)) if kind == "map" else ((0, False), (17, True)):
@@ -132,7 +132,7 @@ def test_who_saves_after_ctrl_c_goes_on_with_the_item_that_was_cut_off(kind: str
 
 
 @pytest.mark.parametrize("kind", [SystemExit, GeneratorExit])
-def test_so_goes_who_saves_after_another_end_that_is_no_error(kind: type[BaseException]) -> None:
+def test_a_state_saved_after_an_exit_or_interrupt_has_the_interrupted_item(kind: type[BaseException]) -> None:
     with loader("batch", "in process") as made:
         whole = list(made)
     with loader("batch", "in process") as made:
@@ -142,7 +142,7 @@ def test_so_goes_who_saves_after_another_end_that_is_no_error(kind: type[BaseExc
         assert got + list(made) == whole
 
 
-def test_a_state_of_before_the_cut_spares_what_was_made_before_it() -> None:
+def test_a_state_from_before_an_interrupt_keeps_the_items_before_it() -> None:
     made_items: list[int] = []
 
     def noting(item: int) -> int:
@@ -170,7 +170,7 @@ def test_a_state_of_before_the_cut_spares_what_was_made_before_it() -> None:
 
 @pytest.mark.parametrize("service", SERVICES)
 @pytest.mark.parametrize("kind", ["map", "filter", "behind a thread"])  # Python's generators end when they raise
-def test_who_reads_on_after_ctrl_c_has_states_of_the_run_that_went_on(kind: str, service: str) -> None:
+def test_states_saved_after_reading_on_after_ctrl_c_are_those_of_the_continued_run(kind: str, service: str) -> None:
     with loader(kind, service) as made:
         reading = iter(made)
         got = read_until_cut(reading, 17)
@@ -208,7 +208,7 @@ class Unsaved(IterDataPipe):
 
 
 @pytest.mark.filterwarnings("ignore:states of this pipeline resume from the beginning")
-def test_where_nothing_tells_what_was_lost_a_state_is_refused() -> None:
+def test_a_state_is_refused_if_it_is_unknown_which_items_were_lost() -> None:
     with DataLoader2(Unsaved(IterableWrapper(range(40)))) as made:
         reading = iter(made)
         got = read_until_cut(reading, 17)
@@ -224,7 +224,7 @@ def test_where_nothing_tells_what_was_lost_a_state_is_refused() -> None:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_skipping_after_ctrl_c_is_skipping_in_the_run_that_goes_on(service: str) -> None:
+def test_skipping_after_ctrl_c_skips_in_the_continued_run(service: str) -> None:
     with loader("map", service) as made:
         reading = iter(made)
         got = read_until_cut(reading, 17)
@@ -240,7 +240,7 @@ def test_skipping_after_ctrl_c_is_skipping_in_the_run_that_goes_on(service: str)
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_the_epoch_after_one_that_ctrl_c_has_ended_is_as_ever(service: str) -> None:
+def test_the_epoch_after_one_that_ctrl_c_has_ended_is_complete(service: str) -> None:
     with loader("batch", service) as made:
         epochs = [list(made), list(made)]
     with loader("batch", service) as made:
@@ -293,7 +293,7 @@ def cuts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_an_epoch_whose_beginning_ctrl_c_has_cut_off_begins_the_next_time_and_a_state_is_of_before_it(
+def test_an_epoch_whose_beginning_ctrl_c_interrupted_begins_again_and_its_state_is_from_before(
     service: str, cuts: list[int]
 ) -> None:
     with halting_loader(service) as made:
@@ -312,7 +312,9 @@ def test_an_epoch_whose_beginning_ctrl_c_has_cut_off_begins_the_next_time_and_a_
 
 @pytest.mark.parametrize("after_iter", [False, True])
 @pytest.mark.parametrize("service", SERVICES)
-def test_a_state_whose_way_back_ctrl_c_has_cut_off_is_not_lost(service: str, after_iter: bool, cuts: list[int]) -> None:
+def test_a_state_is_not_lost_if_ctrl_c_interrupts_its_way_to_the_main_process(
+    service: str, after_iter: bool, cuts: list[int]
+) -> None:
     with halting_loader(service) as made:
         epochs = [list(made) for _ in range(2)]
     with halting_loader(service) as made:
@@ -335,7 +337,7 @@ def test_a_state_whose_way_back_ctrl_c_has_cut_off_is_not_lost(service: str, aft
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_where_a_state_cannot_be_gone_on_with_another_one_can_be_loaded(workers: int) -> None:
+def test_another_state_can_be_loaded_after_a_resume_has_failed(workers: int) -> None:
     pipe = IterableWrapper(range(20)).shuffle().sharding_round_robin_dispatch().shuffle()
 
     def made(number: int) -> DataLoader2[Any]:
@@ -361,7 +363,7 @@ def test_where_a_state_cannot_be_gone_on_with_another_one_can_be_loaded(workers:
 
 @pytest.mark.parametrize("service", [*SERVICES, "in process, ahead"])
 @pytest.mark.parametrize("count", [0, 7, 20])
-def test_a_loader_that_was_shut_down_tells_where_it_was(service: str, count: int, monkeypatch: Any) -> None:
+def test_a_loader_that_was_shut_down_still_has_its_state(service: str, count: int, monkeypatch: Any) -> None:
     monkeypatch.setitem(SERVICES, "in process, ahead", lambda: InProcessReadingService(prefetch_cnt=3))
     with halting_loader(service) as made:
         epochs = [list(made), list(made)]
@@ -382,7 +384,7 @@ def test_a_loader_that_was_shut_down_tells_where_it_was(service: str, count: int
         assert list(other) != epochs[1]
 
 
-def test_who_catches_ctrl_c_behind_the_loaders_block_saves_what_was_cut_off() -> None:
+def test_a_state_saved_after_the_loader_s_with_block_has_the_interrupted_item() -> None:
     with loader("batch", "in process") as made:
         whole = list(made)
     with loader("batch", "in process") as made:

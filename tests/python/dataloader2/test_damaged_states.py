@@ -75,7 +75,7 @@ def test_any_flipped_bits_are_damage(field, part, data):
 
 
 @given(st.sampled_from(FIELDS), st.integers(0, 1), st.data(), st.booleans())
-def test_what_is_cut_off_is_damage_with_checksums_and_without(field, part, data, summed):
+def test_truncated_states_are_damaged_with_and_without_checksums(field, part, data, summed):
     cut = damaged(field, part, lambda whole: whole[: data.draw(st.integers(0, len(whole) - 1))])
     if not summed:
         del cut["checksums"]
@@ -89,14 +89,14 @@ def test_what_is_cut_off_is_damage_with_checksums_and_without(field, part, data,
 
 @pytest.mark.parametrize("field", FIELDS)
 @given(value=st.one_of(st.none(), st.integers(), st.text(), st.binary(max_size=40), st.lists(st.integers())))
-def test_anything_else_in_a_field_is_damage_or_refused_by_name(field, value):
+def test_any_other_value_in_a_field_is_refused_by_name(field, value):
     assert "state" in refused({**STATE, field: value})
     # Without checksums, the state of a service is its own responsibility, and randomness is optional.
     if field == "serialized_datapipe" or (field == "randomness_state" and value is not None):
         assert "state" in refused({**STATE, field: value, "checksums": None})
 
 
-def test_a_service_may_save_what_it_likes():
+def test_a_service_may_save_any_object():
     class Odd(Kept):
         def checkpoint(self):
             return {"place": object()}
@@ -117,7 +117,7 @@ def test_damage_to_what_describes_the_state_is_noticed(name, value):
     assert "state" in refused({**STATE, name: value})
 
 
-def test_a_state_whose_module_is_missing_says_so_and_what_to_do(monkeypatch):
+def test_an_error_names_the_missing_module_of_a_state_and_the_remedy(monkeypatch):
     module = types.ModuleType("only_where_it_was_saved")
     exec("def double(x): return 2 * x", vars(module))
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -134,13 +134,13 @@ def test_a_state_whose_module_is_missing_says_so_and_what_to_do(monkeypatch):
     assert isinstance(caught.value.__cause__, AttributeError)
 
 
-def test_the_state_of_another_service_is_told_from_a_sequence_of_them():
+def test_a_sequence_refuses_the_state_of_another_service():
     other = {**STATE, "reading_service_state": pickle.dumps({"not": "a list"}), "checksums": None}
     with pytest.raises(ValueError, match="not that of a SequentialReadingService"):
         iter(DataLoader2.from_state(other, services()))
 
 
-def test_a_state_survives_being_pickled_and_is_as_good_as_new():
+def test_a_state_can_be_pickled_and_loaded():
     again = pickle.loads(pickle.dumps(STATE))
     loader = DataLoader2.from_state(again, services())
     items = list(loader)

@@ -97,7 +97,7 @@ def test_every_loop_is_an_epoch(service):
         assert list(loader) == list(range(6))
 
 
-def test_the_service_hears_beginning_and_end_of_each_epoch_once():
+def test_the_service_is_called_once_at_the_beginning_and_end_of_each_epoch():
     with loader_of(numbers(2)) as loader:
         for _ in range(2):
             assert list(loader) == [0, 1]
@@ -360,7 +360,7 @@ def test_after_shutdown_nothing_can_be_read():
         next(iterator)
 
 
-def test_a_loader_that_is_dropped_shuts_down():
+def test_a_deleted_loader_shuts_down():
     loader = loader_of(numbers())
     next(iter(loader))
     del loader
@@ -456,11 +456,11 @@ def test_a_value_that_is_not_a_pipe_is_refused_when_the_loader_is_made(service, 
         DataLoader2(value, reading_service=service)
 
 
-def test_an_adapter_may_make_a_pipe_of_anything():
+def test_an_adapter_may_turn_any_object_into_a_pipe():
     assert list(DataLoader2(3, numbers)) == [0, 1, 2]
 
 
-def test_a_value_that_no_adapter_made_a_pipe_of_is_refused_when_the_loader_is_used():
+def test_using_the_loader_refuses_a_value_that_no_adapter_turned_into_a_pipe():
     loader = DataLoader2(5, [])
     with pytest.raises(TypeError, match="an IterDataPipe or a MapDataPipe, but got 5 of type int; put"):
         list(loader)

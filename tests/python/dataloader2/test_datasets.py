@@ -66,7 +66,7 @@ def up_to(count: int) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("deepcopy", [True, False])
-def test_a_data_set_without_iter_is_read_by_its_length(deepcopy: bool) -> None:
+def test_a_dataset_without_iter_is_read_by_index_up_to_its_length(deepcopy: bool) -> None:
     pipe = IterableWrapper(Tens(), deepcopy=deepcopy)
     assert list(itertools.islice(pipe, 99)) == [0, 10, 20, 30, 40]
     assert len(pipe) == 5
@@ -99,12 +99,12 @@ def test_a_loader_takes_a_data_set(dataset: Any, expected: list[int]) -> None:
     [5, {"a": 1}, "text", iter([1]), type("NoLength", (), {"__getitem__": lambda self, index: index})()],
     ids=["int", "dict", "str", "iterator", "no length"],
 )
-def test_what_is_no_data_set_is_refused(dataset: Any) -> None:
+def test_objects_that_are_not_datasets_are_refused(dataset: Any) -> None:
     with pytest.raises(TypeError, match="loads from a data set .* put data into"):
         DataLoader2.from_dataset(dataset)
 
 
-def test_data_sets_stand_among_pipes() -> None:
+def test_datasets_can_be_used_among_pipes() -> None:
     ints = IterableWrapper(range(5))
     assert list(ints.zip(Tens())) == [(n, 10 * n) for n in range(5)]
     assert list(ints.concat(Counted(2), Tens(2))) == [0, 1, 2, 3, 4, 0, 1, 0, 10]
@@ -127,7 +127,7 @@ def test_plain_data_beside_pipes_is_still_refused(value: Any) -> None:
 
 
 @pytest.mark.parametrize("function", [three, functools.partial(up_to, 3)])
-def test_a_generator_function_is_called_anew_in_each_epoch(function: Any) -> None:
+def test_a_generator_function_is_called_again_in_each_epoch(function: Any) -> None:
     pipe = IterableWrapper(function)
     assert list(pipe) == list(pipe) == [0, 1, 2]
     items = iter(pipe)
@@ -145,7 +145,7 @@ def test_workers_share_what_a_generator_function_yields(method: str) -> None:
         assert list(loading) == list(loading) == [0, 1, 2]
 
 
-def test_a_generator_function_is_taken_where_a_pipe_is() -> None:
+def test_a_generator_function_is_accepted_in_place_of_a_pipe() -> None:
     assert list(IterableWrapper([5]).mux_longest(three)) == [5, 0, 1, 2]
 
 
@@ -228,7 +228,7 @@ def test_a_sampler_is_told_the_number_of_the_epoch() -> None:
     assert [list(pipe) for _ in range(3)] == [[30], [40], [50]]
 
 
-def test_a_sampler_tells_the_length_and_what_cannot_be_read_twice_is_refused() -> None:
+def test_a_sampler_determines_the_length_and_must_be_readable_twice() -> None:
     assert len(SequenceWrapper(Tens()).sample_by(Sized(3))) == 3
     with pytest.raises(TypeError, match="valid length"):
         len(SequenceWrapper(Tens()).sample_by(Drawn(3)))
@@ -303,7 +303,7 @@ def test_arguments_that_make_no_sense_are_refused(options: Any, error: type[Exce
         DataLoader2.from_dataset(Tens(), **options)
 
 
-def test_a_sampler_is_refused_for_what_is_read_by_iterating() -> None:
+def test_a_sampler_is_refused_for_an_iterable_dataset() -> None:
     with pytest.raises(ValueError, match="read by iterating"):
         DataLoader2.from_dataset(Counted(), sampler=[1])
 
@@ -388,7 +388,7 @@ def test_torchs_iterable_data_sets_and_pipes_lose_nothing_either() -> None:
     assert list(DataLoader2(Set())) == ALL
 
 
-def test_all_others_are_told_the_worker_meanwhile() -> None:
+def test_the_other_workers_get_the_messages_meanwhile() -> None:
     pytest.importorskip("torch")
     pipe = IterableWrapper(Splitting()).map(with_worker).sharding_filter().prefetch(2)
     with loader(pipe.map(lambda pair: (*pair, with_worker(0)[1]))) as loading:
@@ -427,7 +427,7 @@ def test_rows_of_hugging_face_come_once(tmp_path: Any) -> None:
     assert [finding.kind for finding in lint(IterableWrapper(rows).shuffle().sharding_filter())] == ["splits-itself"]
 
 
-def test_data_sets_need_no_torch() -> None:
+def test_datasets_need_no_torch() -> None:
     code = (
         "import sys\nfrom torchdata.dataloader2 import DataLoader2\n"
         "class Tens:\n    def __len__(self): return 3\n    def __getitem__(self, index): return 10 * index\n"

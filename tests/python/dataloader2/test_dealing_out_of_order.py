@@ -88,7 +88,7 @@ def test_each_worker_gets_the_same_items_in_any_order_of_delivery() -> None:
 
 
 @pytest.mark.parametrize(("build", "workers"), [(plain, 4), (batched, 2), (cycled, 1), (cycled, 3), (filtered, 3)])
-def test_a_state_of_any_moment_goes_on_with_the_rest(build: Build, workers: int) -> None:
+def test_a_state_of_any_moment_resumes_with_the_remaining_items(build: Build, workers: int) -> None:
     states: list[tuple[int, State]] = []
     with loader(build, workers) as whole:
         got = []
@@ -109,7 +109,7 @@ def test_a_state_of_any_moment_goes_on_with_the_rest(build: Build, workers: int)
             assert elements(list(last)) == expected(build), "the next epoch"
 
 
-def test_a_state_of_later_epochs_of_a_graph_that_remembers_goes_on_with_the_rest() -> None:
+def test_a_state_of_a_later_epoch_of_a_graph_with_lasting_state_resumes_with_the_remaining_items() -> None:
     def remembering(pipe: Any) -> Any:
         return pipe.map(uneven)
 
@@ -140,7 +140,7 @@ def read(dying: DataLoader2[Any], child: int, kills: tuple[int, ...], look: Call
 
 
 @pytest.mark.parametrize(("build", "child"), [(plain, 0), (batched, -1), (cycled, 1), (cycled, -1)])
-def test_nothing_is_lost_or_doubled_when_processes_die(build: Build, child: int) -> None:
+def test_nothing_is_lost_or_doubled_when_processes_exit(build: Build, child: int) -> None:
     with loader(build, on_worker_exit="restart") as dying, pytest.warns(RuntimeWarning, match="taken its place"):
         got = read(dying, child, (10, 35), len)
     assert elements(got) == expected(build)
@@ -154,7 +154,7 @@ def as_it_is(item: int, _device: Any) -> int:
     return item
 
 
-def test_a_state_of_before_a_death_is_as_good_as_ever() -> None:
+def test_a_state_from_before_a_worker_exit_stays_valid() -> None:
     states: list[tuple[int, State]] = []
 
     def look(got: list[Any]) -> None:
@@ -178,7 +178,7 @@ def state_at(count: int, **options: Any) -> tuple[list[Any], State]:
 @pytest.mark.parametrize(
     "options", [{"workers": 2}, {"workers": 5}, {"in_order": True}, {"workers": 2, "in_order": True}]
 )
-def test_a_state_goes_on_with_other_workers_and_in_order(options: dict[str, Any]) -> None:
+def test_a_state_resumes_with_another_number_of_workers_in_order(options: dict[str, Any]) -> None:
     got, state = state_at(30)
     with loader(**options) as other:
         other.load_state_dict(state)
@@ -186,7 +186,7 @@ def test_a_state_goes_on_with_other_workers_and_in_order(options: dict[str, Any]
         assert sorted(other) == list(range(COUNT)), "the next epoch"
 
 
-def test_a_state_of_strict_order_goes_on_in_any_order() -> None:
+def test_a_state_saved_in_order_resumes_out_of_order() -> None:
     got, state = state_at(30, in_order=True)
     with loader() as again:
         again.load_state_dict(state)
@@ -199,7 +199,7 @@ def test_a_state_of_strict_order_goes_on_in_any_order() -> None:
         assert sorted(last) == list(range(COUNT)), "the next epoch"
 
 
-def test_a_state_of_the_beginning_serves_any_number_of_workers() -> None:
+def test_a_state_of_the_beginning_loads_with_any_number_of_workers() -> None:
     _, state = state_at(0)
     with loader(workers=2) as other:
         other.load_state_dict(state)

@@ -108,7 +108,7 @@ def test_a_mesh_of_two_dimensions_and_a_group_without_this_rank_are_refused_by_n
     ]
 
 
-def test_a_rank_that_dies_is_named_by_its_number_in_the_job(tmp_path: Path) -> None:
+def test_an_error_names_an_exited_rank_by_its_number_in_the_job(tmp_path: Path) -> None:
     body = """
     def main(rank):
         import torch.distributed as dist

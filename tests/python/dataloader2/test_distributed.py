@@ -107,7 +107,7 @@ def test_uneven_ranks_end_together_epoch_after_epoch(tmp_path: Path) -> None:
         assert job.outcomes() == [[[0, 1, 2, 3, 4]] * 3] * 3
 
 
-def test_a_rank_without_any_item_ends_all(tmp_path: Path) -> None:
+def test_a_rank_without_items_ends_the_epoch_of_all_ranks(tmp_path: Path) -> None:
     body = """
     def main(rank):
         return list(FullSync(Counting(4 * rank), timeout=20))
@@ -204,7 +204,7 @@ def test_ranks_that_a_user_brings_are_used_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_what_a_rank_had_read_ahead_is_part_of_its_state_and_voted_on_again(late: bool, tmp_path: Path) -> None:
+def test_items_that_a_rank_had_read_ahead_are_in_its_state_and_are_voted_on_again(late: bool, tmp_path: Path) -> None:
     """This includes the item that is being voted on, while the vote of another rank is late."""
     body = f"""
     late = {late}
@@ -287,7 +287,7 @@ class NeverAnswers(Agrees):
         return 0
 
 
-def test_a_pipe_behind_that_cannot_be_paused_names_the_cause_and_the_remedy() -> None:
+def test_an_error_names_a_later_pipe_that_cannot_be_paused_and_the_remedy() -> None:
     group = NeverAnswers()
     pipe = IterableWrapper(range(4)).fullsync(process_group=group).prefetch(1)
     pipe.patience = 0.2
@@ -371,7 +371,7 @@ def test_the_length_depends_on_the_shortest_rank_and_is_refused() -> None:
     assert not IterableWrapper([1]).fullsync().is_replicable()
 
 
-def test_workers_that_start_before_the_ranks_are_told_apart_are_refused_with_the_remedy() -> None:
+def test_workers_that_start_before_sharding_by_rank_are_refused_with_the_remedy() -> None:
     service = SequentialReadingService(
         MultiProcessingReadingService(1), DistributedReadingService(20, process_group=Alone())
     )
@@ -398,7 +398,7 @@ class Alone:
         return value
 
 
-def test_what_was_read_ahead_on_two_ranks_stays_in_the_state_on_one() -> None:
+def test_items_read_ahead_on_two_ranks_stay_in_the_state_that_one_rank_loads() -> None:
     def build(group: OnlyVotes) -> Any:
         return FullSync(IterableWrapper(range(10)), process_group=group)
 
@@ -439,7 +439,7 @@ def test_copies_of_the_pipe_talk_through_the_group_that_the_user_brought() -> No
         assert list(loader) == [0, 1, 2]
 
 
-def test_what_talks_to_other_ranks_is_not_copied_and_says_so(tmp_path: Path) -> None:
+def test_a_pipe_that_communicates_with_other_ranks_refuses_to_be_copied(tmp_path: Path) -> None:
     body = """
     import copy
 
@@ -461,7 +461,7 @@ def test_what_talks_to_other_ranks_is_not_copied_and_says_so(tmp_path: Path) -> 
             assert all("a group of ranks in use can be neither pickled nor copied" in text for text in said)
 
 
-def test_two_of_the_pipe_in_one_graph_keep_apart(tmp_path: Path) -> None:
+def test_two_fullsync_pipes_in_one_graph_work_independently(tmp_path: Path) -> None:
     body = """
     def main(rank):
         pipe = FullSync(Counting(5 + 3 * rank), timeout=20).map(identity).batch(2)

@@ -118,13 +118,13 @@ def test_the_plan_of_a_job_follows_from_its_seed() -> None:
     assert {plan.victim for plan in plans} == {0, 1, 2, 3}
 
 
-def test_whom_a_message_blames_is_not_whom_it_comes_from() -> None:
+def test_a_message_may_blame_another_rank_than_its_sender() -> None:
     text = "FullSync on rank 2: rank 0 of 4 gave up before: ranks 1, 3 of 4 gave no sign of life and must have died"
     assert blamed(text) == {1, 3}
     assert blamed("rank 2 raised an exception while it read its items, so that FullSync ends rank 0, too") == {2}
 
 
-def test_a_child_that_outlives_its_rank_does_not_seem_to_be_it(tmp_path: Path) -> None:
+def test_a_child_that_outlives_its_rank_is_not_mistaken_for_the_rank(tmp_path: Path) -> None:
     """Otherwise, the connections that it inherited would hide the exit until the timeout."""
     body = """
     def main(rank):

@@ -49,7 +49,7 @@ def test_a_rank_that_raises_makes_the_others_fail_with_its_name(start: Start, ba
         assert "rank 1 raised an exception" in str(other)
 
 
-def test_what_a_rank_was_voting_on_when_another_failed_is_part_of_its_state(tmp_path: Path) -> None:
+def test_the_item_of_an_open_vote_is_in_the_state_when_another_rank_fails(tmp_path: Path) -> None:
     body = """
     from torchdata.datapipes.state import load_state, save_state
 
@@ -138,7 +138,7 @@ def test_a_rank_that_hangs_is_reported_within_the_time_out_and_two_seconds(
 
 
 @each_backend
-def test_a_rank_that_comes_when_the_others_have_given_up_is_told_why(
+def test_a_rank_that_arrives_after_the_others_gave_up_gets_their_reason(
     start: Start, backend: str, tmp_path: Path
 ) -> None:
     """Rank 1 reaches an operation that the others have left. Otherwise it would report a broken network."""
@@ -155,7 +155,7 @@ def test_a_rank_that_comes_when_the_others_have_given_up_is_told_why(
 
 @each_backend
 @pytest.mark.parametrize("late_by", [0.05, 0.4])
-def test_a_rank_that_comes_just_too_late_is_the_one_that_is_named(
+def test_the_error_names_the_rank_that_arrives_just_too_late(
     start: Start, backend: str, late_by: float, tmp_path: Path
 ) -> None:
     with start(tmp_path, WAIT_AT.format(waits=f"time.sleep({3 + late_by})", timeout=3, backend=backend), 3) as job:
@@ -163,7 +163,7 @@ def test_a_rank_that_comes_just_too_late_is_the_one_that_is_named(
             assert "rank 1 of 3 did not come along" in str(job.outcome(rank)[0])
 
 
-def test_a_rank_that_is_slow_with_its_first_item_is_late_and_not_dead(tmp_path: Path) -> None:
+def test_a_rank_that_is_slow_with_its_first_item_is_not_reported_as_exited(tmp_path: Path) -> None:
     body = """
     def slow(item):
         time.sleep(5 if int(os.environ["RANK"]) == 1 else 0)
@@ -251,7 +251,7 @@ def test_spawned_workers_that_begin_mpi_as_they_start_are_told_where_to_import_i
     assert "import it in a function, or under `if __name__" in str(error)
 
 
-def test_on_mpi_nothing_piles_up_where_a_rank_keeps_others_waiting(tmp_path: Path) -> None:
+def test_on_mpi_no_messages_pile_up_while_a_rank_keeps_others_waiting(tmp_path: Path) -> None:
     body = """
     def main(rank):
         from mpi4py import MPI
@@ -275,7 +275,7 @@ def test_on_mpi_nothing_piles_up_where_a_rank_keeps_others_waiting(tmp_path: Pat
             assert kept < 10
 
 
-def test_a_rank_that_is_stopped_gives_no_sign_of_life(tmp_path: Path) -> None:
+def test_a_stopped_rank_sends_no_heartbeat(tmp_path: Path) -> None:
     with gloo_job(tmp_path, WAIT_AT.format(waits="time.sleep(1000)", timeout=3, backend="gloo"), 2) as job:
         wait_for((tmp_path / "reached").exists)
         job.kill(1, signal.SIGSTOP)

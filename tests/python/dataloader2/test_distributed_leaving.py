@@ -19,7 +19,7 @@ pytest.importorskip("torch", reason="ranks on gloo need torch")
 
 
 @pytest.mark.parametrize("broken_off_by", [[0], [0, 1]], ids=["one rank", "all ranks"])
-def test_what_a_rank_was_voting_on_when_a_loop_was_left_is_part_of_its_state(
+def test_the_item_of_an_open_vote_is_in_the_state_when_a_loop_is_abandoned(
     broken_off_by: list[int], tmp_path: Path
 ) -> None:
     body = f"""
@@ -47,7 +47,7 @@ def test_what_a_rank_was_voting_on_when_a_loop_was_left_is_part_of_its_state(
         assert job.outcomes() == [[list(range(12))] * 10] * 2
 
 
-def test_a_rank_that_came_to_an_end_is_not_waited_for_in_the_next_epoch(tmp_path: Path) -> None:
+def test_the_next_epoch_does_not_wait_for_a_rank_that_has_ended(tmp_path: Path) -> None:
     body = """
     def main(rank):
         with DataLoader2(Counting(20), reading_service=DistributedReadingService(1000)) as loader:
@@ -65,7 +65,7 @@ def test_a_rank_that_came_to_an_end_is_not_waited_for_in_the_next_epoch(tmp_path
     assert "rank 1 of 2 had shut down the loader or come to an end" in str(error)
 
 
-def test_an_exception_in_the_loop_of_a_rank_is_told_to_one_that_comes_later(tmp_path: Path) -> None:
+def test_a_rank_that_arrives_later_learns_of_an_exception_in_another_rank_s_loop(tmp_path: Path) -> None:
     body = """
     def main(rank):
         pipe = IterableWrapper(range(40)).sharding_filter()
@@ -110,7 +110,7 @@ def test_loaders_leave_no_threads_no_descriptors_and_no_groups_behind(tmp_path: 
             assert found[-1][1] - found[1][1] < 2, found  # torch may close one of its descriptors
 
 
-def test_a_thread_that_comes_back_late_sends_nothing_in_the_group_of_the_whole_job(tmp_path: Path) -> None:
+def test_a_thread_that_returns_late_sends_nothing_in_the_group_of_the_whole_job(tmp_path: Path) -> None:
     body = """
     import threading
 
@@ -143,7 +143,7 @@ def test_a_thread_that_comes_back_late_sends_nothing_in_the_group_of_the_whole_j
         assert job.outcomes() == [(1, 20)] * 2
 
 
-def test_a_process_that_ends_in_the_middle_of_an_epoch_says_nothing(tmp_path: Path) -> None:
+def test_a_process_that_exits_in_the_middle_of_an_epoch_prints_nothing(tmp_path: Path) -> None:
     body = """
     def main(rank):
         os._exit = lambda code: None  # the interpreter ends in the ordinary way
@@ -226,7 +226,7 @@ def _fault_of_rank_0(tmp_path: Path, pipe: str, going: str) -> BaseException:
 
 
 @pytest.mark.parametrize(("how", "workers"), [*((how, 0) for how in GOING), ("an exception", 1)])
-def test_a_rank_that_goes_in_its_last_epoch_makes_the_others_fail_with_its_name(
+def test_a_rank_that_exits_in_its_last_epoch_makes_the_others_fail_with_its_name(
     how: str, workers: int, tmp_path: Path
 ) -> None:
     error = _fault_of_rank_0(tmp_path, WITH_SERVICE.format(workers=workers), GOING[how])
@@ -242,14 +242,14 @@ def test_a_rank_that_goes_in_its_last_epoch_makes_the_others_fail_with_its_name(
     ],
     ids=["no service", "no loader", "a pipe behind"],
 )
-def test_a_rank_that_goes_without_a_service_makes_the_others_fail_with_its_name(
+def test_a_rank_that_exits_without_a_service_makes_the_others_fail_with_its_name(
     pipe: str, how: str, tmp_path: Path
 ) -> None:
     error = _fault_of_rank_0(tmp_path, pipe, GOING[how])
     assert "rank 1 shut its loader down or came to an end in the middle of the epoch" in str(error)
 
 
-def test_an_exception_behind_fullsync_makes_the_others_fail_with_its_rank(tmp_path: Path) -> None:
+def test_an_exception_after_fullsync_makes_the_others_fail_with_its_rank(tmp_path: Path) -> None:
     body = """
     def fail_on(rank):
         def check(item):
@@ -305,7 +305,7 @@ def _last_vote(group: Records) -> int:
     return group.votes[-1]
 
 
-def test_a_loop_that_was_left_counts_by_what_comes_after_it() -> None:
+def test_an_abandoned_loop_counts_if_items_of_a_later_loop_are_read() -> None:
     group = Records()
     pipe = _left_loop(group)
     time.sleep(0.2)
@@ -330,7 +330,7 @@ def test_a_loop_that_was_left_counts_by_what_comes_after_it() -> None:
     ],
     ids=["reset", "leave", "leave for good", "shutdown"],
 )
-def test_a_rank_tells_the_others_what_became_of_its_loop(goes: Callable[[Any], None], vote: int) -> None:
+def test_a_rank_informs_the_others_how_its_loop_ended(goes: Callable[[Any], None], vote: int) -> None:
     group = Records()
     pipe = _left_loop(group)
     goes(pipe)
@@ -346,7 +346,7 @@ def _ends(comes: threading.Event, error: Exception | None) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("error", [None, ValueError("the worker is gone")], ids=["end", "error"])
-def test_a_source_that_ends_because_its_rank_goes_is_no_end_of_the_data(error: Exception | None) -> None:
+def test_a_source_that_ends_because_its_rank_exits_does_not_end_the_data(error: Exception | None) -> None:
     group, comes = Records(), threading.Event()
     pipe = IterableWrapper(_ends(comes, error), deepcopy=False).fullsync(20, process_group=group)
     items = iter(pipe)
@@ -367,7 +367,7 @@ def test_a_reader_that_was_closed_yields_nothing_more() -> None:
     assert set(group.votes) == {_HAS}
 
 
-def test_ranks_that_take_so_many_items_and_go_do_not_disturb_each_other(tmp_path: Path) -> None:
+def test_ranks_that_exit_after_different_numbers_of_items_do_not_disturb_each_other(tmp_path: Path) -> None:
     body = """
     def main(rank):
         pipe = IterableWrapper(range(100)).sharding_filter()

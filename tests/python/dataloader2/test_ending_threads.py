@@ -36,7 +36,7 @@ THREADS = {
 @pytest.mark.parametrize("threads", THREADS)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("ends", ["shutdown", "collector"])
-def test_no_function_is_called_in_a_thread_of_main_once_a_loader_has_ended(threads, workers, ends):
+def test_no_function_runs_in_a_thread_of_the_main_process_after_a_loader_has_ended(threads, workers, ends):
     called = []
 
     def function(item):
@@ -61,7 +61,7 @@ def test_no_function_is_called_in_a_thread_of_main_once_a_loader_has_ended(threa
 
 
 @pytest.mark.parametrize("threads", THREADS)
-def test_a_thread_that_does_not_come_to_the_end_of_its_item_is_not_waited_for_for_ever(threads):
+def test_the_wait_for_a_thread_that_does_not_finish_its_item_is_bounded(threads):
     is_stuck, goes_on = threading.Event(), threading.Event()
 
     def function(item):

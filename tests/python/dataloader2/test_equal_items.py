@@ -46,7 +46,7 @@ def test_an_object_that_is_yielded_twice_is_repeated_from_a_state_between_the_tw
 
 
 @pytest.mark.parametrize("kind", ["text", "bytes", "times"])
-def test_an_object_that_an_item_holds_twice_arrives_as_one_beside_equal_ones(kind: str) -> None:
+def test_an_object_that_an_item_contains_twice_arrives_as_one_object(kind: str) -> None:
     make = MAKE[kind]
 
     def item(number: int) -> list[Any]:

@@ -86,7 +86,7 @@ def main(rank):
 CASES = {"looked at": 5, "replayed on one": 5, "held behind": 6, "workers": 5}
 
 
-def test_ranks_that_make_different_numbers_of_items_again_stay_in_step(tmp_path: Path) -> None:
+def test_ranks_that_recompute_different_numbers_of_items_stay_in_step(tmp_path: Path) -> None:
     plans = [(case, *each) for case in CASES for each in ((0, 0), (1, 1))]  # the shorter rank, and the epoch
     with gloo_job(tmp_path, BODY.replace("{plans!r}", repr(plans))) as job:
         outcomes = job.outcomes(110)
@@ -101,7 +101,7 @@ def test_ranks_that_make_different_numbers_of_items_again_stay_in_step(tmp_path:
             assert drop == {"looked at": (2, 5), "replayed on one": (2, 2)}.get(case, (0, 0))[rank]
 
 
-def test_a_rank_that_cannot_make_its_items_again_says_so_and_the_other_hears_of_it() -> None:
+def test_a_rank_that_cannot_recompute_its_items_raises_an_error_on_all_ranks() -> None:
     def body(group: ThreadGroup) -> str:
         def loader(items: int) -> DataLoader2[int]:
             service = DistributedReadingService(30, process_group=group)
@@ -147,7 +147,7 @@ def drawn(item: int) -> tuple[int, float]:
 
 @pytest.mark.parametrize("replayed", [False, True])
 @pytest.mark.parametrize("prefetched", [False, True])
-def test_random_functions_that_the_thread_calls_ahead_go_on_exactly(replayed: bool, prefetched: bool) -> None:
+def test_random_functions_that_a_thread_calls_ahead_resume_exactly(replayed: bool, prefetched: bool) -> None:
     def made(seed: int, state: bytes | None = None) -> DataLoader2[Any]:
         random.seed(seed)
         pipe: Any = IterableWrapper(range(14)).shuffle()

@@ -153,7 +153,7 @@ def test_removing_a_pipe_connects_its_readers_to_its_source():
     assert list(end) == [[0, 1, 2], [3, 4, 5]]
 
 
-def test_what_cannot_be_changed_is_refused_by_name():
+def test_changes_of_fixed_pipes_are_refused_by_name():
     start = source()
     end = Reader([start, source()])
     graph = traverse_dps(end)
@@ -397,7 +397,7 @@ def test_a_replacement_in_a_circle_is_read_by_those_that_read_the_old_pipe():
 
 
 @pytest.mark.parametrize("cut", ["start", "behind", "both"])
-def test_a_circle_that_dispatches_is_cut_where_it_is_nearest_to_the_end(cut):
+def test_a_cycle_that_dispatches_is_cut_nearest_to_its_end(cut):
     _, _, start, behind, end = circle()
     graph, nearest = traverse_dps(end), behind
     if cut in ("start", "both"):

@@ -44,7 +44,7 @@ def told(pipe: Any, workers: int, epochs: int = 2, **options: Any) -> list[str]:
     return [str(warning.message) for warning in caught]
 
 
-def test_fewer_shards_than_workers_are_told_once_by_their_numbers() -> None:
+def test_one_line_reports_fewer_shards_than_workers() -> None:
     assert told(shards(50, 30), 4) == [
         "worker processes 2 and 3 have given no item in this epoch, the others up to 50: probably fewer files, "
         "shards or blocks of ShardingPolicy (2) are divided among the workers than there are workers (4). Use "
@@ -75,13 +75,13 @@ def test_fewer_shards_than_workers_are_told_once_by_their_numbers() -> None:
         (IterableWrapper([50, 30]).sharding_round_robin_dispatch().flatmap(shard), 3, {}),  # a filter may do the same
     ],
 )
-def test_nothing_is_told_of_workers_that_had_something_to_do_or_of_data_sets_that_are_small(
+def test_nothing_is_reported_about_busy_workers_or_small_datasets(
     pipe: Any, workers: int, options: dict[str, Any]
 ) -> None:
     assert told(pipe, workers, **options) == []
 
 
-def test_an_epoch_that_is_left_tells_nothing_and_one_that_is_resumed_does() -> None:
+def test_an_abandoned_epoch_is_not_reported_but_a_resumed_one_is() -> None:
     service = lambda: MultiProcessingReadingService(3)  # noqa: E731
     loader = DataLoader2(shards(50, 50), reading_service=service())
     items = iter(loader)
@@ -107,7 +107,7 @@ def test_a_warning_that_is_an_error_leaves_the_loader_between_two_epochs() -> No
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_any_shares_are_told_where_a_worker_has_none_and_each_other_one_ten_or_more(seed: int) -> None:
+def test_a_line_reports_any_shares_if_a_worker_has_none_and_each_other_one_ten_or_more(seed: int) -> None:
     drawn = random.Random(seed)
     workers = drawn.randint(2, 4)
     sizes = [drawn.choice([0, 9, 10, 20]) for _ in range(drawn.randint(0, 6))]

@@ -40,7 +40,7 @@ def test_a_thread_that_ends_an_epoch_does_not_end_the_next_one(monkeypatch: pyte
         assert list(second) == list(range(10))
 
 
-def test_an_iterator_of_before_reads_nothing_of_an_epoch_that_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_iterator_reads_nothing_of_a_new_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     with DataLoader2(IterableWrapper(range(10))) as loader:
         first, told, position = iter(loader), [], loader._run.position
         next(first)

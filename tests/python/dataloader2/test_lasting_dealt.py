@@ -42,7 +42,7 @@ def loader(workers: int, state: State | None = None) -> DataLoader2[Any]:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_a_cache_before_the_dispatch_is_in_the_states_of_all_moments_of_later_epochs(workers: int) -> None:
+def test_states_of_later_epochs_contain_a_cache_before_the_dispatch(workers: int) -> None:
     states: dict[tuple[int, int], State] = {}
     with loader(workers) as whole:
         for epoch in range(3):
@@ -95,7 +95,7 @@ class Silent(IterDataPipe[int]):
 @pytest.mark.parametrize(
     ("method", "after"), [("fork", "all"), ("fork", "a break"), ("spawn", "a break"), ("forkserver", "all")]
 )
-def test_the_epochs_of_a_user_s_pipe_go_on_from_the_first_moment_of_a_later_one(method: str, after: str) -> None:
+def test_a_user_s_pipe_resumes_from_the_first_moment_of_a_later_epoch(method: str, after: str) -> None:
     def made(state: State | None = None) -> DataLoader2[Any]:
         pipe = Counting(IterableWrapper(range(9)), 0.05).sharding_round_robin_dispatch()
         service = MultiProcessingReadingService(2, method, on_worker_exit="restart")
@@ -116,7 +116,7 @@ def test_the_epochs_of_a_user_s_pipe_go_on_from_the_first_moment_of_a_later_one(
 
 
 @pytest.mark.parametrize("ever", [True, False])
-def test_workers_that_come_late_or_never_to_what_is_dealt_do_not_keep_a_state_waiting(ever: bool) -> None:
+def test_workers_that_read_dispatched_items_late_or_never_do_not_delay_a_state(ever: bool) -> None:
     def made() -> DataLoader2[Any]:
         dealt = Counting(IterableWrapper(range(6)), 0.0).sharding_round_robin_dispatch()
         pipe = Silent(dealt, ever)
@@ -140,7 +140,7 @@ def test_workers_that_come_late_or_never_to_what_is_dealt_do_not_keep_a_state_wa
             assert list(again) == epoch(3)
 
 
-def test_a_failure_at_the_beginning_of_a_later_epoch_is_not_lost_while_its_snapshot_is_awaited() -> None:
+def test_an_error_at_the_beginning_of_a_later_epoch_is_raised_although_its_snapshot_is_awaited() -> None:
     class Failing(Counting):
         def __iter__(self) -> Iterator[int]:
             if self.epochs == 2:
@@ -190,7 +190,7 @@ def slow_loader(seconds: float, dispatched: bool, **options: Any) -> DataLoader2
 
 
 @pytest.mark.parametrize("dispatched", [False, True])
-def test_a_state_is_exact_however_long_an_epoch_takes_to_begin(dispatched: bool) -> None:
+def test_a_state_is_exact_even_if_an_epoch_takes_long_to_begin(dispatched: bool) -> None:
     with slow_loader(1.5, dispatched) as loader:
         list(loader)
         iterator = iter(loader)
@@ -204,7 +204,7 @@ def test_a_state_is_exact_however_long_an_epoch_takes_to_begin(dispatched: bool)
 @pytest.mark.parametrize(
     ("dispatched", "waits"), [(False, ", which is running"), (True, ", which waits for the dispatching process")]
 )
-def test_an_epoch_that_does_not_begin_is_told_like_an_item_that_does_not_come(dispatched: bool, waits: str) -> None:
+def test_an_epoch_that_does_not_begin_times_out_like_an_item(dispatched: bool, waits: str) -> None:
     with slow_loader(1000.0, dispatched, timeout=1.0, stall_warning=0.3) as loader:
         iterator = iter(loader)
         wait_for(lambda: sum(worker.items for worker in loader.stats().workers) == 16)
@@ -245,7 +245,7 @@ class ReadsTwiceAtOnce(IterDataPipe[int]):
         return iter([*self.source, *self.source])
 
 
-def test_what_the_dispatching_process_remembers_is_known_though_no_worker_makes_a_snapshot() -> None:
+def test_lasting_state_of_the_dispatching_process_is_saved_although_no_worker_sends_a_snapshot() -> None:
     def made() -> DataLoader2[Any]:
         pipe = ReadsTwiceAtOnce(Counting(IterableWrapper(range(6)), 0.0).sharding_round_robin_dispatch())
         return DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, "fork"))
@@ -307,7 +307,7 @@ BEHIND_THE_END: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("behind", BEHIND_THE_END)
-def test_what_the_dispatching_process_does_at_its_end_is_done_where_workers_go_on_behind_it(
+def test_work_at_the_end_of_the_dispatching_process_is_done_even_if_workers_resume_after_it(
     behind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshots, "SECONDS", 0.0)
@@ -342,7 +342,7 @@ def test_what_the_dispatching_process_does_at_its_end_is_done_where_workers_go_o
             assert [list(again), list(again)] == expected[epoch + 1 : epoch + 3], (epoch, at, "saved again")
 
 
-def test_an_epoch_that_interrupts_the_wait_for_that_end_begins_anew() -> None:
+def test_an_epoch_that_interrupts_the_wait_for_an_end_starts_again() -> None:
     def check() -> None:
         read = 0
 

@@ -56,7 +56,7 @@ def loader_of(pipe: Pipe, workers: int = 2, state: dict[str, Any] | None = None)
 
 
 @each_pipe
-def test_what_pipes_in_main_remember_is_in_the_states_of_every_moment(build: Callable[[], Pipe]) -> None:
+def test_lasting_state_of_pipes_in_the_main_process_is_in_the_states_of_every_moment(build: Callable[[], Pipe]) -> None:
     with loader_of(build()) as loader:
         whole, states = [], {}
         for epoch in range(4):
@@ -77,7 +77,7 @@ def drawn(item: int) -> bool:
 
 
 @pytest.mark.parametrize("dispatched", [False, True])
-def test_workers_end_an_epoch_whose_last_items_main_had_read_ahead(dispatched: bool) -> None:
+def test_workers_end_an_epoch_whose_last_items_the_main_process_had_read_ahead(dispatched: bool) -> None:
     """The workers complete their kept state, although no further item is requested."""
 
     (caches,) = (row for row in ROWS if row.name == "on_disk_caches_in_turn")  # these read ahead
@@ -114,7 +114,7 @@ OVER_CHILDREN: dict[str, Callable[[Pipe], Pipe]] = {
 
 
 @pytest.mark.parametrize("over", OVER_CHILDREN.values(), ids=OVER_CHILDREN)
-def test_a_loader_whose_items_were_all_read_ahead_ends_and_goes_on_to_the_next_epochs(
+def test_a_loader_whose_items_were_all_read_ahead_ends_and_continues_with_the_next_epochs(
     over: Callable[[Pipe], Pipe],
 ) -> None:
     """The children of a fork hold the items, so the workers' items are not read before the next epoch."""
@@ -149,7 +149,7 @@ def is_small(item: int) -> bool:
 
 
 @pytest.mark.parametrize("one_by_one", [False, True])
-def test_a_state_at_the_end_behind_items_that_main_drops_is_that_of_the_end(one_by_one: bool) -> None:
+def test_a_state_at_the_end_is_final_although_the_main_process_drops_the_last_items(one_by_one: bool) -> None:
     """The last snapshot of the main process's part may be from before these items."""
 
     def build() -> Pipe:
@@ -171,7 +171,7 @@ def test_a_state_at_the_end_behind_items_that_main_drops_is_that_of_the_end(one_
             state = again
 
 
-def test_a_replay_in_main_of_what_was_loaded_begins_with_the_workers_where_that_run_began() -> None:
+def test_a_replay_in_the_main_process_begins_where_the_workers_of_the_loaded_run_began() -> None:
     def build() -> Pipe:
         pipe = IterableWrapper(range(6)).sharding_filter().pin_memory(pin_memory_fn=unpinned)
         first, second = pipe.shuffle(buffer_size=3).fork(2)
@@ -195,7 +195,9 @@ def test_a_replay_in_main_of_what_was_loaded_begins_with_the_workers_where_that_
 
 
 @pytest.mark.parametrize("dispatched", [False, True])
-def test_a_pipe_in_main_that_reads_the_workers_items_several_times_goes_on_between_two_passes(dispatched: bool) -> None:
+def test_a_pipe_of_the_main_process_that_reads_the_workers_items_several_times_resumes_between_two_passes(
+    dispatched: bool,
+) -> None:
     def build() -> Pipe:
         pipe = IterableWrapper(range(6))
         pipe = pipe.sharding_round_robin_dispatch() if dispatched else pipe.sharding_filter()
@@ -219,7 +221,7 @@ def test_a_pipe_in_main_that_reads_the_workers_items_several_times_goes_on_betwe
 
 
 @each_pipe
-def test_it_is_there_with_other_numbers_of_workers_in_the_next_epoch(build: Callable[[], Pipe]) -> None:
+def test_lasting_state_is_kept_with_another_number_of_workers_in_the_next_epoch(build: Callable[[], Pipe]) -> None:
     with loader_of(build()) as loader:
         list(loader)
         state = loader.state_dict()
@@ -267,7 +269,7 @@ def test_a_state_after_an_error_begins_the_next_epoch(kind: Any) -> None:
         assert [until_nine(loader), until_nine(loader)] == expected
 
 
-def test_it_is_refused_where_main_runs_the_whole_pipeline() -> None:
+def test_it_is_refused_if_the_main_process_runs_the_whole_pipeline() -> None:
     with loader_of(PIPES["cache"]()) as loader:
         list(loader)
         state = loader.state_dict()
@@ -295,7 +297,7 @@ def whole_tails(build: Callable[[], Pipe], state: dict[str, Any], epochs: int = 
 
 
 @pytest.mark.parametrize("dispatched", [False, True])
-def test_passes_of_a_first_epoch_are_no_later_epochs(dispatched: bool) -> None:
+def test_passes_of_a_first_epoch_do_not_count_as_epochs(dispatched: bool) -> None:
     """No snapshot was taken within the epoch, which the main process reads three times, so it is run again from its
     beginning.
     """
@@ -320,7 +322,7 @@ def test_passes_of_a_first_epoch_are_no_later_epochs(dispatched: bool) -> None:
 
 
 @pytest.mark.parametrize("dispatched", [False, True])
-def test_a_place_in_the_first_of_two_passes_is_told_in_the_second_one(dispatched: bool) -> None:
+def test_a_position_in_the_first_of_two_passes_is_known_in_the_second_one(dispatched: bool) -> None:
     """The first pass of a loader's first epoch has no kept state, so its items need not be recorded."""
     pipe = drawn_by_its_own_seed(dispatched).cycle(2).map(plus_one)
     with loader_of(pipe) as loader:
@@ -339,7 +341,7 @@ def test_a_place_in_the_first_of_two_passes_is_told_in_the_second_one(dispatched
 
 
 @pytest.mark.parametrize("dispatched", [False, True])
-def test_an_epoch_that_a_full_cache_spares_the_workers_ends_unread(dispatched: bool) -> None:
+def test_an_epoch_ends_unread_if_a_full_cache_makes_the_workers_unnecessary(dispatched: bool) -> None:
     def build() -> Pipe:
         return drawn_by_its_own_seed(dispatched).in_memory_cache().map(plus_one)
 
@@ -364,7 +366,9 @@ class ReadsAtOnce(IterDataPipe[int]):
 
 
 @pytest.mark.parametrize("dispatched", [False, True])
-def test_the_first_moment_of_a_later_epoch_whose_first_item_main_has_read_already(dispatched: bool) -> None:
+def test_a_state_of_a_later_epoch_whose_first_item_the_main_process_has_read_ahead_resumes_exactly(
+    dispatched: bool,
+) -> None:
     def build() -> Pipe:
         return ReadsAtOnce(ByHand(drawn_by_its_own_seed(dispatched)))
 
@@ -381,7 +385,7 @@ def test_the_first_moment_of_a_later_epoch_whose_first_item_main_has_read_alread
 
 
 @pytest.mark.parametrize("dispatched", [False, True])
-def test_an_end_that_main_has_met_before_the_user_is_the_workers_end_too(dispatched: bool) -> None:
+def test_the_end_of_a_resumed_epoch_that_needs_no_more_items_is_the_workers_end_too(dispatched: bool) -> None:
     """A resumed loader does not read any more items of the workers' epoch, which must nevertheless be run."""
 
     def build() -> Pipe:
@@ -424,7 +428,7 @@ class BeginsSlowly(IterDataPipe[int]):
 
 @pytest.mark.parametrize("dispatched", [False, True])
 @pytest.mark.parametrize("holds_more", [False, True])
-def test_items_that_a_thread_takes_while_a_state_is_put_together_are_in_the_rest(
+def test_items_that_a_thread_takes_while_a_state_is_saved_are_in_the_remaining_items(
     holds_more: bool, dispatched: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def build() -> Pipe:
@@ -450,7 +454,7 @@ def test_items_that_a_thread_takes_while_a_state_is_put_together_are_in_the_rest
 
 
 @pytest.mark.parametrize("dispatched", [False, True])
-def test_a_second_pass_counts_from_its_own_beginning_in_a_loader_that_went_on_in_the_first(dispatched: bool) -> None:
+def test_a_second_pass_counts_from_its_own_beginning_in_a_loader_that_resumed_in_the_first(dispatched: bool) -> None:
     def build() -> Pipe:
         pipe = drawn_by_its_own_seed(dispatched)
         return pipe.concat(pipe).shuffle(buffer_size=2)
@@ -472,7 +476,7 @@ def test_a_second_pass_counts_from_its_own_beginning_in_a_loader_that_went_on_in
 
 
 @pytest.mark.parametrize("dispatched", [False, True])
-def test_a_pass_that_a_thread_has_begun_is_not_the_epoch_s_beginning(dispatched: bool) -> None:
+def test_a_pass_that_a_thread_has_begun_does_not_count_as_the_epoch_s_beginning(dispatched: bool) -> None:
     def build() -> Pipe:
         pipe: Pipe = SampleMultiplexer({IterableWrapper(range(3)): 1, IterableWrapper(range(3, 6)): 1}, seed=3)
         if dispatched:
@@ -498,7 +502,7 @@ def test_a_pass_that_a_thread_has_begun_is_not_the_epoch_s_beginning(dispatched:
 
 
 @pytest.mark.parametrize("service", [None, InProcessReadingService], ids=["no service", "in process"])
-def test_a_cache_of_what_was_drawn_is_filled_alike_by_a_replay_at_the_end(service: Any) -> None:
+def test_a_replay_at_the_end_fills_a_cache_with_the_same_random_items(service: Any) -> None:
     torch_data = pytest.importorskip("torch.utils.data", reason="its pipes are replayed at the end")
 
     def made(state: dict[str, Any] | None = None) -> DataLoader2[Any]:

@@ -103,7 +103,7 @@ def printed(*command: str) -> str:
 
 
 @pytest.mark.parametrize("where", ["worker", "dispatching"])
-def test_runs_are_repeatable_where_a_function_imports_numpy_within_the_epoch(where: str, tmp_path: Path) -> None:
+def test_runs_repeat_even_if_a_function_imports_numpy_within_the_epoch(where: str, tmp_path: Path) -> None:
     script = tmp_path / "runs.py"
     script.write_text(RUNS)
     runs, loaded_in_main = printed(str(script), where).split(";")
@@ -115,7 +115,7 @@ def test_runs_are_repeatable_where_a_function_imports_numpy_within_the_epoch(whe
     assert loaded_in_main.strip() == "False"
 
 
-def test_what_is_made_again_draws_the_same_where_numpy_was_imported_within_the_epoch(tmp_path: Path) -> None:
+def test_recomputed_items_draw_the_same_numbers_if_numpy_was_imported_within_the_epoch(tmp_path: Path) -> None:
     pytest.importorskip("numpy")
     script = tmp_path / "goes_on.py"
     script.write_text(GOES_ON)
@@ -137,7 +137,7 @@ def test_an_awaited_module_is_seeded_once_with_the_last_seed_and_keeps_its_loade
     assert printed("-c", program).splitlines() == ["1", "True", "SourceFileLoader True", "True", "True"]
 
 
-def test_the_finder_leaves_when_all_that_was_awaited_is_imported_or_stays_after_a_failed_import(
+def test_the_import_finder_leaves_once_all_awaited_modules_are_imported_and_stays_after_a_failed_import(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "late.py").write_text("import os\nif 'FAILS' in os.environ: raise ImportError('not yet')\n")
@@ -184,7 +184,7 @@ importing.join()
 
 
 @pytest.mark.parametrize("case", ["pipes", "workers"])
-def test_seeds_are_drawn_once_a_library_that_another_thread_imports_is_whole(case: str) -> None:
+def test_seeds_are_drawn_after_another_thread_has_finished_importing_a_library(case: str) -> None:
     pytest.importorskip("torch")
     assert printed("-c", MEANWHILE.replace("CASE", repr(case))) == "True\n"
 

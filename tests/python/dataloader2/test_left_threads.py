@@ -49,7 +49,7 @@ def pipeline(service: str, said: Path) -> Any:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_a_thread_of_an_epoch_that_was_left_takes_no_seeds_of_the_next_one(service: str, tmp_path: Path) -> None:
+def test_a_thread_of_an_abandoned_epoch_takes_no_seeds_of_the_next_one(service: str, tmp_path: Path) -> None:
     said = tmp_path / "said"
     pipe = pipeline(service, said)
 

@@ -187,7 +187,7 @@ def longer(datapipe: Any, *_: Any) -> Any:
     return datapipe.cycle(2)
 
 
-def test_a_loader_in_this_process_knows_what_its_function_made_of_the_graph() -> None:
+def test_an_in_process_loader_uses_the_graph_that_its_function_returned() -> None:
     with DataLoader2(IterableWrapper(range(4)), reading_service=InProcessReadingService(init_fn=longer)) as loading:
         with pytest.raises(TypeError, match="init_fn"):
             len(loading)
@@ -203,7 +203,7 @@ def test_a_length_that_was_set_is_that_of_the_whole() -> None:
             assert len(loading) == len(list(loading)) == 8
 
 
-def test_asking_does_not_disturb_an_epoch_or_the_graph() -> None:
+def test_asking_for_the_length_changes_neither_an_epoch_nor_the_graph() -> None:
     with loader(IterableWrapper(range(10)).sharding_filter(), 2) as loading:
         graph = loading.datapipe
         len(loading)

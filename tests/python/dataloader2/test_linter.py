@@ -177,7 +177,7 @@ def test_an_endless_graph_of_one_pipe_in_a_circle_is_looked_at_once() -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_less_than_two_workers_duplicate_nothing(num_workers: int) -> None:
+def test_fewer_than_two_workers_duplicate_nothing(num_workers: int) -> None:
     for make, kinds in GRAPHS.values():
         expected = [kind for kind in kinds if kind in ("no-shuffle-before-sharding", "sharded-twice")]
         assert [finding.kind for finding in lint(make(), num_workers)] == expected
@@ -236,7 +236,7 @@ def run(pipe: Any, num_workers: int = 2, **options: Any) -> tuple[list[Any], lis
     return items, [str(warning.message) for warning in caught]
 
 
-def test_the_service_warns_once_where_workers_yield_the_same_items() -> None:
+def test_the_service_warns_once_if_workers_yield_the_same_items() -> None:
     items, said = run(ints().map(str))
     assert sorted(items) == sorted([*map(str, range(6))] * 4)
     assert said == [str(finding) for finding in lint(ints().map(str))]
@@ -272,11 +272,11 @@ def keep(pipe: Any, *args: Any) -> Any:
         "worker_reset_fn",
     ],
 )
-def test_the_service_does_not_warn_where_it_cannot_be_certain(make: Callable[[], Any], options: dict[str, Any]) -> None:
+def test_the_service_does_not_warn_if_it_is_not_certain(make: Callable[[], Any], options: dict[str, Any]) -> None:
     assert run(make(), **options)[1] == []
 
 
-def test_the_service_does_not_warn_where_sharding_was_switched_off_on_purpose() -> None:
+def test_the_service_does_not_warn_if_sharding_was_switched_off_on_purpose() -> None:
     service = MultiProcessingReadingService(2, multiprocessing_context="fork")
     with DataLoader2(sharded(), ShardingPolicy(enable=False), service) as loader:
         assert len(list(loader)) == 12
@@ -337,7 +337,7 @@ def test_an_exact_mix_that_keeps_its_ratio_is_not_found(mixed):
     ]
 
 
-def test_two_inputs_in_turn_leave_each_of_two_workers_one_input():
+def test_lint_finds_that_two_inputs_in_turn_leave_each_of_two_workers_one_input():
     pipe = IterableWrapper("A" * 8).shuffle().mux(IterableWrapper("B" * 8).shuffle()).sharding_filter().batch(4)
     with DataLoader2(pipe, num_workers=2) as loader:
         assert ["".join(batch) for batch in loader] == ["AAAA", "BBBB"] * 2
@@ -368,7 +368,7 @@ def test_local_paths_are_found_for_workers_on_other_machines(how: str, tmp_path:
 
 
 @pytest.mark.parametrize("name", ["/nowhere/at/all", "s3://bucket/key", "pyproject.toml", "a\0b/c", ""])
-def test_names_that_may_be_anything_are_no_local_paths(name: str) -> None:
+def test_ambiguous_names_do_not_count_as_local_paths(name: str) -> None:
     assert not [one for one in lint(IterableWrapper([name]).sharding_filter(), remote=True) if one.kind == "local-path"]
 
 
@@ -393,7 +393,7 @@ class Reordered:
         return iter(items)
 
 
-def test_a_filter_over_an_iterable_that_shuffles_by_itself_is_found() -> None:
+def test_lint_finds_a_filter_over_an_iterable_that_shuffles_by_itself() -> None:
     [finding] = lint(IterableWrapper(Reordered()).shuffle().sharding_filter())
     assert finding.kind == "own-order"
     assert not finding.silent

@@ -54,7 +54,7 @@ def shuffled_loader(seed=None):
     return loader
 
 
-def test_a_loader_goes_on_from_its_state_epoch_by_epoch():
+def test_a_loader_resumes_from_its_state_in_each_epoch():
     loader = shuffled_loader(5)
     list(loader)
     second_epoch = list(loader)
@@ -141,7 +141,7 @@ def test_a_loaded_pipe_goes_through_the_adapters():
         ),
     ],
 )
-def test_what_is_no_state_of_this_release_is_refused(change, error, words):
+def test_states_of_another_release_are_refused(change, error, words):
     state = DataLoader2(numbers()).state_dict()
     with pytest.raises(error, match=words):
         DataLoader2(None).load_state_dict(change(state))
@@ -174,7 +174,7 @@ def shuffled(items=40):
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_a_state_is_taken_after_iter_as_long_as_no_item_was_asked_for(service):
+def test_a_state_can_be_loaded_after_iter_until_an_item_is_requested(service):
     with DataLoader2(shuffled(), reading_service=SERVICES[service]()) as first:
         first.seed(5)
         reading = iter(first)
@@ -190,7 +190,7 @@ def test_a_state_is_taken_after_iter_as_long_as_no_item_was_asked_for(service):
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_a_state_of_other_data_is_refused_after_iter_and_the_epoch_goes_on(service):
+def test_a_state_of_other_data_is_refused_after_iter_and_the_epoch_continues(service):
     state = DataLoader2(IterableWrapper([1, 2, 3]).sharding_filter()).state_dict()
     with DataLoader2(IterableWrapper([7, 8]).sharding_filter(), reading_service=SERVICES[service]()) as loader:
         iterator = iter(loader)
@@ -199,7 +199,7 @@ def test_a_state_of_other_data_is_refused_after_iter_and_the_epoch_goes_on(servi
         assert list(iterator) == [7, 8]
 
 
-def test_a_damaged_state_leaves_the_epoch_that_was_begun_as_it_is():
+def test_loading_a_damaged_state_does_not_change_the_running_epoch():
     loader = DataLoader2(IterableWrapper([1, 2]))
     iterator = iter(loader)
     with pytest.raises(ValueError, match="not the state of a DataLoader2"):
@@ -207,7 +207,7 @@ def test_a_damaged_state_leaves_the_epoch_that_was_begun_as_it_is():
     assert list(iterator) == [1, 2]
 
 
-def test_a_state_of_another_pipeline_is_refused_with_the_difference_unless_that_is_meant():
+def test_a_state_of_another_pipeline_is_refused_with_the_difference_unless_strict_is_false():
     state = DataLoader2(IterableWrapper([1, 2]).map(str).batch(2)).state_dict()
     loader = DataLoader2(IterableWrapper([1, 2]).filter(bool).batch(2))
     with pytest.raises(ValueError, match="pipe 2 .* is Mapper in the state and Filter in this loader.*strict=False"):
@@ -220,7 +220,7 @@ def test_a_state_of_another_pipeline_is_refused_with_the_difference_unless_that_
         DataLoader2(IterableWrapper([1, 2]).map(repr).batch(2)).load_state_dict(state)
 
 
-def test_a_function_of_another_programs_main_module_is_named_with_the_remedy(tmp_path):
+def test_an_error_names_a_function_of_another_program_s_main_module_and_the_remedy(tmp_path):
     program = """
 import pickle, sys
 from torchdata.dataloader2 import DataLoader2
@@ -257,7 +257,7 @@ def held_once(item: int) -> int:
 @pytest.mark.parametrize(
     "service", [InProcessReadingService(prefetch_cnt=3), None], ids=["a service's thread", "a pipe's"]
 )
-def test_a_thread_that_still_reads_for_what_is_loaded_over_ends_before(service: Any) -> None:
+def test_a_thread_ends_before_another_state_is_loaded(service: Any) -> None:
     def loader() -> DataLoader2[Any]:
         pipe = IterableWrapper(range(40)).map(held_once).enumerate()  # its state is the number of yielded items
         return DataLoader2(pipe if service else pipe.prefetch(3), reading_service=copy.copy(service))

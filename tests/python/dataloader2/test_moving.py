@@ -93,7 +93,7 @@ def stopped(pipe: Any, service: Any, count: int, seed: int | None = 3) -> Any:
 
 @pytest.mark.parametrize("kind", PIPES)
 @pytest.mark.parametrize("service", SERVICES)
-def test_a_state_goes_from_workers_to_none_and_back_in_the_same_order(kind: str, service: str) -> None:
+def test_a_state_moves_from_workers_to_none_and_back_in_the_same_order(kind: str, service: str) -> None:
     (pipe, block), in_main = PIPES[kind], SERVICES[service]
     with loader(pipe(), in_main(), block=block) as made:
         whole = [list(made) for _ in range(3)]
@@ -115,7 +115,7 @@ def test_a_state_goes_from_workers_to_none_and_back_in_the_same_order(kind: str,
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_a_state_of_workers_is_saved_again_in_main_before_an_item_was_asked_for(service: str) -> None:
+def test_a_loaded_state_of_workers_is_saved_again_in_the_main_process_before_an_item_is_requested(service: str) -> None:
     pipe, _ = PIPES["two passes"]
     with loader(pipe(), None) as made:
         whole = list(made)
@@ -136,7 +136,7 @@ def test_epochs_are_alike_with_any_number_of_workers_and_without_a_service() -> 
     assert all(each == epochs[0] for each in epochs)
 
 
-def test_seeds_that_pipes_drew_by_themselves_are_not_taken_to_workers() -> None:
+def test_seeds_that_pipes_drew_by_themselves_are_not_sent_to_workers() -> None:
     state = stopped(shuffled().sharding_filter(), None, 3, seed=None)
     made = loader(shuffled().sharding_filter(), MultiProcessingReadingService(2), state)
     with made, pytest.raises(ValueError, match=r"pipes drew their seeds by themselves.*Call `loader\.seed"):
@@ -158,7 +158,7 @@ def test_before_the_first_item_any_pipeline_moves() -> None:
 
 @pytest.mark.parametrize("ahead", ["prefetch", "threadpool_map"])
 @pytest.mark.parametrize(("before", "after"), [(0, 3), (2, 0), (1, 2)])
-def test_an_error_that_was_read_ahead_comes_where_it_came(ahead: str, before: int, after: int) -> None:
+def test_an_error_that_was_read_ahead_is_raised_at_its_position(ahead: str, before: int, after: int) -> None:
     pipe: Any = IterableWrapper(range(UNITS)).map(failing).sharding_filter()
     pipe = pipe.prefetch(9) if ahead == "prefetch" else pipe.threadpool_map(str, max_workers=2)
 

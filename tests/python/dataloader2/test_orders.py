@@ -140,7 +140,7 @@ def test_random_values_in_one_order_are_no_error(workers: int) -> None:
         assert sorted(number for number, _ in loader) == sorted([*range(50)] * 10)
 
 
-def test_epochs_that_go_on_in_the_middle_are_no_error() -> None:
+def test_epochs_that_resume_in_the_middle_raise_no_error() -> None:
     pipe = IterableWrapper(hundreds).sharding_filter()
     expected = list(hundreds())
     for place in (1, 40, 1500):
@@ -173,7 +173,7 @@ def test_a_worker_that_continues_from_a_snapshot_samples_nothing(monkeypatch: py
 
 
 @pytest.mark.parametrize("block", [1, 2, 7])
-def test_each_item_comes_once_from_an_iterator_that_starts_over_when_it_is_asked_again(block: int) -> None:
+def test_an_iterator_that_starts_over_yields_each_item_once(block: int) -> None:
     for size in (1, 35, 36, 37, 100, 1000):
         with loading(IterableWrapper(Counting(size)).sharding_filter().set_sharding_block(block), 3) as loader:
             assert sorted(loader) == sorted(loader) == list(range(size))

@@ -40,7 +40,7 @@ def loader_of(batching: Any, workers: int, size: int = 31, **options: Any) -> Da
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1), (2, 0), (0, 2)])
-def test_what_is_left_of_an_epoch_is_shared_out_among_another_number_of_workers(before: int, after: int) -> None:
+def test_the_rest_of_an_epoch_is_distributed_among_another_number_of_workers(before: int, after: int) -> None:
     with loader_of(Tuples, before) as loader:
         iterator = iter(loader)
         first = list(islice(iterator, 4))

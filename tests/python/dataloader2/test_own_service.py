@@ -153,7 +153,7 @@ def test_it_yields_every_item_in_an_order_of_the_epochs_seed() -> None:
     assert sorted(epochs[0]) == sorted(map(str, range(20)))
 
 
-def test_a_loader_of_it_has_a_length_before_and_while_it_runs() -> None:
+def test_a_loader_has_a_length_before_and_during_an_epoch() -> None:
     with loader_of(shuffled().batch(3)) as loader:
         assert len(loader) == 7
         assert len(list(loader)) == 7
@@ -180,7 +180,9 @@ def test_a_service_of_ranks_and_workers_has_the_length_of_the_least_rank() -> No
 
 @pytest.mark.parametrize("given", [0, 1, 5, 19, 20])
 @pytest.mark.parametrize("behind", [False, True])
-def test_a_state_of_mid_epoch_goes_on_with_the_exact_tail_in_a_new_loader(given: int, behind: bool) -> None:
+def test_a_state_inside_an_epoch_resumes_with_exactly_the_remaining_items_in_a_new_loader(
+    given: int, behind: bool
+) -> None:
     with loader_of(shuffled()) as loader:
         list(loader) if behind else None
         iterator = iter(loader)
@@ -207,7 +209,7 @@ def _state_after_all() -> dict[str, Any]:
         return loader.state_dict()
 
 
-def test_a_limit_pauses_it_and_its_thread_stands_still() -> None:
+def test_a_limit_pauses_the_pipe_and_its_thread() -> None:
     with loader_of(shuffled()) as loader:
         iterator = iter(loader)
         iterator.limit(4)
@@ -224,7 +226,7 @@ def test_a_limit_pauses_it_and_its_thread_stands_still() -> None:
         assert len(list(iterator)) == 16
 
 
-def test_its_statistics_are_those_of_main_and_what_it_says() -> None:
+def test_its_statistics_are_those_of_the_main_process_and_of_the_service() -> None:
     with loader_of(shuffled()) as loader:
         list(loader)
         stats = loader.stats()
@@ -233,7 +235,7 @@ def test_its_statistics_are_those_of_main_and_what_it_says() -> None:
     assert stats.pipes[0].items_out == 20
 
 
-def test_it_is_told_of_the_time_of_pipes_and_of_the_shards_of_the_epoch_that_resumes() -> None:
+def test_a_service_learns_whether_pipes_are_timed_and_which_shards_a_resumed_epoch_has() -> None:
     told: list[tuple[bool, int | None, RankInEpoch | None]] = []
 
     class Told(OwnService):
@@ -279,7 +281,7 @@ class _Alone:
         return value
 
 
-def test_it_stands_behind_a_distributed_service_with_length_place_and_pausing() -> None:
+def test_an_own_service_works_after_a_distributed_service_with_length_state_and_pausing() -> None:
     def service() -> SequentialReadingService:
         return SequentialReadingService(DistributedReadingService(process_group=_Alone()), OwnService())
 
@@ -322,7 +324,7 @@ class _Plain:
         self.calls.append("end")
 
 
-def test_a_sequence_with_a_service_of_0_9_goes_on_where_it_was_saved_without_a_warning() -> None:
+def test_a_sequence_with_a_service_of_0_9_resumes_without_a_warning() -> None:
     def loader() -> DataLoader2[Any]:
         services: Any = _Plain(), MultiProcessingReadingService(2)
         return DataLoader2(shuffled().sharding_filter(), reading_service=SequentialReadingService(*services))

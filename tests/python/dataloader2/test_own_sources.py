@@ -92,7 +92,7 @@ def test_epochs_that_copies_count_by_themselves_are_left_alone_until_one_is_set(
         service.finalize()
 
 
-def test_a_state_has_the_epoch_in_which_it_was_saved() -> None:
+def test_a_state_contains_the_epoch_in_which_it_was_saved() -> None:
     epochs = Epochs()
     epochs.set_epoch(3)
     pipe = IterableWrapper(epochs)
@@ -114,7 +114,7 @@ def test_a_set_is_read_in_an_order_that_follows_from_its_members(members: Any) -
     assert list(IterableWrapper(members)) == in_order
 
 
-def test_a_set_of_strings_goes_on_in_a_process_with_another_hash_seed() -> None:
+def test_a_set_of_strings_resumes_in_a_process_with_another_hash_seed() -> None:
     code = """
 import sys
 from torchdata.datapipes.iter import IterableWrapper
@@ -186,7 +186,7 @@ def split_by_worker() -> None: ...
 def split_by_node() -> None: ...
 
 
-def test_data_sets_of_known_libraries_are_not_split_once_more(libraries: Any) -> None:
+def test_datasets_of_known_libraries_are_not_split_again(libraries: Any) -> None:
     for dataset in (libraries.wds(split_by_worker), libraries.mosaic(), libraries.lit()):
         assert splits_itself(dataset)
         assert lint(IterableWrapper(dataset).shuffle()) == []
@@ -200,7 +200,7 @@ def test_data_sets_of_known_libraries_are_not_split_once_more(libraries: Any) ->
     assert not splits_itself(libraries.wds())
 
 
-def test_data_sets_that_split_among_ranks_get_no_filter_at_all(libraries: Any) -> None:
+def test_datasets_that_split_among_ranks_get_no_filter(libraries: Any) -> None:
     assert [splits_among_ranks(one()) for one in (libraries.mosaic, libraries.lit, libraries.wds)] == [
         True,
         True,
@@ -209,7 +209,7 @@ def test_data_sets_that_split_among_ranks_get_no_filter_at_all(libraries: Any) -
     assert splits_among_ranks(libraries.wds(split_by_node, split_by_worker))
 
 
-def test_a_filter_over_workers_that_coordinate_is_warned_of_by_name(libraries: Any) -> None:
+def test_a_filter_over_a_source_that_divides_itself_causes_a_warning_with_its_name(libraries: Any) -> None:
     service = MultiProcessingReadingService(2, "fork")
     pipe = IterableWrapper(libraries.mosaic(), deepcopy=False).sharding_filter()
     warned = pytest.warns(DataPipeLintWarning, match="StreamingDataset in IterableWrapper.*remove the filter")
@@ -284,11 +284,11 @@ def test_one_warning_tells_how_many_items_uneven_shards_leave_out(shards: int, w
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_an_even_division_leaves_out_is_not_warned_of(workers: int) -> None:
+def test_items_that_an_even_division_leaves_out_cause_no_warning(workers: int) -> None:
     assert lengths(IterableWrapper(range(27)).sharding_filter(), workers)[1] == []
     assert lengths(IterableWrapper(range(27)).sharding_filter().batch(4), workers)[1] == []
 
 
-def test_loops_that_are_left_are_not_warned_of() -> None:
+def test_abandoned_loops_cause_no_warning() -> None:
     found, warned = lengths(IterableWrapper(range(200)).sharding_filter(), 0, take=5)
     assert (found, warned) == ([[5, 5], [5, 5]], [])

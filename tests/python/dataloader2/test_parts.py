@@ -33,7 +33,7 @@ def foreign_private_names(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_part_reaches_into_no_private_names_of_another(part: str) -> None:
+def test_no_part_of_the_loader_uses_private_names_of_another_part(part: str) -> None:
     assert foreign_private_names(FOLDER / f"{part}.py") == set()
 
 

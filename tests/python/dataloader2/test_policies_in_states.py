@@ -76,7 +76,7 @@ def test_the_policy_of_a_loader_that_takes_its_pipe_from_the_state_is_compared()
             assert len(list(same)) == 13 - 3 + 3  # each of the four shards has a last batch of its own
 
 
-def test_a_state_of_a_graph_is_refused_by_one_that_deals_out_other_blocks() -> None:
+def test_a_graph_with_another_block_size_refuses_a_state() -> None:
     run, other = batched(), batched()
     next(iter(run))
     other.datapipe.datapipe.set_sharding_block(8)

@@ -48,7 +48,7 @@ def test_spawning_in_place_makes_the_generator_its_own_child() -> None:
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda g: pickle.loads(pickle.dumps(g))])
-def test_copies_go_on_where_the_original_stands_and_do_not_share_it(copied: Any) -> None:
+def test_copies_continue_where_the_original_is_and_do_not_share_it(copied: Any) -> None:
     generator = SeedGenerator(8)
     generator.generate_seed()
     twin = copied(generator)
@@ -86,7 +86,7 @@ def test_sharing_a_seed_needs_a_process_group() -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 2**63 - 1, 2**63, 2**64 - 1])
-def test_a_shared_seed_keeps_all_its_bits(seed: int) -> None:
+def test_a_shared_seed_keeps_all_of_its_bits(seed: int) -> None:
     torch = pytest.importorskip("torch")
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
@@ -95,7 +95,7 @@ def test_a_shared_seed_keeps_all_its_bits(seed: int) -> None:
         torch.distributed.destroy_process_group()
 
 
-def test_an_imported_generator_goes_on_where_it_was_exported():
+def test_an_imported_generator_continues_where_it_was_exported():
     generator = SeedGenerator(3).spawn(1)
     generator.generate_seed()
     again = SeedGenerator.imported(generator.exported())

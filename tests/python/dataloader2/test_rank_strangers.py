@@ -36,7 +36,7 @@ def test_rank_0_listens_on_the_address_towards_the_store(monkeypatch):
 
 
 @pytest.mark.parametrize("towards", ["127.0.1.1", None, "192.0.2.1"])
-def test_rank_0_listens_everywhere_where_nobody_knows_which_address_others_reach(towards, monkeypatch):
+def test_rank_0_listens_on_all_addresses_if_the_reachable_one_is_unknown(towards, monkeypatch):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     # the last one is not an address of this machine
     monkeypatch.setattr(opening, "_address_towards", lambda host: towards)
@@ -46,7 +46,7 @@ def test_rank_0_listens_everywhere_where_nobody_knows_which_address_others_reach
         assert opening._addresses_to_try(offer, "store.example")[:2] == ["127.0.0.1", "::1"]
 
 
-def test_a_flood_without_the_secret_costs_no_memory_and_no_time():
+def test_connections_without_the_secret_cost_no_memory_and_no_time():
     listener = socket.create_server(("127.0.0.1", 0))
     address = listener.getsockname()
     meeting = Meeting.host(listener.detach(), 2, HELLO, WELCOME)

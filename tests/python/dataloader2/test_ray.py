@@ -63,7 +63,7 @@ def test_large_arrays_come_whole_through_small_frames_and_a_small_budget() -> No
     ]
 
 
-def test_functions_of_the_user_run_there_with_their_worker_s_number() -> None:
+def test_functions_of_the_user_run_in_the_worker_and_see_its_number() -> None:
     service = remote(worker_init_fn=lambda pipe, info: pipe.map(lambda x: (info.worker_id, info.num_workers, x)))
     with DataLoader2(IterableWrapper(range(6)).sharding_filter(), reading_service=service) as loader:
         assert list(loader) == [(x % 2, 2, x) for x in range(6)]
@@ -75,7 +75,7 @@ def test_functions_of_the_user_run_there_with_their_worker_s_number() -> None:
 # -- what the user is told ---------------------------------------------------------------------------------------------
 
 
-def test_workers_for_which_ray_has_no_room_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warning_reports_workers_for_which_ray_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "LATE", 0.5)
     service = remote(1, ray_remote_args={"num_cpus": 3})  # the cluster has two processors
     with DataLoader2(numbered(300), reading_service=service) as loader, warnings.catch_warnings(record=True) as told:
@@ -88,7 +88,7 @@ def test_workers_for_which_ray_has_no_room_are_told_of(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("spans", [True, False], ids=["machines", "this machine alone"])
-def test_a_local_folder_is_warned_of_if_workers_run_on_other_machines(
+def test_a_local_folder_causes_a_warning_if_workers_run_on_other_machines(
     spans: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(Cluster, "spans_machines", lambda _: spans)
@@ -100,11 +100,13 @@ def test_a_local_folder_is_warned_of_if_workers_run_on_other_machines(
     assert [str(tmp_path) in str(one.message) for one in told if one.category is DataPipeLintWarning] == [True] * spans
 
 
-def test_a_cluster_of_this_machine_spans_no_others() -> None:
+def test_a_local_cluster_does_not_span_other_machines() -> None:
     assert not Cluster("a test", {}, None, None, 1, None, 1).spans_machines()
 
 
-def test_a_ray_without_the_lock_by_which_programs_leave_is_refused(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ray_version_without_the_lock_for_leaving_programs_is_refused(
+    ray: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delattr(ray._private.worker, "_connect_or_shutdown_lock")
     with pytest.raises(ImportError, match=r"RayReadingService needs Ray 2\.49 or later, and this is \d"):
         list(DataLoader2(numbered(3), reading_service=remote(1)))
@@ -140,7 +142,7 @@ def test_statistics_name_the_node_and_the_actor_of_each_worker(ray: Any) -> None
 
 
 @pytest.mark.parametrize("way", ["sleep", "stop"])
-def test_a_worker_that_hangs_is_told_of_with_its_stack_and_replaced(way: str, tmp_path: Path) -> None:
+def test_a_hanging_worker_is_replaced_and_its_stack_reported(way: str, tmp_path: Path) -> None:
     hang = Hanging(way, tmp_path)
 
     def at_seventy(x: int) -> int:
@@ -161,7 +163,7 @@ def test_a_worker_that_hangs_is_told_of_with_its_stack_and_replaced(way: str, tm
 # -- the end -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_worker_that_has_sent_more_than_there_is_room_for_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shutdown_does_not_wait_for_a_worker_that_has_sent_more_than_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = []
     monkeypatch.setattr(RemoteWorker, "kill", lambda worker: ended.append(worker.ended))
     pipe = IterableWrapper(range(4000)).sharding_filter().map(lambda x: b"0" * 8000)
@@ -174,7 +176,7 @@ def test_a_worker_that_has_sent_more_than_there_is_room_for_is_not_waited_for(mo
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
-def test_what_is_not_there_yet_is_refused_by_name() -> None:
+def test_wrong_options_of_a_service_on_ray_are_refused_by_name() -> None:
     with pytest.raises(TypeError, match="num_workers"):
         RayReadingService("auto")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="num_workers"):

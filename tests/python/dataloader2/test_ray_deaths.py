@@ -56,7 +56,7 @@ def about(loader: DataLoader2[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("whose", ["pid", "host"])
-def test_a_worker_or_an_actor_that_is_killed_is_an_error_that_names_both(whose: str) -> None:
+def test_an_error_names_the_killed_worker_and_its_actor(whose: str) -> None:
     pipe = IterableWrapper(range(100_000)).sharding_filter().map(reading)
     with DataLoader2(pipe, reading_service=remote()) as loader:
         got = []
@@ -76,7 +76,7 @@ def test_a_worker_or_an_actor_that_is_killed_is_an_error_that_names_both(whose: 
 
 
 @pytest.mark.parametrize("how", ["node", "raylet", "stopped raylet"])
-def test_a_node_that_dies_is_an_error_that_gives_ray_s_reason(machines: Any, how: str) -> None:
+def test_an_error_gives_ray_s_reason_for_a_lost_node(machines: Any, how: str) -> None:
     doomed = add(machines, num_cpus=2, resources={how: 2})
     options = {"num_cpus": 0, "resources": {how: 1}}
     service = remote(ray_remote_args=options, scheduling=None, worker_prefetch_cnt=20)
@@ -141,7 +141,7 @@ def test_an_actor_that_is_stopped_is_an_error_after_the_timeout_and_ends_with_th
 
 
 @pytest.mark.parametrize(("on_worker_exit", "comes_back"), [("error", False), ("restart", False), ("restart", True)])
-def test_a_program_that_leaves_the_cluster_is_told_so_and_begins_none(
+def test_a_program_that_has_left_the_cluster_gets_an_error(
     machines: Any, on_worker_exit: str, comes_back: bool
 ) -> None:
     import ray
@@ -251,5 +251,5 @@ def test_actors_and_workers_end_with_main(machines: Any, how: str, codes: list[i
 # One minute of the random driver `ray_deaths`.
 @pytest.mark.parametrize("seed", [300])
 @pytest.mark.filterwarnings("ignore")
-def test_whoever_and_whatever_dies_at_random_nothing_is_lost_or_comes_twice(machines: Any, seed: int) -> None:
+def test_nothing_is_lost_or_repeated_if_random_processes_are_killed(machines: Any, seed: int) -> None:
     assert ray_deaths.check(ray_deaths.plan_of(seed), machines, Counter()) > 0

@@ -50,7 +50,7 @@ def programs() -> list[tuple[str, str]]:
     ]
 
 
-def test_what_the_guide_s_programs_print_is_what_it_shows(tmp_path: Path) -> None:
+def test_the_guide_shows_what_its_programs_print(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="Ray Train's part of the guide trains with torch")
     pytest.importorskip("tensorboardX", reason="Ray Train needs tensorboardX, of ray[train]")
     pages = programs()

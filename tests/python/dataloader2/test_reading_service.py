@@ -254,7 +254,7 @@ def test_a_dispatched_source_pickles_without_its_stream():
     assert list(fed) == ["x", "y"]
 
 
-def test_a_worker_that_gets_queues_or_no_pipe_back_says_so():
+def test_an_error_reports_queues_or_a_result_that_is_not_a_pipe():
     pipe = IterableWrapper([1])
     with pytest.raises(ValueError, match="dispatching_req_queue"):
         process_init_fn(pipe, WorkerInfo(1, 0), dispatching_req_queue=object())

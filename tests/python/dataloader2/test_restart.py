@@ -87,12 +87,12 @@ def out_of_order(dispatched):
     return by_worker(got), by_worker(undisturbed(pipeline(300, dispatched), **options)[0])
 
 
-def test_out_of_order_each_worker_gives_its_items_in_their_order_whoever_is_killed():
+def test_out_of_order_each_worker_yields_its_items_in_order_even_if_workers_are_killed():
     got, expected = out_of_order(dispatched=False)
     assert got == expected
 
 
-def test_out_of_order_items_go_to_whoever_is_free_and_each_worker_draws_on_whoever_is_killed():
+def test_out_of_order_items_go_to_idle_workers_and_random_draws_continue_even_if_workers_are_killed():
     outcomes = [
         {worker: dict(pair for batch in batches for pair in batch) for worker, batches in outcome.items()}
         for outcome in out_of_order(dispatched=True)
@@ -105,7 +105,7 @@ def test_out_of_order_items_go_to_whoever_is_free_and_each_worker_draws_on_whoev
 
 
 @pytest.mark.parametrize(("method", "dispatched"), [("spawn", True), ("forkserver", False)])
-def test_processes_that_are_spawned_take_places_too(method, dispatched):
+def test_spawned_processes_are_replaced_too(method, dispatched):
     epochs = 1 if dispatched else 2
     expected = undisturbed(pipeline(400, dispatched), epochs)
     with restarting(pipeline(400, dispatched), multiprocessing_context=method) as loader:
@@ -159,7 +159,7 @@ def test_a_poisoned_item_of_the_dispatching_process_is_named_too(tmp_path):
     assert (caught.value.item, caught.value.worker, caught.value.stage) == (21, None, "dispatching items")
 
 
-def test_deaths_with_progress_in_between_are_no_reason_to_give_up():
+def test_worker_exits_with_progress_in_between_do_not_end_the_loader():
     with restarting(
         IterableWrapper(range(300)).sharding_filter(), worker_prefetch_cnt=1, main_prefetch_cnt=1
     ) as loader:
@@ -173,7 +173,7 @@ def test_deaths_with_progress_in_between_are_no_reason_to_give_up():
 
 
 @pytest.mark.parametrize("dispatched", [False, True])
-def test_arrays_in_the_memory_of_one_that_died_stay_as_they_are(dispatched):
+def test_arrays_in_the_memory_of_an_exited_worker_stay_unchanged(dispatched):
     pipe = IterableWrapper(range(120))
     pipe = pipe.sharding_round_robin_dispatch(MULTIPROCESSING) if dispatched else pipe.sharding_filter()
     with restarting(pipe.map(array)) as loader:
@@ -188,7 +188,7 @@ def test_arrays_in_the_memory_of_one_that_died_stay_as_they_are(dispatched):
     assert (kept[3] == 1000).all()
 
 
-def test_each_death_is_told_once_and_counted():
+def test_each_worker_exit_is_reported_once_and_counted():
     with restarting(pipeline(2000)) as loader, warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         for number, _ in enumerate(loader):
@@ -205,7 +205,7 @@ def test_each_death_is_told_once_and_counted():
     assert sum(process.items for process in stats.processes if process.role == "worker") == 1000
 
 
-def test_one_that_dies_after_its_last_item_disturbs_nobody_and_is_there_in_the_next_epoch():
+def test_a_worker_that_exits_after_its_last_item_disturbs_nobody_and_is_replaced_in_the_next_epoch():
     pipe = IterableWrapper(range(11)).sharding_filter()
     with restarting(pipe, worker_prefetch_cnt=20) as loader:
         iterator = iter(loader)
@@ -219,7 +219,7 @@ def test_one_that_dies_after_its_last_item_disturbs_nobody_and_is_there_in_the_n
 
 
 @pytest.mark.parametrize("dispatched", [False, True])
-def test_deaths_before_the_first_item_and_between_epochs_and_of_all_at_once(dispatched):
+def test_workers_may_exit_before_the_first_item_and_between_epochs_and_all_at_once(dispatched):
     expected = undisturbed(pipeline(60, dispatched), 3)
     with restarting(pipeline(60, dispatched)) as loader:
         for epoch in range(3):
@@ -231,7 +231,7 @@ def test_deaths_before_the_first_item_and_between_epochs_and_of_all_at_once(disp
                 os.kill(pid, signal.SIGKILL)
 
 
-def test_one_that_is_stopped_is_not_dead():
+def test_a_stopped_rank_is_not_reported_as_exited():
     with restarting(pipeline(400)) as loader:
         iterator = iter(loader)
         got = [next(iterator) for _ in range(5)]
@@ -252,7 +252,7 @@ class Failing:
         return item
 
 
-def test_an_exception_is_no_death():
+def test_an_exception_is_not_a_worker_exit():
     with restarting(IterableWrapper(range(20)).sharding_filter().map(Failing())) as loader:
         with pytest.raises(KeyError):
             list(loader)
@@ -323,7 +323,7 @@ def test_states_after_a_death_are_those_of_a_run_without(monkeypatch):
             assert list(other) == expected[1]
 
 
-def test_pipes_in_main_that_read_ahead_in_threads_notice_nothing():
+def test_worker_exits_do_not_affect_pipes_of_the_main_process_that_read_ahead():
     expected = undisturbed(pipeline(2000).prefetch(5))[0]
     with restarting(pipeline(2000).prefetch(5)) as loader:
         got = []
@@ -353,7 +353,7 @@ def test_ranks_with_workers_restart_each_for_itself():
     assert read("restart") == read("error")
 
 
-def test_ctrl_c_while_another_takes_a_place_costs_no_item(monkeypatch):
+def test_ctrl_c_while_a_worker_is_replaced_loses_no_item(monkeypatch):
     replace = Restarts._replace
 
     def interrupted(self, *arguments):
@@ -376,7 +376,7 @@ def test_ctrl_c_while_another_takes_a_place_costs_no_item(monkeypatch):
         assert got == undisturbed(pipeline(200))[0]
 
 
-def test_a_loader_can_be_shut_down_whenever_a_process_dies():
+def test_a_loader_can_be_shut_down_whenever_a_process_exits():
     dice = random.Random(3)
     for number in range(8):
         loader = restarting(pipeline(200, number % 2 == 1))
@@ -406,7 +406,7 @@ for number, item in enumerate(loader):
 
 
 @pytest.mark.parametrize("dispatched", [False, True])
-def test_nothing_outlives_a_main_process_that_is_killed_while_places_are_taken(dispatched):
+def test_nothing_outlives_a_main_process_that_is_killed_while_workers_are_replaced(dispatched):
     program = MAIN.format(dispatched=dispatched)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     dice = random.Random(dispatched)
@@ -425,7 +425,7 @@ def test_nothing_outlives_a_main_process_that_is_killed_while_places_are_taken(d
         wait_for(lambda left=left: all(map(is_gone, left)))
 
 
-def test_only_two_ways_of_taking_a_death_are_known():
+def test_on_worker_exit_has_only_two_values():
     with pytest.raises(ValueError, match="on_worker_exit must be 'error' or 'restart', not 'again'"):
         MultiProcessingReadingService(2, on_worker_exit="again")
     service = MultiProcessingReadingService(2, on_worker_exit="restart")
@@ -433,7 +433,7 @@ def test_only_two_ways_of_taking_a_death_are_known():
     assert "on_worker_exit='restart'" in repr(DataLoader2(IterableWrapper([1]), reading_service=service))
 
 
-def test_without_restarts_no_process_is_kept_for_them():
+def test_without_restarts_no_fork_server_is_kept():
     with restarting(pipeline(20), how="error") as loader:
         next(iter(loader))
         assert set(children()) == set(pids_of(loader))

@@ -90,7 +90,7 @@ def read(loader):
             kill(loader, number % 2)
 
 
-def test_who_takes_a_place_makes_what_pipes_held_as_it_was_made_before_a_function(monkeypatch):
+def test_a_replacement_worker_recomputes_items_in_pipes_as_they_were_before_a_function_call(monkeypatch):
     monkeypatch.setattr(snapshots, "SECONDS", 1000.0)
     with restarting(shared_out(300).map(Boxing()).shuffle(buffer_size=30), **FEW) as loader:
         check(read(loader), 300, 3)
@@ -98,7 +98,7 @@ def test_who_takes_a_place_makes_what_pipes_held_as_it_was_made_before_a_functio
 
 
 @pytest.mark.parametrize("seconds", [1000.0, 0.0], ids=["from the beginning", "from a snapshot"])
-def test_who_takes_a_place_meets_functions_between_the_same_two_items(seconds, monkeypatch):
+def test_a_replacement_worker_applies_functions_between_the_same_two_items(seconds, monkeypatch):
     monkeypatch.setattr(snapshots, "SECONDS", seconds)
     monkeypatch.setattr(snapshots, "FACTOR", 0.0)
     with restarting(shared_out(300).map(Boxing()), **FEW) as loader:
@@ -110,7 +110,7 @@ def test_who_takes_a_place_meets_functions_between_the_same_two_items(seconds, m
             assert [by for _, by in got[worker::2]] == [sum(place <= index for place in known) for index in range(150)]
 
 
-def test_a_function_that_comes_while_items_are_made_again_waits_until_that_is_done(monkeypatch):
+def test_a_function_call_waits_until_items_are_recomputed(monkeypatch):
     monkeypatch.setattr(snapshots, "SECONDS", 1000.0)
     with restarting(shared_out(3000).map(Boxing()).shuffle(buffer_size=30), **FEW) as loader:
         iterator = iter(loader)
@@ -123,7 +123,7 @@ def test_a_function_that_comes_while_items_are_made_again_waits_until_that_is_do
         check(got, 3000, 2)
 
 
-def test_what_outlives_an_epoch_is_made_again_with_the_functions_of_that_epoch():
+def test_lasting_state_is_recomputed_with_the_functions_of_its_epoch():
     with restarting(shared_out(60).map(Boxing()).in_memory_cache(), **FEW) as loader:
         first = []
         for number, item in enumerate(loader):
@@ -136,7 +136,7 @@ def test_what_outlives_an_epoch_is_made_again_with_the_functions_of_that_epoch()
         assert {by for _, by in first} == {0, 1}
 
 
-def test_functions_between_epochs_are_applied_as_often_as_main_has_applied_them():
+def test_functions_between_epochs_are_applied_as_often_as_in_the_main_process():
     with restarting(shared_out(40).map(Boxing()), **FEW) as loader:
         for count in range(4):
             iterator = iter(loader)
@@ -174,7 +174,9 @@ def raised(item):
     ],
     ids=str,
 )
-def test_with_a_dispatching_process_all_meet_functions_between_the_same_two_items(where, victims, seconds, monkeypatch):
+def test_with_a_dispatching_process_all_workers_apply_functions_between_the_same_two_items(
+    where, victims, seconds, monkeypatch
+):
     monkeypatch.setattr(snapshots, "SECONDS", seconds)
     monkeypatch.setattr(snapshots, "FACTOR", 0.0)
     got = []
@@ -218,7 +220,7 @@ def test_functions_in_a_later_pass_of_what_is_dispatched_meet_that_pass_again(vi
     assert got[600:] == [(item, 2) for item in range(300)]
 
 
-def test_a_dispatching_process_that_dies_before_it_has_obeyed_is_told_in_words(monkeypatch):
+def test_an_error_reports_a_dispatching_process_that_exits_before_it_obeys_a_command(monkeypatch):
     with restarting(shared_out(3000, dispatched=True).map(Boxing()), **FEW) as loader:
         iterator = iter(loader)
         assert [next(iterator).value for _ in range(20)][-1] == (19, 0)
@@ -229,7 +231,7 @@ def test_a_dispatching_process_that_dies_before_it_has_obeyed_is_told_in_words(m
         assert (caught.value.worker, caught.value.exitcode) == (None, -signal.SIGKILL)
 
 
-def test_a_worker_that_dies_while_the_others_are_told_is_replaced():
+def test_a_worker_that_exits_while_the_others_receive_a_command_is_replaced():
     with restarting(shared_out(3000, dispatched=True).map(Boxing()), **FEW) as loader:
         iterator = iter(loader)
         got = [next(iterator).value for _ in range(20)]

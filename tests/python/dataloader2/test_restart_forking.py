@@ -40,7 +40,7 @@ def kill_first(loader):
 
 
 @pytest.mark.parametrize("dispatched", [False, True])
-def test_where_the_process_that_forks_is_gone_the_error_names_the_worker_and_the_cause(dispatched):
+def test_the_error_names_the_worker_and_the_cause_if_the_fork_server_has_exited(dispatched):
     with restarting(pipeline(2000, dispatched)) as loader:
         iterator = iter(loader)
         next(iterator)
@@ -54,7 +54,7 @@ def test_where_the_process_that_forks_is_gone_the_error_names_the_worker_and_the
         assert is_gone(pid)
 
 
-def test_one_that_was_forked_before_lives_on_and_can_be_shut_down():
+def test_a_replacement_outlives_its_fork_server_and_can_be_shut_down():
     loader, iterator, got = begun()
     with loader:
         kill_first(loader)
@@ -65,7 +65,7 @@ def test_one_that_was_forked_before_lives_on_and_can_be_shut_down():
     assert all(map(is_gone, pids))
 
 
-def test_how_one_has_ended_that_was_forked_before_is_not_known_then():
+def test_the_exit_code_of_a_worker_is_unknown_if_the_fork_server_has_exited():
     loader, iterator, _ = begun()
     with loader:
         before = kill_first(loader)
@@ -91,7 +91,7 @@ def test_children_of_a_fork_server_that_is_killed_are_not_replaced(recwarn):
     assert not [warning for warning in recwarn if "place" in str(warning.message)]
 
 
-def test_a_child_whose_fork_server_was_killed_before_is_replaced_as_any_other(recwarn):
+def test_a_child_whose_fork_server_was_killed_is_replaced(recwarn):
     loader, iterator, got = begun(multiprocessing_context="forkserver")
     with loader:
         kill_fork_server()
@@ -103,7 +103,7 @@ def test_a_child_whose_fork_server_was_killed_before_is_replaced_as_any_other(re
     assert "the process that had forked it, and would tell, has died before it" in told
 
 
-def test_how_one_has_ended_is_told_to_all_who_ask_also_where_a_reply_was_lost():
+def test_every_caller_learns_how_a_child_has_ended_even_if_a_reply_was_lost():
     loader, iterator, got = begun()
     with loader:
         before = kill_first(loader)
@@ -129,7 +129,7 @@ def test_a_process_that_forks_and_is_stopped_is_waited_for_but_not_for_ever(monk
             list(iterator)
 
 
-def test_one_that_is_stopped_for_a_moment_costs_nothing():
+def test_a_worker_that_is_stopped_for_a_moment_is_not_replaced():
     loader, iterator, got = begun()
     with loader:
         pid = forker_of(loader)
@@ -141,7 +141,7 @@ def test_one_that_is_stopped_for_a_moment_costs_nothing():
     assert got == undisturbed(pipeline(2000))[0]
 
 
-def test_what_was_forked_ends_where_main_was_never_told_of_it(monkeypatch, tmp_path):
+def test_a_forked_child_ends_although_the_main_process_never_learned_of_it(monkeypatch, tmp_path):
     fork = forking_process._ForkingProcess._fork
 
     def last(self, *arguments):
@@ -193,7 +193,7 @@ def test_ctrl_c_while_the_process_that_forks_is_started_leaves_no_process_behind
         assert len(list(loader)) == 10
 
 
-def test_room_for_another_process_is_waited_for(monkeypatch):
+def test_a_restart_waits_for_room_for_another_process(monkeypatch):
     monkeypatch.setattr(forking_process._ForkingProcess, "_fork", full(5))
     monkeypatch.setattr(taking_places, "ROOM", 60.0)
     loader, iterator, got = begun()
@@ -203,7 +203,7 @@ def test_room_for_another_process_is_waited_for(monkeypatch):
     assert got == undisturbed(pipeline(2000))[0]
 
 
-def test_where_there_is_no_room_the_error_says_so_and_the_next_epoch_tries_again(monkeypatch):
+def test_the_error_reports_a_lack_of_room_and_the_next_epoch_tries_again(monkeypatch):
     monkeypatch.setattr(forking_process._ForkingProcess, "_fork", full(1))
     monkeypatch.setattr(taking_places, "ROOM", 0.0)
     loader, iterator, _ = begun()
@@ -226,7 +226,7 @@ if __name__ == "__main__":
 """
 
 
-def test_one_that_is_stopped_when_main_is_killed_ends_when_it_goes_on():
+def test_a_stopped_child_ends_when_it_continues_after_the_main_process_was_killed():
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     program = [sys.executable, "-c", MAIN]
     with subprocess.Popen(program, stdout=subprocess.PIPE, env=environment, text=True) as process:

@@ -90,7 +90,7 @@ def through_pickle(state):
 
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("service", SERVICES)
-def test_the_rest_and_the_next_epochs_are_those_of_the_run_that_was_never_stopped(service):
+def test_the_remaining_and_the_next_epochs_equal_those_of_an_uninterrupted_run(service):
     slow_to_start = "spawned" in service or "server" in service
     more = [] if slow_to_start or "ranks" in service else [(0, 0), (1, 24)]
     for epochs, items in [(1, 9), *more]:
@@ -110,7 +110,7 @@ def tripled():
 
 
 @pytest.mark.usefixtures("often")
-def test_a_state_of_workers_that_have_not_opened_their_share_since_they_went_on_goes_on_alike():
+def test_a_state_of_resumed_workers_that_have_not_opened_their_share_resumes_alike():
     loader, iterator, _ = begun(workers(), tripled, items=4)
     with loader:
         state = loader.state_dict()
@@ -132,7 +132,7 @@ def beginnings():
 
 
 @pytest.mark.usefixtures("often")
-def test_workers_that_had_enough_of_a_pass_go_on_with_the_next_one():
+def test_workers_that_leave_a_pass_early_continue_with_the_next_one():
     for items in (1, 3, 4, 5):  # in the first pass, at its end for one worker and for both, and in the second one
         loader, iterator, _ = begun(workers(), beginnings, items=items)
         with loader:
@@ -162,7 +162,7 @@ def test_after_the_last_item_the_epoch_ends_and_after_its_end_the_next_one_begin
 
 
 @pytest.mark.parametrize("service", ["none", "in process", "workers"])
-def test_a_state_of_some_items_ago_brings_them_again(service):
+def test_a_state_of_some_items_ago_yields_these_items_again(service):
     loader, iterator, got = begun(SERVICES[service](), epochs=1, items=8)
     with loader:
         states = [through_pickle(loader.state_dict(items_ago=ago)) for ago in range(9)]
@@ -175,7 +175,7 @@ def test_a_state_of_some_items_ago_brings_them_again(service):
 
 
 @pytest.mark.parametrize("service", ["none", "in process", "workers"])
-def test_items_ago_in_the_first_epoch_behind_a_loaded_one_know_what_outlived_that(service):
+def test_a_state_of_some_items_ago_in_the_epoch_after_a_resumed_one_has_the_lasting_state(service):
     def made():
         return DataLoader2(pipelines.Summed(IterableWrapper(range(6))), reading_service=SERVICES[service]())
 
@@ -196,7 +196,7 @@ def test_items_ago_in_the_first_epoch_behind_a_loaded_one_know_what_outlived_tha
             assert list(loader) == expected[4 - ago :]
 
 
-def test_saving_changes_nothing_and_nothing_changes_what_was_saved():
+def test_saving_changes_nothing_and_a_saved_state_does_not_change():
     for service in ("none", "in process", "workers"):
         loader, iterator, _ = begun(SERVICES[service](), items=3)
         with loader:
@@ -213,7 +213,7 @@ def test_saving_changes_nothing_and_nothing_changes_what_was_saved():
             assert pickle.dumps(state) == pickled
 
 
-def test_a_paused_and_a_limited_loader_have_a_state():
+def test_paused_and_limited_loaders_have_states():
     for service in ("in process", "workers"):
         loader, iterator, _ = begun(SERVICES[service]())
         with loader:
@@ -228,7 +228,7 @@ def test_a_paused_and_a_limited_loader_have_a_state():
 
 
 @pytest.mark.parametrize("service", ["none", "in process", "in process, ahead", "workers"])
-def test_a_signal_handler_saves_while_main_waits_for_an_item(service):
+def test_a_signal_handler_can_save_while_the_main_process_waits_for_an_item(service):
     def slow():
         return IterableWrapper(range(12)).sharding_filter().map(halting)
 
@@ -343,7 +343,7 @@ def ten_times(item):
 
 
 @pytest.mark.usefixtures("often")
-def test_a_state_that_a_worker_saves_again_before_it_has_read_what_is_dispatched_is_as_good():
+def test_a_state_that_a_worker_saves_before_it_has_read_dispatched_items_is_valid():
     def held():
         pipe = IterableWrapper(range(12)).sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
         return pipe.flatmap(ten_times)
@@ -492,7 +492,7 @@ while True:
 """
 
 
-def test_a_program_that_is_killed_while_it_saves_goes_on_from_its_last_file(tmp_path):
+def test_a_program_that_is_killed_while_it_saves_resumes_from_its_last_file(tmp_path):
     program = KILLED.format(folder=os.path.dirname(__file__))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     dice = random.Random(5)
@@ -519,7 +519,7 @@ def test_a_program_that_is_killed_while_it_saves_goes_on_from_its_last_file(tmp_
     assert once == whole[: len(once)]
 
 
-def test_a_state_is_described_in_words_and_items_are_skipped():
+def test_describe_returns_a_text_and_skip_skips_items():
     loader, _, _ = begun(workers(), items=7)
     with loader:
         text = describe(loader.state_dict())

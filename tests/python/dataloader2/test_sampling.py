@@ -48,7 +48,7 @@ def test_a_pipe_without_a_seed_follows_the_one_of_the_loader() -> None:
     assert runs[0] == runs[1] != runs[2]
 
 
-def test_without_any_seed_every_epoch_chooses_anew(no_torch: None) -> None:
+def test_without_a_seed_every_epoch_makes_new_choices(no_torch: None) -> None:
     pipe = letters(a=1, b=1).header(64)
     random.seed(1)
     first, second = "".join(pipe), "".join(pipe)
@@ -66,7 +66,7 @@ def test_choices_have_the_frequencies_of_the_weights(weights: dict[str, float]) 
     assert chi_square < 16.3  # at most 3 degrees of freedom, for which 0.1 % are larger; the seed is fixed
 
 
-def test_after_an_input_has_ended_the_others_keep_their_ratio() -> None:
+def test_the_other_inputs_keep_their_ratio_after_one_has_ended() -> None:
     brief, many, few = IterableWrapper("-"), IterableWrapper("m").cycle(), IterableWrapper("f").cycle()
     pipe = SampleMultiplexer({brief: 1000, many: 3, few: 1}, seed=3)
     counts = Counter(pipe.header(8001))
@@ -112,7 +112,7 @@ def test_workers_choose_alike_in_front_of_a_sharding_filter() -> None:
         assert [sorted(loader) for _ in range(2)] == [list(range(30))] * 2
 
 
-def test_an_input_is_read_only_when_it_has_the_turn() -> None:
+def test_an_input_is_read_only_in_its_turn() -> None:
     taken: list[str] = []
     left = IterableWrapper("ab").map(lambda item: taken.append(item) or item)
     right = IterableWrapper("xy").map(lambda item: taken.append(item) or item)
@@ -140,7 +140,7 @@ def test_the_length_of_the_longest_is_unknown_where_one_is() -> None:
             len(pipe)
 
 
-def test_the_form_takes_its_pipe_with_the_weight_that_the_dict_gives_it() -> None:
+def test_the_functional_form_uses_the_weight_that_the_dict_has_for_its_pipe() -> None:
     left, right = IterableWrapper("aaaa"), IterableWrapper("bbbb")
     by_dict = left.sample_multiplex({right: 1, left: 3}, seed=5)
     assert list(by_dict) == list(SampleMultiplexer({right: 1, left: 3}, seed=5))

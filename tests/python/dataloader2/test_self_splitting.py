@@ -77,7 +77,7 @@ class Header:
 
 @pytest.mark.parametrize("make", [Seeded, SeededItems])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_data_set_that_asks_for_its_worker_without_dividing_yields_each_item_once(
+def test_a_dataset_that_reads_its_worker_info_without_dividing_yields_each_item_once(
     make: Callable[[], Any], workers: int
 ) -> None:
     with DataLoader2.from_dataset(make(), num_workers=workers) as loader:
@@ -93,7 +93,7 @@ def test_workers_that_read_the_same_items_are_an_error_that_names_the_argument(i
 
 
 @pytest.mark.parametrize("workers", [2, 3])
-def test_the_loader_divides_what_is_said_not_to_split_itself(workers: int) -> None:
+def test_the_loader_divides_a_dataset_with_splits_itself_false(workers: int) -> None:
     for make in (Logging, Dividing):
         with DataLoader2.from_dataset(make(30), num_workers=workers, splits_itself=False) as loader:
             assert [row["id"] for row in loader] == list(range(30))

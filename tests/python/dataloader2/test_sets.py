@@ -101,12 +101,12 @@ def nameless() -> set[Any]:
     return {Nameless() for _ in range(5)}
 
 
-def test_a_set_that_nothing_sorts_is_read_in_one_process_as_it_is() -> None:
+def test_a_set_that_cannot_be_sorted_is_read_in_its_own_order_by_one_process() -> None:
     members = nameless()
     assert set(DataLoader2(IterableWrapper(members, deepcopy=False))) == members
 
 
-def test_a_set_that_nothing_sorts_is_refused_by_workers_and_by_states() -> None:
+def test_a_set_that_cannot_be_sorted_is_refused_by_workers_and_by_states() -> None:
     pipe = IterableWrapper(nameless())
     refused = pytest.raises(UnorderedSet, match="a set has a member of type Nameless, so its order.*give a list")
     with DataLoader2(pipe.sharding_filter(), reading_service=MultiProcessingReadingService(2)) as loader, refused:
@@ -132,7 +132,7 @@ def test_nodes_refuse_a_state_from_inside_a_set_that_nothing_sorts() -> None:
         list(other)
 
 
-def test_a_stateful_loader_refuses_a_sampler_that_is_a_set_which_nothing_sorts() -> None:
+def test_a_stateful_loader_refuses_a_sampler_that_is_an_unsortable_set() -> None:
     pytest.importorskip("torch")
     from torchdata.stateful_dataloader import StatefulDataLoader
 

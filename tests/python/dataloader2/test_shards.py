@@ -128,7 +128,7 @@ def loader(form: str, workers: int, state: Any = None) -> DataLoader2[Any]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_rest_of_an_epoch_is_that_of_the_workers_which_began_it(form: str) -> None:
+def test_the_rest_of_an_epoch_keeps_the_number_of_workers_that_began_it(form: str) -> None:
     whole, states = {}, {}
     for old in COUNTS:
         with loader(form, old) as made:
@@ -151,7 +151,7 @@ def test_the_rest_of_an_epoch_is_that_of_the_workers_which_began_it(form: str) -
                 assert list(made) == whole[old if keeps else new][2], (old, new, place)
 
 
-def test_a_state_goes_on_through_loaders_with_other_numbers_of_workers() -> None:
+def test_a_state_resumes_through_loaders_with_other_numbers_of_workers() -> None:
     with loader("shuffle", 4) as made:
         whole = [list(made), list(made)]
     got: list[Any] = []
@@ -205,7 +205,7 @@ def told(pipe: Any, info: Any) -> Any:
     return pipe.map(lambda item: (item, info.worker_id, info.num_workers))
 
 
-def test_functions_of_the_user_are_told_the_shard() -> None:
+def test_functions_of_the_user_see_the_shard() -> None:
     torch = pytest.importorskip("torch")
 
     def who(workers: int, state: Any = None) -> DataLoader2[Any]:
@@ -328,7 +328,7 @@ def test_another_number_of_ranks_is_refused_where_the_main_process_batches() -> 
         of_ranks("batches in main", 1, 2, None, states)
 
 
-def test_what_is_dispatched_resumes_with_as_many_workers_until_the_epoch_ends() -> None:
+def test_dispatched_items_resume_with_the_same_number_of_workers_until_the_epoch_ends() -> None:
     def dispatched(workers: int, state: Any = None) -> DataLoader2[Any]:
         pipe = IterableWrapper(range(ITEMS)).shuffle().sharding_round_robin_dispatch().shuffle(buffer_size=3)
         made: DataLoader2[Any] = DataLoader2(pipe, reading_service=service(workers))
@@ -440,7 +440,7 @@ def test_batches_that_pipes_of_the_main_process_hold_are_kept_by_workers(workers
 
 
 @pytest.mark.parametrize("workers", [1, 3, 0])
-def test_an_epoch_that_begins_anew_up_to_the_state_has_its_shards(workers: int) -> None:
+def test_an_epoch_that_is_replayed_up_to_the_state_has_its_shards(workers: int) -> None:
     def loader(number: int) -> DataLoader2[Any]:
         pipe = source().shuffle(buffer_size=4).pin_memory(pin_memory_fn=_unpinned).batch(2)
         return DataLoader2(pipe, reading_service=service(number))

@@ -124,13 +124,13 @@ def test_data_that_does_not_survive_pickle_is_read_as_it_is(way: str, dataset: t
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_generator_can_be_read_in_main_and_in_a_forked_worker(workers: int) -> None:
+def test_a_generator_can_be_read_in_the_main_process_and_in_a_forked_worker(workers: int) -> None:
     pipe = IterableWrapper((n for n in range(3)), deepcopy=False)
     with DataLoader2(pipe, num_workers=workers) as loader:
         assert list(loader) == [0, 1, 2]
 
 
-def test_items_in_main_are_the_objects_of_the_data_set() -> None:
+def test_items_without_workers_are_the_objects_of_the_dataset() -> None:
     items = [object() for _ in range(3)]
     assert all(map(_same, DataLoader2.from_dataset(items), items))
     items.append(object())
@@ -141,7 +141,7 @@ def _same(one: object, other: object) -> bool:
     return one is other
 
 
-def test_what_a_program_tells_its_data_set_reaches_the_loader() -> None:
+def test_changes_that_a_program_makes_to_its_dataset_reach_the_loader() -> None:
     class Epochs:
         epoch = 0
 
@@ -241,7 +241,7 @@ def test_a_chain_of_a_thousand_pipes_can_be_loaded() -> None:
 # -- states ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_loader_over_data_that_cannot_be_pickled_has_states_without_its_pipe() -> None:
+def test_states_of_a_loader_over_unpicklable_data_leave_out_its_pipe() -> None:
     def loader() -> Any:
         return DataLoader2.from_dataset(HoldsHandles())
 
@@ -268,7 +268,7 @@ class Heavy:
     def __setstate__(self, state: bytes) -> None: ...
 
 
-def test_a_state_pickles_no_more_of_the_data_than_it_may_hold() -> None:
+def test_a_state_pickles_only_the_data_that_it_may_contain() -> None:
     loader = DataLoader2.from_dataset([Heavy() for _ in range(1000)])
     assert Heavy.pickled == 0
     assert loader.state_dict()["serialized_datapipe"] is None
@@ -295,7 +295,7 @@ class DiesOnce(Views):
         return index
 
 
-def test_a_process_that_takes_the_place_of_a_dead_one_under_fork_inherits_the_data(tmp_path: Path) -> None:
+def test_a_forked_replacement_process_inherits_the_data(tmp_path: Path) -> None:
     service = MultiProcessingReadingService(1, "fork", on_worker_exit="restart")
     with DataLoader2.from_dataset(DiesOnce(tmp_path / "died"), reading_service=service) as loader:
         with pytest.warns(RuntimeWarning, match="SIGKILL"):

@@ -62,7 +62,7 @@ def loader(pipe: Any, workers: int | None, state: Any = None) -> DataLoader2[Any
 
 @pytest.mark.parametrize("workers", [None, 0, 2])
 @pytest.mark.parametrize("kind", PIPES)
-def test_what_comes_behind_is_what_comes_behind_reading(kind: str, workers: int | None) -> None:
+def test_after_skipping_come_the_same_items_as_after_reading(kind: str, workers: int | None) -> None:
     build = PIPES[kind]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -87,7 +87,7 @@ def test_what_comes_behind_is_what_comes_behind_reading(kind: str, workers: int 
 
 @pytest.mark.parametrize("workers", [None, 0, 2])
 @pytest.mark.parametrize("kind", PIPES)
-def test_there_may_be_fewer(kind: str, workers: int | None) -> None:
+def test_skipping_may_reach_the_end_of_the_epoch(kind: str, workers: int | None) -> None:
     build = PIPES[kind]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -145,7 +145,7 @@ def test_epochs_after_a_loaded_one_are_skipped_in_as_well(workers: int | None, m
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("count", [1, 2, 3, 9])
 @pytest.mark.parametrize("place", [0, 1])
-def test_what_threads_have_read_to_its_end_is_not_begun_anew(threads: int, count: int, place: int) -> None:
+def test_a_source_that_threads_have_read_to_its_end_is_not_started_again(threads: int, count: int, place: int) -> None:
     pipe = IterableWrapper(range(2)).shuffle().cycle(2).map(str).prefetch(5)
     service = InProcessReadingService(prefetch_cnt=5 if threads == 2 else 0)
     with DataLoader2(pipe, reading_service=service) as made:
@@ -163,7 +163,7 @@ def test_what_threads_have_read_to_its_end_is_not_begun_anew(threads: int, count
 
 
 @pytest.mark.parametrize(("count", "words"), [(-1, "count is a number .* negative"), (1.5, "count is a number")])
-def test_what_is_no_number_of_items_is_refused(count: Any, words: str) -> None:
+def test_invalid_numbers_of_items_are_refused(count: Any, words: str) -> None:
     with DataLoader2(IterableWrapper(range(3))) as made, pytest.raises((TypeError, ValueError), match=words):
         made.skip(count)
 
@@ -185,7 +185,7 @@ def _inverse(item: int) -> float:
 
 
 @pytest.mark.parametrize("workers", [None, 0, 2])
-def test_every_skipped_item_is_made(workers: int | None, tmp_path: Path) -> None:
+def test_skipped_items_are_computed(workers: int | None, tmp_path: Path) -> None:
     with loader(IterableWrapper(range(30)).sharding_filter().map(_Noting(tmp_path)), workers) as made:
         assert made.skip(12) == 12
         assert list(made) == list(range(12, 30))

@@ -69,7 +69,7 @@ PIPES = {
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", PIPES)
-def test_a_pipeline_that_cannot_be_saved_is_said_once_with_the_reason_and_goes_on_from_the_beginning(
+def test_one_warning_names_the_reason_why_a_pipeline_cannot_be_saved_and_resumes_from_the_beginning(
     kind: str, workers: int
 ) -> None:
     with DataLoader2(PIPES[kind](), reading_service=service(workers)) as loader:
@@ -89,7 +89,7 @@ def test_a_pipeline_that_cannot_be_saved_is_said_once_with_the_reason_and_goes_o
         assert list(loader) == following
 
 
-def test_a_pipeline_that_could_be_saved_once_in_the_epoch_goes_on_from_there() -> None:
+def test_a_pipeline_resumes_from_the_last_moment_at_which_it_could_be_saved() -> None:
     class Later(Unsaveable):
         """Cannot be saved from its twentieth item on."""
 
@@ -122,7 +122,7 @@ def test_a_pipeline_that_could_be_saved_once_in_the_epoch_goes_on_from_there() -
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_state_from_which_much_is_made_again_says_what_and_how_long(
+def test_a_warning_names_what_a_resume_must_recompute_and_how_long_it_takes(
     workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_checkpointing, "_LEAST", 1.0)
@@ -144,7 +144,7 @@ def test_a_state_from_which_much_is_made_again_says_what_and_how_long(
         assert next(iter(loader)) == 40
 
 
-def test_what_takes_no_time_is_not_warned_of() -> None:
+def test_a_fast_replay_causes_no_warning() -> None:
     with DataLoader2(Silent(IterableWrapper(range(9)))) as loader:
         reading = iter(loader)
         next(reading)

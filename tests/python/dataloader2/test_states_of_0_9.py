@@ -57,7 +57,7 @@ def service_of(name: str) -> Any:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("allow_pickle", [False, True])
-def test_a_loader_with_its_own_pipe_starts_the_epoch_again_with_the_seed_of_the_state(
+def test_a_loader_with_its_own_pipe_restarts_the_epoch_with_the_seed_of_the_state(
     name: str, allow_pickle: bool
 ) -> None:
     state = state_of(name)
@@ -82,7 +82,7 @@ def test_a_loader_with_its_own_pipe_starts_the_epoch_again_with_the_seed_of_the_
 
 @pytest.mark.parametrize("name", sorted({*NAMES} - {"cycled"}))
 @pytest.mark.parametrize("way", ["from_state", "no pipe"])
-def test_the_pipe_of_the_state_is_read_where_there_is_no_other(name: str, way: str) -> None:
+def test_the_pipe_of_the_state_is_read_if_the_loader_has_none(name: str, way: str) -> None:
     pytest.importorskip("torch.utils.data.datapipes", reason="the pipe of the state is made of torch's classes")
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -103,7 +103,7 @@ def test_a_pipe_that_has_other_attributes_now_is_named_with_the_remedy() -> None
         DataLoader2.from_state(state_of("cycled"), None)
 
 
-def test_a_state_of_the_loader_that_has_loaded_one_goes_on_as_any_other() -> None:
+def test_a_state_of_a_resumed_loader_resumes_as_any_other() -> None:
     with DataLoader2(pipe_of("plain")) as loader:
         with pytest.warns(UserWarning, match=WORDS):
             loader.load_state_dict(state_of("in_process"))
@@ -117,7 +117,7 @@ def test_a_state_of_the_loader_that_has_loaded_one_goes_on_as_any_other() -> Non
     assert sorted(map(int, head + rest)) == list(range(20))
 
 
-def test_a_state_without_randomness_as_earlier_releases_saved_it_is_taken() -> None:
+def test_a_state_without_random_numbers_of_an_earlier_release_is_accepted() -> None:
     state = state_of("in_process")
     del state["randomness_state"]
     with DataLoader2(pipe_of("plain")) as loader:
@@ -133,7 +133,7 @@ class Boom:
         return setattr, (Boom, "opened", True)
 
 
-def test_what_the_state_pickles_beside_the_pipe_is_never_opened() -> None:
+def test_pickles_of_a_state_other_than_its_pipe_are_never_loaded() -> None:
     state = state_of("plain")
     seed, due, *_ = state["randomness_state"]
     state["randomness_state"] = (seed, due, pickle.dumps(Boom()), pickle.dumps(Boom()))

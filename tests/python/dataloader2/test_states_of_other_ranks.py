@@ -90,6 +90,6 @@ def test_states_of_ranks_are_refused_by_a_longer_or_shorter_dataset(workers: int
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_state_of_rank_0_from_before_an_epoch_begins_the_epoch_of_each_rank(workers: int) -> None:
+def test_a_state_of_rank_0_between_epochs_begins_the_epoch_of_each_rank(workers: int) -> None:
     (state, whole), (_, others_whole) = saved(workers, None)
     assert resumed(2, workers, 40, {0: state}) == [whole, others_whole]

@@ -80,7 +80,7 @@ def saved(items=2, workers=0, pipe=None):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_a_state_holds_is_written_as_it_was(workers):
+def test_a_state_is_written_unchanged(workers):
     service = MultiProcessingReadingService(workers) if workers else InProcessReadingService()
     with DataLoader2(IterableWrapper(range(9)).sharding_filter(), reading_service=service) as loader:
         loader.seed(3)
@@ -99,7 +99,7 @@ def test_more_shards_than_anybody_has_are_refused_before_they_are_made():
         DataLoader2(IterableWrapper([1])).load_state_dict(resealed(state, iteration_state=place))
 
 
-def test_describe_opens_no_generator_and_refuses_what_is_none():
+def test_describe_opens_no_generator_and_refuses_other_objects():
     state, _ = saved()
     assert describe(state).startswith("inside an epoch, after 2 items")
     seed, applies, *_ = state["randomness_state"]
@@ -109,7 +109,7 @@ def test_describe_opens_no_generator_and_refuses_what_is_none():
             use(bad)
 
 
-def test_a_loader_goes_on_without_unpickling_anything(monkeypatch):
+def test_a_loader_resumes_without_unpickling(monkeypatch):
     for workers in (2, 0):
         state, rest = saved(workers=workers)
         monkeypatch.setattr("torchdata.datapipes._pipe.state.plain.pickle", None)
@@ -149,14 +149,14 @@ def test_a_pickle_in_a_pipes_state_is_refused_and_the_pipe_is_named(workers, mon
         loader.load_state_dict(state)
 
 
-def test_the_pipe_of_a_state_is_not_opened_without_leave():
+def test_the_pipe_of_a_state_is_not_unpickled_without_permission():
     state, _ = saved()
     state = resealed(state, serialized_datapipe=pickle.dumps(Boom()))
     with pytest.raises(ValueError, match="the pipe of this loader state is a pickle.*Make a DataLoader2 with the pipe"):
         DataLoader2(None).load_state_dict(state, allow_pickle=False)
 
 
-def test_what_services_of_a_sequence_say_is_no_pickle():
+def test_states_of_services_in_a_sequence_are_not_pickled():
     class Kept(InProcessReadingService):
         def checkpoint(self):
             return b"kept"
@@ -202,7 +202,7 @@ def test_every_pipe_over_plain_items_saves_and_loads_without_pickle(row):
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_a_value_of_another_type_and_no_count_are_refused_when_they_are_loaded_and_the_pipe_is_named(row):
+def test_an_error_names_the_pipe_whose_loaded_value_has_another_type_or_is_not_a_count(row):
     pipe = row.build(lambda: IterableWrapper(ITEMS), **row.example)
     next(iter(pipe), None)
     try:
@@ -226,7 +226,7 @@ def test_a_value_of_another_type_and_no_count_are_refused_when_they_are_loaded_a
             entry["state"][each.key] = value
 
 
-def test_damage_that_shows_where_an_iteration_begins_is_told_by_its_pipe(tmp_path):
+def test_damage_that_is_found_when_an_iteration_begins_names_its_pipe(tmp_path):
     def cached():
         pipe = IterableWrapper(["a", "b"]).on_disk_cache(filepath_fn=lambda name: str(tmp_path / name))
         return pipe.map(lambda name: (name, name.encode())).end_caching(same_filepath_fn=True)
@@ -243,7 +243,7 @@ def test_damage_that_shows_where_an_iteration_begins_is_told_by_its_pipe(tmp_pat
         list(again)
 
 
-def test_a_part_that_no_table_has_is_refused():
+def test_a_part_number_that_no_table_has_is_refused():
     def reader():
         return ArrowReader(pyarrow.table({"a": [1, 2, 3]}))
 
@@ -273,7 +273,7 @@ def test_more_bytes_than_the_items_of_a_cache_have_are_no_fault():
     assert list(again) == list(range(1, 9))
 
 
-def test_a_text_file_is_gone_on_with_and_only_read(tmp_path):
+def test_a_text_file_is_resumed_and_only_read(tmp_path):
     path = tmp_path / "lines"
     path.write_text("a\nb\nc\n")
 
@@ -362,7 +362,7 @@ def test_other_pickles_are_no_plain_data(pickled):
 # -- numbers -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_generators_place_beyond_its_numbers_is_refused():
+def test_a_generator_position_beyond_its_numbers_is_refused():
     state, _ = saved()
     place = copy.deepcopy(state["iteration_state"])
     generators = unseal(place["generators"], "it")
@@ -425,7 +425,7 @@ def test_a_state_nested_in_itself_is_refused():
         describe({**state, "iteration_state": place})
 
 
-def test_a_thousand_damaged_states_end_in_an_error_or_go_on_within_memory_and_time():
+def test_a_thousand_damaged_states_raise_an_error_or_resume_within_memory_and_time_limits():
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "fuzz_files", "1", "--inputs", "350", "--targets", TARGETS],
         cwd=Path(__file__).parents[1] / "support",

@@ -141,7 +141,7 @@ def check_chain(make: Callable[[], Any], stops: list[int]) -> None:
 
 @pytest.mark.parametrize("name", MAIN)
 @pytest.mark.parametrize("stream", STATEFUL)
-def test_a_chain_of_loaders_gives_each_item_once(stream: Any, name: str) -> None:
+def test_a_chain_of_loaders_yields_each_item_once(stream: Any, name: str) -> None:
     chance = random.Random(f"{stream.__name__} {name}")
     for stops in [[1], [0], [SIZE + 1], [SIZE + 2], [SIZE + 2, 1]] + [
         [chance.randrange(SIZE + 2), chance.randrange(SIZE + 2)] for _ in range(6)
@@ -151,7 +151,7 @@ def test_a_chain_of_loaders_gives_each_item_once(stream: Any, name: str) -> None
 
 @pytest.mark.parametrize("name", WORKERS)
 @pytest.mark.parametrize("stream", [CountsAtOnce, BeginsAnew, TakesAgain, WalkedInOrder])
-def test_a_chain_of_loaders_with_workers_gives_each_item_once(stream: Any, name: str) -> None:
+def test_a_chain_of_loaders_with_workers_yields_each_item_once(stream: Any, name: str) -> None:
     chance = random.Random(f"{stream.__name__} {name}")
     check_chain(lambda: WORKERS[name](stream(SIZE)), [chance.randrange(SIZE + 3), chance.randrange(SIZE)])
 
@@ -185,7 +185,7 @@ def test_an_epoch_that_is_cut_short_leaves_a_stream_where_the_saved_run_left_it(
 
 @pytest.mark.parametrize("name", MAIN)
 @pytest.mark.parametrize("stream", STATEFUL)
-def test_what_lies_before_the_position_is_not_read_again(stream: Any, name: str) -> None:
+def test_items_before_the_position_are_not_read_again(stream: Any, name: str) -> None:
     reader = Reader(MAIN[name](stream(100)))
     for _ in range(41):
         reader.step()
@@ -257,7 +257,7 @@ def test_a_damaged_position_of_a_stream_is_refused_by_name() -> None:
             load_state(IterableWrapper(TakesOnce(SIZE)), state)
 
 
-def test_a_stream_whose_state_fails_is_read_all_the_same() -> None:
+def test_a_stream_whose_state_raises_can_be_read() -> None:
     class Broken(TakesOnce):
         def state_dict(self) -> Any:
             raise OSError("no state today")

@@ -84,7 +84,7 @@ def start(seed: int) -> None:
 
 @pytest.mark.parametrize("kind", GRAPHS)
 @pytest.mark.parametrize("chain", [[], [0, 1], [1, 0]], ids=str)
-def test_a_graph_goes_on_from_every_position_and_in_the_next_epoch(kind: str, chain: list[int]) -> None:
+def test_a_graph_resumes_from_every_position_and_in_the_next_epoch(kind: str, chain: list[int]) -> None:
     build = GRAPHS[kind]
     start(1)
     pipe = build()
@@ -111,7 +111,7 @@ def test_a_graph_goes_on_from_every_position_and_in_the_next_epoch(kind: str, ch
 
 
 @pytest.mark.parametrize("kind", [kind for kind in GRAPHS if kind not in NEED_ITERATE])
-def test_without_a_loader_iter_is_enough_in_the_middle_of_an_epoch_and_refused_at_its_end(kind: str) -> None:
+def test_without_a_loader_a_pipe_resumes_in_the_middle_of_an_epoch_but_not_at_its_end(kind: str) -> None:
     build = GRAPHS[kind]
     start(1)
     pipe = build()
@@ -137,7 +137,7 @@ def test_without_a_loader_iter_is_enough_in_the_middle_of_an_epoch_and_refused_a
             assert [list(pipe), list(pipe)] == [epochs[epoch][position:], epochs[epoch + 1]], (epoch, position)
 
 
-def test_one_that_returns_an_iterator_and_began_unnoticed_is_refused_with_the_remedy() -> None:
+def test_a_torch_pipe_that_returns_an_iterator_and_began_unnoticed_is_refused_with_the_remedy() -> None:
     words = "ends in Mapping can be neither saved nor resumed.*state.iterate.*or append a pipe of this package"
     pipe = Mapping(shuffled())
     save_state(pipe)  # nothing has begun
@@ -187,7 +187,7 @@ def following(epochs: list[list[int]], epoch: int, position: int) -> list[list[i
 
 @pytest.mark.parametrize("kind", PIPES)
 @pytest.mark.parametrize("service", SERVICES)
-def test_a_loader_goes_on_from_every_position_and_in_the_next_epoch(
+def test_a_loader_resumes_from_every_position_and_in_the_next_epoch(
     kind: str, service: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshots, "SECONDS", 0.0)

@@ -125,7 +125,7 @@ def test_a_generator_function_and_a_data_set_in_an_unseeded_order_are_refused() 
 
 
 @pytest.mark.parametrize("read_first", [1, 3])
-def test_a_worker_refuses_an_unseeded_order_behind_its_snapshot(
+def test_a_worker_refuses_an_unseeded_order_after_its_snapshot(
     read_first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from torchdata._engine import snapshots
@@ -194,7 +194,7 @@ def test_states_of_resumed_epochs_are_compared_as_well() -> None:
         resumed(wrapped(InRandomOrder(4)), 0, second, strict=True)
 
 
-def test_a_stream_that_raises_at_a_sampled_item_goes_on_behind_it() -> None:
+def test_a_stream_that_raises_at_a_sampled_item_continues_after_it() -> None:
     class Raising:
         def __init__(self) -> None:
             self.number = 0

@@ -119,7 +119,7 @@ def _by_index(build: Callable[[Any], Any]) -> Any:
 
 
 @pytest.mark.parametrize("build", GRAPHS.values(), ids=GRAPHS)
-def test_a_graph_goes_on_from_every_position_and_in_the_next_epoch(build: Callable[[], Any]) -> None:
+def test_a_graph_resumes_from_every_position_and_in_the_next_epoch(build: Callable[[], Any]) -> None:
     same_at_every_position(build)
 
 

@@ -64,14 +64,14 @@ def test_a_new_node_is_reset_when_it_is_first_read_or_asked_for_its_state() -> N
 
 
 @pytest.mark.parametrize("use", [next, BaseNode.state_dict, lambda node: Batcher(node, 2).reset()])
-def test_a_node_that_leaves_out_its_bases_init_or_reset_is_told_so(use: Callable[[Any], Any]) -> None:
+def test_a_node_that_does_not_call_its_base_s_init_or_reset_gets_an_error(use: Callable[[Any], Any]) -> None:
     with pytest.raises(NotImplementedError, match=r"Bare was not set up: call super\(\).__init__\(\)"):
         use(Bare(calls_init=False, calls_reset=False))
     with pytest.raises(NotImplementedError, match=r"Bare was not reset: call super\(\).reset\(initial_state\)"):
         use(Bare(calls_reset=False))
 
 
-def test_methods_that_a_subclass_owes_say_so() -> None:
+def test_methods_that_a_subclass_must_define_raise_an_error() -> None:
     class Empty(BaseNode[int]):
         pass
 
@@ -101,7 +101,7 @@ def test_next_before_reset_is_an_error_that_names_the_node(make: Callable[[], Ba
         node.next()
 
 
-def test_a_copy_of_a_node_in_the_middle_begins_anew() -> None:
+def test_a_copy_of_a_partly_read_node_starts_from_the_beginning() -> None:
     node = Batcher(Prefetcher(Mapper(numbers(6), str), 2), 2)
     assert next(node) == ["0", "1"]
     for duplicate in (copy.deepcopy(node), pickle.loads(pickle.dumps(node))):
@@ -229,7 +229,7 @@ def test_a_wrong_argument_is_an_error_that_names_node_and_argument(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this is about machines without a CUDA device")
-def test_pinning_without_cuda_says_so_at_once() -> None:
+def test_pinning_without_cuda_raises_an_error_at_once() -> None:
     with pytest.raises(RuntimeError, match="PinMemory needs a CUDA device"):
         PinMemory(numbers(1))
 
@@ -244,7 +244,7 @@ def test_tensors_are_pinned_and_places_kept() -> None:
     loader.shutdown()
 
 
-def test_torchs_sampler_for_ranks_goes_on_in_the_order_of_its_epoch() -> None:
+def test_torchs_sampler_for_ranks_resumes_in_the_order_of_its_epoch() -> None:
     sampler = torch.utils.data.DistributedSampler(range(10), num_replicas=2, rank=1, seed=3)
     loader = Loader(SamplerWrapper(sampler))
     first, second = list(loader), list(loader)

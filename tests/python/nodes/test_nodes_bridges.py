@@ -50,7 +50,7 @@ def goes_on_exactly(make: Any, epochs: int = 3) -> list[list[Any]]:
     return whole
 
 
-def test_a_shuffled_pipe_in_nodes_goes_on_exactly_over_epochs() -> None:
+def test_a_shuffled_pipe_in_nodes_resumes_exactly_over_epochs() -> None:
     def make() -> BaseNode[Any]:
         pipe = PipeOf(range(12)).shuffle(buffer_size=5).map(str).batch(2)
         return Prefetcher(Mapper(from_pipe(pipe, seed=3), tuple), 2)
@@ -68,7 +68,7 @@ def test_the_functional_form_is_the_same() -> None:
     assert list(PipeOf(range(3)).to_node()) == [0, 1, 2]
 
 
-def test_a_pipe_is_taken_for_what_it_is_also_without_a_seed() -> None:
+def test_a_pipe_is_recognized_without_a_seed() -> None:
     goes_on_exactly(lambda: IterableWrapper(PipeOf(range(7)).map(str).batch(2)))
     pipe = PipeOf(range(20)).shuffle().set_seed(5)
     node = from_pipe(pipe)
@@ -145,7 +145,7 @@ def test_a_pipe_over_nodes_runs_in_the_workers_of_a_loader() -> None:
         assert [list(loader) for _ in range(2)] == [[10 * n for n in range(8)]] * 2
 
 
-def test_a_shutdown_reaches_through_both_bridges() -> None:
+def test_a_shutdown_ends_both_a_pipe_over_nodes_and_a_node_over_a_pipe() -> None:
     loader = Loader(from_pipe(to_pipe(Prefetcher(IterableWrapper(range(99)), 2)).map(tenfold).prefetch(3)))
     assert next(iter(loader)) == 0
     loader.shutdown()
@@ -153,7 +153,7 @@ def test_a_shutdown_reaches_through_both_bridges() -> None:
 
 
 @pytest.mark.parametrize("wrong", [[1, 2], SequenceWrapper([1])])
-def test_what_is_no_pipe_or_no_node_is_refused_with_the_remedy(wrong: Any) -> None:
+def test_objects_that_are_neither_pipe_nor_node_are_refused_with_the_remedy(wrong: Any) -> None:
     with pytest.raises(TypeError, match=r"from_pipe: pipe must be an IterDataPipe.*to_iter_datapipe"):
         from_pipe(wrong)
     with pytest.raises(TypeError, match="to_pipe: source_node must be a node"):

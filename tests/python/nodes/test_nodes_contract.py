@@ -178,7 +178,7 @@ def test_nodes_that_read_ahead_ask_for_states_when_the_guide_says(name: str) -> 
     assert recorder.notes == expected[name]
 
 
-def test_an_end_is_an_end_until_the_next_reset_for_nodes_that_read_ahead() -> None:
+def test_an_end_lasts_until_the_next_reset_for_nodes_that_read_ahead() -> None:
     for name in ("prefetch", "threads"):
         recorder = Recorder(1)
         with Loader(ASKING[name](recorder)) as loader:

@@ -131,7 +131,7 @@ def test_a_field_that_is_missing_is_an_error_that_names_it() -> None:
 
 
 @pytest.mark.parametrize("garbage", [{}, [], None, 3, {"root": {}}, {"root": {}, "num_yielded": -1}])
-def test_what_is_no_state_of_a_loader_is_refused_when_it_is_loaded(garbage: Any) -> None:
+def test_loading_refuses_objects_that_are_not_states_of_a_loader(garbage: Any) -> None:
     loader = Loader(numbers(3))
     with pytest.raises(ValueError, match=r"Loader: (a state must be|the state has no|'num_yielded')"):
         loader.load_state_dict(garbage)
@@ -189,7 +189,7 @@ def fields_of(state: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[An
 
 
 @pytest.mark.filterwarnings("ignore:SamplerWrapper. the first")
-def test_two_thousand_mutations_end_in_a_place_or_an_error_without_a_hang_or_much_memory() -> None:
+def test_two_thousand_mutated_states_load_or_raise_an_error_without_a_hang_or_much_memory() -> None:
     chance, refused, loaded = random.Random(1), 0, 0
     saves = [(make, [saved(make, items) for items in (0, 1, 3, 5)]) for make in GRAPHS]
     before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()

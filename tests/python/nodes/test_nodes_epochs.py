@@ -104,7 +104,7 @@ def goes_on(make: Callable[[], BaseNode[Any]], plan: Plan, chance: random.Random
 
 
 @pytest.mark.parametrize("kind", STREAMS, ids=lambda kind: kind.__name__)
-def test_every_place_of_every_kind_of_stream_is_gone_on_from_for_three_epochs(kind: Kind) -> None:
+def test_every_kind_of_stream_resumes_from_every_position_for_three_epochs(kind: Kind) -> None:
     chance, held = random.Random(kind.__name__), 0
     for make in GRAPHS.values():
         for plan in ([None, None, None, None], [2, None, None, None], [1, 3, None, None]):
@@ -113,7 +113,7 @@ def test_every_place_of_every_kind_of_stream_is_gone_on_from_for_three_epochs(ki
 
 
 @pytest.mark.parametrize("name", READ_AHEAD)
-def test_after_a_break_later_epochs_have_all_that_there_is(name: str) -> None:
+def test_after_a_break_later_epochs_are_complete(name: str) -> None:
     for kind in STREAMS:
         epochs, _ = run(Loader(READ_AHEAD[name](IterableWrapper(kind(20)))), [5, None, None, 3, None])
         assert [len(items) for items in epochs] == [5, 20, 20, 3, 20], kind
@@ -132,7 +132,7 @@ def test_mixtures_have_as_many_items_with_threads_as_without(name: str, criterio
             assert lengths(lambda kind=kind, w=weighted: mixed(kind, criterion, w, READ_AHEAD[name])) == alone
 
 
-def test_what_a_broken_epoch_has_drawn_ahead_does_not_depend_on_time() -> None:
+def test_the_draws_of_an_abandoned_epoch_do_not_depend_on_time() -> None:
     class Drawing:
         def __init__(self, pause: bool) -> None:
             self.generator, self.pause = random.Random(0), pause
@@ -180,7 +180,7 @@ def test_a_node_without_states_works_until_one_is_asked_for(name: str) -> None:
     loader.shutdown()
 
 
-def test_an_iterable_whose_state_fails_is_read_all_the_same() -> None:
+def test_an_iterable_whose_state_raises_can_be_read() -> None:
     class Broken(TakesOnce):
         def state_dict(self) -> dict[str, Any]:
             raise OSError("no state today")
@@ -199,7 +199,7 @@ def distributed() -> StatefulDistributedSampler:
 
 
 @pytest.mark.parametrize("name", ["alone", *READ_AHEAD])
-def test_a_stateful_sampler_goes_on_in_the_order_of_its_epoch(name: str) -> None:
+def test_a_stateful_sampler_resumes_in_the_order_of_its_epoch(name: str) -> None:
     wrap = READ_AHEAD.get(name, same)
     for plan in ([None, None, None, None], [2, None, None, None]):
         assert goes_on(lambda: wrap(SamplerWrapper(distributed(), initial_epoch=4)), plan, random.Random(0), 1.0) > 8
@@ -231,7 +231,7 @@ def test_a_sampler_is_told_the_epoch_before_its_state_is_loaded_and_asked_for() 
     assert sampler.calls == [3, "load"]
 
 
-def test_an_updater_with_a_state_goes_on_with_it() -> None:
+def test_an_epoch_updater_resumes_with_its_state() -> None:
     class Doubling:
         def __init__(self) -> None:
             self.step = 1
@@ -304,7 +304,7 @@ def test_a_stream_that_was_loaded_and_left_begins_the_next_epoch_from_its_beginn
 @pytest.mark.parametrize("kind", [*STREAMS, *GOING_ON])
 @pytest.mark.parametrize("restarts", [True, False])
 @pytest.mark.parametrize("has_ended", [True, False])
-def test_an_epoch_that_is_cut_short_leaves_a_stream_where_the_run_that_was_saved_had_left_it(
+def test_after_a_resume_a_shortened_epoch_leaves_a_stream_where_the_saved_run_left_it(
     kind: Kind, restarts: bool, has_ended: bool
 ) -> None:
     def make() -> Loader[Any]:
@@ -327,7 +327,7 @@ def test_an_epoch_that_is_cut_short_leaves_a_stream_where_the_run_that_was_saved
 
 @pytest.mark.parametrize("kind", [*STREAMS, *GOING_ON])
 @pytest.mark.parametrize("items", [0, 2])
-def test_a_loader_is_put_back_to_a_beginning_of_which_nothing_was_read(kind: Kind, items: int) -> None:
+def test_a_loader_can_be_reset_to_the_beginning_of_an_unread_epoch(kind: Kind, items: int) -> None:
     loader = Loader(IterableWrapper(kind(5)))
     beginning = loader.state_dict()
     whole = [list(loader) for _ in range(2)]
@@ -346,7 +346,7 @@ def test_a_loader_is_put_back_to_a_beginning_of_which_nothing_was_read(kind: Kin
     assert [list(loader) for _ in range(2)] == whole
 
 
-def test_a_loader_that_has_been_read_can_be_put_back_to_an_earlier_place() -> None:
+def test_a_loader_can_be_set_back_to_an_earlier_position() -> None:
     for kind in STREAMS:
         loader = Loader(Prefetcher(IterableWrapper(kind(5)), 2))
         whole, _ = run(Loader(Prefetcher(IterableWrapper(kind(5)), 2)), [None] * 3)

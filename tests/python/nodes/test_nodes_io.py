@@ -78,7 +78,7 @@ def test_a_state_is_refused_if_there_are_other_files_now(folder: Path) -> None:
         iter(loader)
 
 
-def test_what_is_not_there_is_an_error_and_an_empty_folder_is_an_empty_epoch(folder: Path) -> None:
+def test_a_missing_file_raises_an_error_and_an_empty_folder_is_an_empty_epoch(folder: Path) -> None:
     with pytest.raises(FileNotFoundError, match="there is no folder"):
         next(FileLister(str(folder / "gone"), ["*"]))
     assert list(Loader(FileLister(str(folder), ["*.png"]))) == []

@@ -36,7 +36,7 @@ def test_batches_are_the_slices_of_the_source(count: int, size: int) -> None:
     assert list(Unbatcher(IterableWrapper(slices))) == list(range(count))
 
 
-def test_an_error_in_the_middle_of_a_batch_loses_nothing_of_it_also_not_in_a_state() -> None:
+def test_an_error_in_the_middle_of_a_batch_loses_no_sample_even_in_a_state() -> None:
     node = Batcher(Mapper(numbers(5), at_odds), 4, drop_last=False)
     with pytest.raises(ValueError, match="two"):
         next(node)
@@ -101,7 +101,7 @@ def test_a_cycle_over_nothing_ends() -> None:
     assert list(Cycler(Filter(numbers(3), lambda number: False))) == []
 
 
-def test_a_cycle_that_has_ended_stays_so_also_where_another_pass_would_yield_something() -> None:
+def test_an_ended_cycle_stays_ended_even_if_another_pass_would_yield_items() -> None:
     class Uneven:
         def __init__(self) -> None:
             self.sizes = [2, 0, 3]
@@ -123,7 +123,7 @@ def test_a_cycle_that_has_ended_stays_so_also_where_another_pass_would_yield_som
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("prebatch", [None, 1, 2, 4])
-def test_an_error_of_a_function_comes_in_the_place_of_its_result(workers: int, prebatch: int | None) -> None:
+def test_an_error_of_a_function_comes_in_place_of_its_result(workers: int, prebatch: int | None) -> None:
     node = ParallelMapper(numbers(5), at_odds, workers, prebatch=prebatch)
     assert outcomes(node) == [0, 10, "two", 30, 40]
 
@@ -142,7 +142,7 @@ class CutOff:
 
 
 @pytest.mark.parametrize("kind", ["map", "filter", "batch"])
-def test_an_item_whose_function_ctrl_c_cuts_off_comes_next_here_and_from_a_state(kind: str) -> None:
+def test_an_item_interrupted_by_ctrl_c_comes_next_in_this_loop_and_from_a_state(kind: str) -> None:
     def node(at: int = -1) -> BaseNode[Any]:
         if kind == "filter":
             cut_off = CutOff(at)

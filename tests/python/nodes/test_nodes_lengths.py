@@ -75,7 +75,7 @@ def test_a_length_is_the_number_of_items_of_an_epoch() -> None:
         lambda: MultiNodeRoundRobinSampler({"a": Filter(numbers(3), bool)}),
     ],
 )
-def test_a_length_that_is_not_known_is_a_type_error_and_the_loader_is_read_all_the_same(
+def test_an_unknown_length_raises_a_type_error_but_the_loader_can_be_read(
     make: Callable[[], BaseNode[Any]],
 ) -> None:
     loader = Loader(make())
@@ -85,7 +85,7 @@ def test_a_length_that_is_not_known_is_a_type_error_and_the_loader_is_read_all_t
     assert list(itertools.islice(loader, 2))
 
 
-def test_a_length_that_raises_another_error_is_one_that_is_not_known() -> None:
+def test_a_length_that_raises_another_error_counts_as_unknown() -> None:
     class Unsized(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
         def __iter__(self) -> Iterator[int]:
             return iter(range(3))

@@ -78,7 +78,7 @@ def test_an_iterator_that_has_yielded_items_refuses_a_state_by_name() -> None:
     assert list(loader) == [1, 2, 3, 4, 5]
 
 
-def test_the_end_of_an_epoch_is_gone_on_from_with_the_next_one_or_stays_the_end() -> None:
+def test_the_end_of_an_epoch_resumes_with_the_next_one_or_stays_the_end() -> None:
     for restarts, expected in ((True, [(1, 0), (1, 1)]), (False, [])):
         loader = Loader(SamplerWrapper(Epochs(2)), restart_on_stop_iteration=restarts)
         list(loader)
@@ -89,21 +89,21 @@ def test_the_end_of_an_epoch_is_gone_on_from_with_the_next_one_or_stays_the_end(
         assert list(other) == [(1 + restarts, 0), (1 + restarts, 1)]
 
 
-def test_a_state_loaded_after_one_was_asked_for_is_not_forgotten() -> None:
+def test_a_state_that_is_loaded_after_another_was_saved_is_kept() -> None:
     loader = Loader(numbers(4))
     loader.state_dict()
     loader.load_state_dict({"root": {"_num_yielded": 3}, "num_yielded": 3})
     assert list(loader) == [3]
 
 
-def test_an_item_that_is_none_or_false_is_an_item() -> None:
+def test_items_may_be_none_or_false() -> None:
     loader = Loader(IterableWrapper([None, 0, None]))
     next(iter(loader))
     loader.load_state_dict(loader.state_dict())
     assert list(loader) == [0, None]
 
 
-def test_looking_whether_there_is_another_item_takes_none() -> None:
+def test_has_next_takes_no_item() -> None:
     iterator = LoaderIterator(Loader(IterableWrapper([None, 1])))
     state = iterator.state_dict()
     assert iterator.has_next()
@@ -153,7 +153,7 @@ def test_a_sampler_is_told_the_epoch_from_the_first_number_by_the_updater() -> N
     assert [list(loader) for _ in range(3)] == [[(5, 0)], [(15, 0)], [(25, 0)]]
 
 
-def test_an_epoch_counts_from_when_an_item_is_asked_for_here_or_by_a_node_that_reads_ahead() -> None:
+def test_an_epoch_counts_once_an_item_is_requested_by_the_user_or_a_node_that_reads_ahead() -> None:
     for node, first in ((SamplerWrapper(Epochs(1)), 0), (Prefetcher(SamplerWrapper(Epochs(1)), 2), 2)):
         loader = Loader(node)
         iter(loader), iter(loader)
@@ -161,7 +161,7 @@ def test_an_epoch_counts_from_when_an_item_is_asked_for_here_or_by_a_node_that_r
         loader.shutdown()
 
 
-def test_a_loaded_epoch_that_is_left_at_once_counts_where_it_had_begun() -> None:
+def test_a_loaded_epoch_that_is_abandoned_at_once_counts_from_where_it_began() -> None:
     saved = Loader(SamplerWrapper(Epochs(2)))
     next(iter(saved))
     loader = Loader(SamplerWrapper(Epochs(2)))

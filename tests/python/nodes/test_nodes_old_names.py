@@ -31,7 +31,7 @@ def test_constants_are_what_they_were() -> None:
     assert sampler.state_dict() == {StatefulDistributedSampler._YIELDED: 0}
 
 
-def test_choices_follow_from_seed_rank_and_epoch_and_go_on_from_a_state() -> None:
+def test_choices_follow_from_seed_rank_and_epoch_and_resume_from_a_state() -> None:
     choices = _WeightedSampler(WEIGHTS, seed=3, rank=1, world_size=2, epoch=4)
     generator = torch.Generator().manual_seed(_get_rank_seed(3, torch.Generator(), 1, 2, 4))
     drawn = torch.multinomial(torch.tensor([1.0, 3.0], dtype=torch.float64), 1000, True, generator=generator).tolist()
@@ -119,7 +119,7 @@ def test_a_subclass_may_read_the_sources_itself_as_torchdata_0_11_did() -> None:
             assert [item for _, item in Loader(theirs)] == list(Loader(ours))
 
 
-def test_an_error_of_a_source_leaves_the_choice_for_the_next_call_also_in_a_state() -> None:
+def test_after_an_error_of_a_source_the_next_call_has_the_same_choice_even_in_a_state() -> None:
     class FailsOnce:
         failing = True
 

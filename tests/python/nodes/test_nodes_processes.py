@@ -124,7 +124,7 @@ def test_an_error_comes_in_its_place_with_the_traceback_and_name_of_its_process(
     node.shutdown()
 
 
-def test_a_result_that_does_not_pickle_is_an_error_in_its_place() -> None:
+def test_a_result_that_cannot_be_pickled_raises_an_error_at_its_position() -> None:
     node = over_processes(unpicklable_at_three, 5)
     assert [next(node) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(TypeError, match="cannot pickle"):
@@ -158,9 +158,7 @@ def test_an_unknown_way_to_start_is_an_error() -> None:
     ("function", "how", "code"),
     [(dies_at_three, "was killed by SIGKILL", -signal.SIGKILL), (exits_at_three, "exited with code 7", 7)],
 )
-def test_a_process_that_dies_is_an_error_that_names_it_and_a_reset_starts_new_ones(
-    function: Any, how: str, code: int
-) -> None:
+def test_an_error_names_a_process_that_exits_and_a_reset_starts_new_ones(function: Any, how: str, code: int) -> None:
     node = over_processes(function, 8, workers=1)
     assert [next(node) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(WorkerExitedError, match=rf"worker process 0 of ParallelMapper \(pid \d+\) {how}") as caught:
@@ -238,7 +236,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("body", ["sys.exit(0)", "os.kill(os.getpid(), 9)", "list(iterator)"])
-def test_the_processes_end_with_the_program_whatever_ends_that(body: str, tmp_path: Path) -> None:
+def test_the_processes_end_with_the_program_however_it_ends(body: str, tmp_path: Path) -> None:
     path, told = tmp_path / "program.py", tmp_path / "pids"
     path.write_text(PROGRAM.replace("BODY", body))
     program = ForkedProgram([str(path), str(told)], dict(os.environ))

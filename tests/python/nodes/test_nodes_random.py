@@ -23,7 +23,7 @@ SEEDS = [*(range(first, first + 3) for first in (1, 11, 91)), range(973_676, 973
 
 
 @pytest.mark.parametrize("seeds", SEEDS, ids=str)
-def test_random_graphs_go_on_exactly_from_their_states_in_new_processes(judge: Judge, seeds: range) -> None:
+def test_random_graphs_resume_exactly_from_their_states_in_new_processes(judge: Judge, seeds: range) -> None:
     verdicts = [judge.judge(seed) for seed in seeds]
     wrong = [f"seed {one.seed}: {one.words}: {one.told}" for one in verdicts if one.told]
     assert not wrong, "\n".join(wrong)

@@ -32,7 +32,7 @@ squares = [number * number for number in range(20)]
 
 @pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
 @pytest.mark.parametrize("method", METHODS)
-def test_deaths_do_not_show_in_what_comes(tmp_path: Path, method: str) -> None:
+def test_worker_exits_do_not_change_the_items(tmp_path: Path, method: str) -> None:
     # A spawned process imports torch, so there is only one process and its replacement.
     workers, deaths = (1, {4: 1}) if method == "spawn" else (2, {3: 1, 4: 2, 13: 1})
     loader = Loader(mapper(Dying(tmp_path, deaths), workers=workers, multiprocessing_context=method))
@@ -44,7 +44,7 @@ def test_deaths_do_not_show_in_what_comes(tmp_path: Path, method: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
 @pytest.mark.parametrize("options", [{"in_order": False}, {"prebatch": 3}, {"workers": 1}])
-def test_nor_out_of_order_nor_in_batches(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_no_item_is_lost_out_of_order_or_in_batches(tmp_path: Path, options: dict[str, Any]) -> None:
     node = mapper(Dying(tmp_path, dict.fromkeys(range(0, 20, 4), 1)), **options)
     assert sorted(Loader(node)) == squares
     node.shutdown()
@@ -71,7 +71,7 @@ def test_processes_may_be_killed_at_any_moment_and_states_are_exact(seed: int) -
     loader.root.shutdown()
 
 
-def test_a_warning_tells_of_it_and_is_no_item_where_it_is_an_error(tmp_path: Path) -> None:
+def test_a_warning_reports_the_skip_and_is_not_an_item_if_warnings_are_errors(tmp_path: Path) -> None:
     node = mapper(Dying(tmp_path, {3: 1}))
     with pytest.warns(RuntimeWarning, match=r"was killed by SIGKILL at its item number \d+ \(counted from 0\)"):
         assert list(Loader(node)) == squares
@@ -88,7 +88,9 @@ def test_a_warning_that_is_an_error_loses_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
-def test_the_third_death_at_an_item_is_an_error_in_its_place_and_the_next_ones_come(tmp_path: Path) -> None:
+def test_the_third_worker_exit_at_an_item_raises_an_error_at_its_position_and_the_next_items_come(
+    tmp_path: Path,
+) -> None:
     node = mapper(Dying(tmp_path, {3: 3}), workers=1)
     iterator = iter(Loader(node))
     assert [next(iterator) for _ in range(3)] == squares[:3]
@@ -99,7 +101,7 @@ def test_the_third_death_at_an_item_is_an_error_in_its_place_and_the_next_ones_c
     node.shutdown()
 
 
-def test_an_unknown_answer_to_deaths_is_refused() -> None:
+def test_an_unknown_on_worker_exit_value_is_refused() -> None:
     with pytest.raises(ValueError, match="on_worker_exit must be 'error' or 'restart', but got 'again'"):
         mapper(abs, on_worker_exit="again")
 
@@ -143,7 +145,7 @@ class HangsIn:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_however_a_process_hangs_nothing_is_lost_also_behind_a_state(way: str, tmp_path: Path) -> None:
+def test_nothing_is_lost_if_a_process_hangs_even_after_a_load(way: str, tmp_path: Path) -> None:
     options = {"timeout": 0.4, "on_timeout": "restart", "on_worker_exit": "error"}
     loader = Loader(mapper(HangsIn(way, tmp_path), **options))
     iterator = iter(loader)
@@ -161,7 +163,7 @@ def test_however_a_process_hangs_nothing_is_lost_also_behind_a_state(way: str, t
 
 
 @pytest.mark.parametrize("way", ["stop", "loop"])
-def test_a_process_that_works_has_as_long_as_patience_says(way: str, tmp_path: Path) -> None:
+def test_a_working_process_has_the_time_that_patience_allows(way: str, tmp_path: Path) -> None:
     patience, limit = (1.2, "patience") if way == "loop" else (1e6, "timeout")
     options = {"timeout": 0.3, "on_timeout": "restart", "on_worker_exit": "error", "patience": patience}
     node = mapper(HangsIn(way, tmp_path), **options)
@@ -173,7 +175,7 @@ def test_a_process_that_works_has_as_long_as_patience_says(way: str, tmp_path: P
 
 
 @pytest.mark.filterwarnings("ignore:.*was killed for it:RuntimeWarning")
-def test_the_third_hang_at_an_item_is_an_error_in_its_place_and_the_next_ones_come() -> None:
+def test_the_third_hang_at_an_item_raises_an_error_at_its_position_and_the_next_items_come() -> None:
     node = mapper(hang_at_three, workers=1, timeout=0.6, on_timeout="restart")
     iterator = iter(Loader(node))
     assert [next(iterator) for _ in range(3)] == squares[:3]
@@ -184,7 +186,7 @@ def test_the_third_hang_at_an_item_is_an_error_in_its_place_and_the_next_ones_co
     node.shutdown()
 
 
-def test_without_it_no_result_in_time_is_an_error() -> None:
+def test_without_restart_a_missing_result_raises_a_timeout_error() -> None:
     node = mapper(hang_at_three, workers=1, timeout=1.5, on_worker_exit="error")
     iterator = iter(Loader(node))
     assert [next(iterator) for _ in range(3)] == squares[:3]

@@ -64,14 +64,14 @@ def test_no_two_processes_draw_alike(tmp_path: Path) -> None:
             assert len(set(column)) == 8
 
 
-def test_nor_do_those_of_two_mappers_in_one_graph() -> None:
+def test_processes_of_two_mappers_in_one_graph_draw_different_numbers() -> None:
     inner = mapper(IterableWrapper(range(4)), lambda item: (draw(item),), 1)
     with Loader(mapper(inner, lambda draws: (*draws, draw(None)), 1)) as loader:
         came = [one for pair in loader for one in pair]
     assert len(set(came)) == 8
 
 
-def test_the_main_process_draws_as_if_there_were_no_processes() -> None:
+def test_the_main_process_draws_the_same_numbers_as_without_processes() -> None:
     """Therefore an order drawn from the global generator is the same with threads and with processes."""
     orders = []
     for method in ("thread", "process"):

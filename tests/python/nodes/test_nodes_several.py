@@ -84,7 +84,7 @@ def test_sources_are_chosen_by_weight_as_torch_draws_them(criterion: str, rank: 
 
 
 @pytest.mark.parametrize("criterion", CRITERIA)
-def test_a_source_without_items_holds_nobody_up(criterion: str) -> None:
+def test_a_source_without_items_delays_no_other_source(criterion: str) -> None:
     for sizes in ({"a": 0}, {"a": 0, "b": 2}, {"a": 0, "b": 0}):
         for node in (
             MultiNodeRoundRobinSampler(sources(sizes), criterion),
@@ -99,7 +99,7 @@ def test_a_source_without_items_holds_nobody_up(criterion: str) -> None:
                 assert {name for name, _ in found} <= {"b"}
 
 
-def test_items_may_tell_the_source_that_they_are_of() -> None:
+def test_items_may_contain_the_name_of_their_source() -> None:
     node = MultiNodeRoundRobinSampler(
         {"x": IterableWrapper([1, {"n": 2}])}, StopCriteria.FIRST_DATASET_EXHAUSTED, tag_output=True
     )

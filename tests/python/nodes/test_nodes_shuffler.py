@@ -48,7 +48,7 @@ GRAPHS: dict[str, Callable[[], BaseNode[Any]]] = {
 
 
 @pytest.mark.parametrize("make", GRAPHS.values(), ids=GRAPHS.keys())
-def test_a_state_from_anywhere_goes_on_exactly(make: Callable[[], BaseNode[Any]]) -> None:
+def test_a_state_from_any_position_resumes_exactly(make: Callable[[], BaseNode[Any]]) -> None:
     with Loader(make()) as loader:
         states, came = [copy.deepcopy(loader.state_dict())], []
         for item in loader:
@@ -123,7 +123,7 @@ def test_a_damaged_state_of_a_shuffler_is_refused_by_the_name_of_the_field(chang
         iter(loader)
 
 
-def test_a_collator_collates_as_torch_does_unless_it_has_a_function() -> None:
+def test_a_collator_without_a_function_collates_as_torch_does() -> None:
     batches = list(Collator(IterableWrapper([{"a": n} for n in range(5)]), 2))
     assert [batch["a"].tolist() for batch in batches] == [[0, 1], [2, 3]]
     node = Collator(numbers(5), 2, collate_fn=tuple, drop_last=False)
@@ -142,7 +142,7 @@ def test_a_batch_that_cannot_be_collated_is_described_with_the_remedy(items: lis
     assert note in caught.value.__notes__[0]
 
 
-def test_a_batch_whose_collating_was_cut_off_comes_again() -> None:
+def test_a_batch_whose_collating_was_interrupted_is_delivered_again() -> None:
     def interrupted(batch: list[int], calls: list[int] = []) -> tuple[int, ...]:  # noqa: B006
         calls.append(1)
         if len(calls) == 2:

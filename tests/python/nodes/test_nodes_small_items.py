@@ -138,7 +138,7 @@ class Unloadable:
         return refuses, (self.number,)
 
 
-def test_a_result_that_cannot_be_loaded_is_an_error_at_its_place() -> None:
+def test_a_result_that_cannot_be_loaded_raises_an_error_at_its_position() -> None:
     node = mapper(range(MANY + 200), lambda number: Unloadable(number) if number % 50 == 7 else number, 2)
     node.reset()
     for number in range(MANY + 200):
@@ -170,7 +170,7 @@ def test_errors_are_at_their_items() -> None:
     node.shutdown()
 
 
-def test_a_process_that_dies_takes_no_result_along(together: list[int]) -> None:
+def test_no_result_is_lost_with_a_process_that_exits(together: list[int]) -> None:
     def dies(number: int) -> int:
         if number == MANY:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -188,7 +188,7 @@ def test_a_process_that_dies_takes_no_result_along(together: list[int]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
-def test_the_third_death_is_at_its_item_also_in_the_midst_of_others() -> None:
+def test_the_third_worker_exit_is_raised_at_its_item_among_others() -> None:
     def dies(number: int) -> int:
         if number == MANY + 5:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -207,7 +207,7 @@ def test_the_third_death_is_at_its_item_also_in_the_midst_of_others() -> None:
 @pytest.mark.parametrize(
     ("options", "kind", "most"), [({}, lambda number: [number], 4), ({"max_concurrent": 1}, int, 1)]
 )
-def test_no_more_is_read_ahead_of_large_items_or_than_is_said(options: Any, kind: Any, most: int) -> None:
+def test_read_ahead_is_bounded_by_the_size_of_items_and_by_its_argument(options: Any, kind: Any, most: int) -> None:
     source = Drawn(400, kind)
     node = mapper(source, lambda item: item, 2, **options)
     node.reset()
@@ -274,7 +274,7 @@ class Plan:
 @pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
 @pytest.mark.parametrize("deaths", [False, True])
 @pytest.mark.parametrize("seed", [0, 1, 2, 3, 112])
-def test_random_runs_go_on_from_any_place_as_if_never_stopped(
+def test_random_runs_resume_from_any_position_as_if_never_stopped(
     seed: int, deaths: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = Plan(seed, deaths)

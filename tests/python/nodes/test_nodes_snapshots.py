@@ -51,7 +51,7 @@ def test_the_snapshot_of_the_beginning_is_waited_for() -> None:
         store.get_initial_snapshot(threading.main_thread(), timeout=0.1)
 
 
-def test_an_error_in_place_of_the_snapshot_is_raised() -> None:
+def test_an_error_that_arrives_in_place_of_the_snapshot_is_raised() -> None:
     store = QueueSnapshotStore()
     try:
         raise KeyError("at the start")
@@ -61,7 +61,7 @@ def test_an_error_in_place_of_the_snapshot_is_raised() -> None:
         store.get_initial_snapshot(ended(), timeout=1)
 
 
-def test_an_index_counts_from_where_it_is_told() -> None:
+def test_an_index_counts_from_its_start_value() -> None:
     index = MonotonicIndex(3)
     assert [index.get(), index.get()] == [3, 4]
     assert MonotonicIndex().get() == 0

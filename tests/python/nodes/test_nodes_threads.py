@@ -80,7 +80,7 @@ THREADED: list[Callable[[BaseNode[Any]], BaseNode[Any]]] = [
 each_kind = pytest.mark.parametrize("kind", THREADED, ids=["prefetch", "parallel", "out of order", "prebatch"])
 
 
-def test_no_more_is_taken_ahead_than_was_asked_for() -> None:
+def test_no_more_items_are_taken_ahead_than_requested() -> None:
     for make, most in (
         (lambda source: Prefetcher(source, 3), 3),
         (lambda source: ParallelMapper(source, abs, 2), 4),
@@ -112,7 +112,7 @@ def test_results_out_of_order_come_as_they_are_ready() -> None:
     assert list(node) == [0]
 
 
-def test_in_order_a_slow_item_holds_the_place_of_its_result() -> None:
+def test_in_order_a_slow_item_delays_later_results() -> None:
     def slow_at_first(number: int) -> int:
         time.sleep(0.05 * (number == 0))
         return number
@@ -193,7 +193,7 @@ def outcomes(node: BaseNode[Any]) -> list[Any]:
             found.append(str(error))
 
 
-def test_an_error_of_a_source_out_of_order_comes_after_what_was_taken_before_it() -> None:
+def test_an_error_of_an_unordered_source_comes_after_the_earlier_items() -> None:
     node = ParallelMapper(Mapper(numbers(6), fails_at_three), abs, 3, in_order=False)
     found = outcomes(node)
     assert sorted(found[:3]) == [0, 1, 2]
@@ -211,7 +211,7 @@ def test_an_error_of_a_state_that_cannot_be_made_comes_after_the_item() -> None:
     assert outcomes(Prefetcher(Forgetful(range(4)), 3)) == [0, 1, "no state", 2, 3]
 
 
-def test_an_error_that_was_handled_leaves_no_circle_that_keeps_the_threads() -> None:
+def test_a_handled_error_leaves_no_reference_cycle_that_keeps_threads_alive() -> None:
     for make in (
         lambda: ParallelMapper(numbers(9), fails_at_three, 2),
         lambda: Prefetcher(Mapper(numbers(9), fails_at_three), 2),
@@ -249,7 +249,7 @@ def test_a_state_does_not_wait_for_what_is_under_way(kind: Callable[[BaseNode[An
     other.shutdown()
 
 
-def test_the_frequency_of_snapshots_says_how_much_is_read_again() -> None:
+def test_the_frequency_of_snapshots_bounds_how_much_is_read_again() -> None:
     for frequency, read_again in ((1, [7, 8]), (3, [6, 7, 8]), (0, list(range(9)))):
         node = Prefetcher(numbers(9), 2, snapshot_frequency=frequency)
         for _ in range(7):
@@ -264,7 +264,7 @@ def test_the_frequency_of_snapshots_says_how_much_is_read_again() -> None:
         node.shutdown()
 
 
-def test_a_state_of_data_that_has_become_shorter_is_an_error_and_no_hang() -> None:
+def test_a_state_of_data_that_has_become_shorter_raises_an_error_and_does_not_hang() -> None:
     node = Prefetcher(numbers(3), 2, snapshot_frequency=0)
     node.reset({"snapshot": {"_num_yielded": 0}, "steps_since_snapshot": 5})
     with pytest.raises(ValueError, match="saved 5 items after the source's, but the source ended after 3"):
@@ -308,7 +308,7 @@ def test_dropping_a_half_read_loader_ends_its_threads(kind: Callable[[BaseNode[A
 
 
 @each_kind
-def test_a_reset_in_the_middle_begins_anew_and_leaves_one_set_of_threads(
+def test_a_reset_in_the_middle_starts_again_and_leaves_one_set_of_threads(
     kind: Callable[[BaseNode[Any]], BaseNode[Any]],
 ) -> None:
     loader = Loader(kind(SamplerWrapper(range(100))))
@@ -320,7 +320,7 @@ def test_a_reset_in_the_middle_begins_anew_and_leaves_one_set_of_threads(
 
 
 @each_kind
-def test_a_shutdown_ends_the_threads_and_keeps_the_place(
+def test_a_shutdown_ends_the_threads_and_keeps_the_position(
     kind: Callable[[BaseNode[Any]], BaseNode[Any]],
 ) -> None:
     loader = Loader(Mapper(kind(numbers(30)), abs))
@@ -337,7 +337,7 @@ def test_a_shutdown_ends_the_threads_and_keeps_the_place(
 
 
 @pytest.mark.parametrize("method", ["prefetch", "thread", "process"])
-def test_a_shutdown_is_no_end_for_who_has_not_got_all_that_was_read_ahead(method: Any) -> None:
+def test_a_shutdown_does_not_look_like_an_end_to_a_reader_of_items_read_ahead(method: Any) -> None:
     source = numbers(3)
     node: Any = Prefetcher(source, 5) if method == "prefetch" else ParallelMapper(source, abs, 2, method=method)
     iterator = iter(loader := Loader(node))
@@ -363,7 +363,7 @@ class Acts(IterableWrapper[int]):
         thread.join(30)
 
 
-def test_processes_that_are_shut_down_while_an_epoch_begins_shut_that_down() -> None:
+def test_shutting_processes_down_while_an_epoch_begins_ends_the_epoch() -> None:
     source = Acts(6)
     loader = Loader(ParallelMapper(source, abs, 2, method="process", multiprocessing_context="fork"))
     assert list(loader) == list(range(6))
@@ -377,7 +377,7 @@ def test_processes_that_are_shut_down_while_an_epoch_begins_shut_that_down() -> 
     loader.shutdown()
 
 
-def test_who_waits_when_the_node_is_shut_down_is_told() -> None:
+def test_a_waiting_reader_gets_an_error_when_the_node_is_shut_down() -> None:
     source = Gate(closed_at=0)
     node = Prefetcher(source, 2)
     failures: list[str] = []
@@ -401,7 +401,7 @@ def test_who_waits_when_the_node_is_shut_down_is_told() -> None:
     assert not stopping.is_alive()
 
 
-def test_a_source_that_is_stuck_makes_a_reset_fail_and_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reset_fails_and_does_not_hang_if_the_source_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ReadSource, "patience", 0.2)
     source = Gate(closed_at=1)
     node = Prefetcher(source, 2)
@@ -436,7 +436,7 @@ def test_the_next_epoch_does_not_depend_on_how_far_threads_have_read() -> None:
             loader.shutdown()
 
 
-def test_a_source_that_is_slow_is_not_waited_for_without_end_where_an_epoch_is_left(
+def test_abandoning_an_epoch_does_not_wait_endlessly_for_a_slow_source(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ReadSource, "patience", 0.2)
@@ -466,7 +466,7 @@ class _Numbered:
         return iter([self.epoch] * self.size)
 
 
-def test_a_forked_child_is_told_that_the_threads_are_its_parents_and_may_reset() -> None:
+def test_a_forked_child_gets_an_error_about_the_threads_of_its_parent_and_may_reset() -> None:
     node = Prefetcher(Gate(closed_at=-1), 2)
     assert next(node) == 0
     reader, writer = os.pipe()

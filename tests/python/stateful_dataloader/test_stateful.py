@@ -78,7 +78,7 @@ def lists(batches: Any) -> list[Any]:
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("iterable", [False, True])
-def test_a_collate_function_that_keeps_something_goes_on_with_it(workers: int, iterable: bool) -> None:
+def test_a_collate_function_resumes_with_its_state(workers: int, iterable: bool) -> None:
     def loader() -> Any:
         dataset: Any = Plain(24) if iterable else range(24)
         return StatefulDataLoader(dataset, batch_size=3, num_workers=workers, collate_fn=Packing())
@@ -128,7 +128,7 @@ def test_a_state_before_the_first_loop_starts_nothing_and_changes_no_order() -> 
     assert torch.equal(torch.get_rng_state(), after), "the program's generator moves on as by torch's loader"
 
 
-def test_a_loaded_state_is_given_back_as_long_as_nothing_was_read() -> None:
+def test_a_loaded_state_is_returned_unchanged_until_an_item_is_read() -> None:
     loader = StatefulDataLoader(range(10), batch_size=2)
     taken(loader, 2)
     state = loader.state_dict()
@@ -142,7 +142,7 @@ def test_a_loaded_state_is_given_back_as_long_as_nothing_was_read() -> None:
     assert children() == []
 
 
-def test_a_state_stays_what_it_was_while_the_loop_goes_on() -> None:
+def test_a_state_does_not_change_while_the_loop_continues() -> None:
     for workers in (0, 2):
         loader = StatefulDataLoader(Counted(12), batch_size=2, num_workers=workers)
         _, iterator = taken(loader, 2)
@@ -155,7 +155,7 @@ def test_a_state_stays_what_it_was_while_the_loop_goes_on() -> None:
 
 
 @pytest.mark.parametrize("every", [1, 10])
-def test_a_worker_tells_its_state_behind_each_nth_batch_however_often_main_is_asked(
+def test_a_worker_sends_its_state_after_each_nth_batch_however_often_the_main_process_is_asked(
     every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_cadence, "_DEAR", 60.0)  # this machine may be busy
@@ -168,7 +168,7 @@ def test_a_worker_tells_its_state_behind_each_nth_batch_however_often_main_is_as
     assert 100 // every <= asked + 2 <= 100 // every + 4
 
 
-def test_a_place_is_dear_if_each_of_three_took_long_for_a_batch() -> None:
+def test_a_state_is_expensive_if_each_of_three_took_long_for_a_batch() -> None:
     cadence = _cadence.Cadence(1)
     for cost in (0.03, 0.03, 1e-5):
         assert cadence.is_due(100.0, 0.001)
@@ -180,7 +180,7 @@ def test_a_place_is_dear_if_each_of_three_took_long_for_a_batch() -> None:
     assert cadence.is_due(110.0, 0.001)
 
 
-def test_a_state_that_takes_long_is_told_rarely_and_is_exact() -> None:
+def test_an_expensive_state_is_sent_rarely_and_is_exact() -> None:
     """Each sample takes 30 ms, and collating takes almost no time."""
 
     def loader() -> Any:
@@ -196,7 +196,7 @@ def test_a_state_that_takes_long_is_told_rarely_and_is_exact() -> None:
     assert len(list(iterator)) == 150
 
 
-def test_the_length_and_epochs_of_distributed_samplers_go_on() -> None:
+def test_the_length_and_epochs_of_distributed_samplers_continue() -> None:
     def loader(rank: int) -> Any:
         sampler = StatefulDistributedSampler(range(20), num_replicas=2, rank=rank, seed=1)
         return StatefulDataLoader(range(20), batch_size=3, sampler=sampler, num_workers=1)
@@ -236,7 +236,7 @@ def test_samplers_of_their_own_are_torch_s_and_can_be_saved() -> None:
         iter(RandomSampler(range(3))).load_state_dict({"yielded": 9, "generator": torch.Generator().get_state()})
 
 
-def test_states_of_a_dataset_s_own_are_shared_out_with_a_warning() -> None:
+def test_states_of_a_dataset_are_distributed_with_a_warning() -> None:
     class Noting(Dataset[int]):
         read = 0
 
@@ -261,7 +261,7 @@ def test_states_of_a_dataset_s_own_are_shared_out_with_a_warning() -> None:
         assert lists(later) == [[4, 5], [6, 7], [8, 9], [10, 11]]
 
 
-def test_a_dataset_that_has_become_shorter_is_noticed() -> None:
+def test_a_dataset_that_has_become_shorter_raises_an_error() -> None:
     for workers in (0, 1):
         loader = StatefulDataLoader(Plain(10), num_workers=workers)
         taken(loader, 5)
@@ -283,7 +283,7 @@ def test_a_dataset_that_has_become_shorter_is_noticed() -> None:
         ({"_snapshot": 3}, ValueError, "damaged"),
     ],
 )
-def test_what_is_no_state_is_refused(state: Any, error: type[Exception], words: str) -> None:
+def test_objects_that_are_not_states_are_refused(state: Any, error: type[Exception], words: str) -> None:
     loader = StatefulDataLoader(range(3))
     with pytest.raises(error, match=words):
         loader.load_state_dict(state)
@@ -299,7 +299,7 @@ def test_the_iterator_cannot_be_pickled_and_knows_its_length_as_torch_s() -> Non
 
 
 @pytest.mark.parametrize("took", [1e-6, 1e-4, 0.003, 0.007, 0.5])
-def test_workers_take_their_places_together_and_for_less_than_a_hundredth_of_the_time(took: float) -> None:
+def test_workers_take_their_positions_together_and_for_less_than_a_hundredth_of_the_time(took: float) -> None:
     def dues(began: float, took: float) -> list[float]:
         found = [next_due(began, took)]
         for late in (0.0, took, 3 * took, 0.0, 2 * took):  # a position is taken after the batch that is being read
@@ -332,7 +332,7 @@ class Augmented(Dataset[Any]):
 
 
 @pytest.mark.parametrize("taken", [0, 1, 5, 9])
-def test_augmentation_goes_on_exactly_where_a_map_style_dataset_has_a_state_be_it_empty(taken: int) -> None:
+def test_augmentation_resumes_exactly_if_a_map_style_dataset_has_a_state_even_an_empty_one(taken: int) -> None:
     def loader() -> Any:
         return StatefulDataLoader(Augmented(), batch_size=4, shuffle=True, num_workers=2, collate_fn=list)
 

@@ -120,7 +120,7 @@ class Placed(IterableDataset):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_stream_with_a_state_goes_on_behind_the_last_sample(workers: int) -> None:
+def test_a_stream_with_a_state_resumes_after_the_last_sample(workers: int) -> None:
     run = StatefulDataLoader(Placed(), batch_size=4, num_workers=workers)
     epoch = iter(run)
     assert flat(next(epoch) for _ in range(3)) == list(range(12))
@@ -149,7 +149,7 @@ class Lines(IterableDataset):
         ),
     ],
 )
-def test_places_that_are_numbers_of_batches_are_refused_by_name(made: Any, message: str) -> None:
+def test_positions_that_count_batches_are_refused_by_name(made: Any, message: str) -> None:
     run = made(4)
     epoch = iter(run)
     next(epoch)
@@ -160,7 +160,7 @@ def test_places_that_are_numbers_of_batches_are_refused_by_name(made: Any, messa
         next(iter(run))
 
 
-def test_an_epoch_that_has_given_nothing_begins_anew_with_another_size() -> None:
+def test_an_epoch_without_delivered_batches_starts_again_with_another_batch_size() -> None:
     run = loader(4, "user's sampler with a state")
     iter(run)
     state = run.state_dict()

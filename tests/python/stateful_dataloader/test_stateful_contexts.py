@@ -41,7 +41,7 @@ class Own(BaseContext):
         (Spawned, "restart", 1),
     ],
 )
-def test_a_context_of_the_programs_own_starts_workers(kind, exits, workers):
+def test_a_multiprocessing_context_of_the_program_starts_workers(kind, exits, workers):
     loader = StatefulDataLoader(range(9), num_workers=workers, multiprocessing_context=Own(kind), on_worker_exit=exits)
     for _ in range(workers):
         assert [int(number) for number in loader] == [*range(9)]

@@ -137,9 +137,7 @@ def reached(make: Callable[[], Any], moment: Any) -> tuple[Any, Any]:
     ("kind", "workers"),
     [*((kind, 0) for kind in KINDS), *itertools.product(NINE, [1, 2]), ("iterator with a state", 2)],
 )
-def test_a_new_loader_goes_on_from_a_checkpoint_that_has_the_loader_itself(
-    kind: str, workers: int, tmp_path: Path
-) -> None:
+def test_a_new_loader_resumes_from_a_checkpoint_of_the_loader_object(kind: str, workers: int, tmp_path: Path) -> None:
     def make() -> Any:
         return StatefulDataLoader(num_workers=workers, **KINDS[kind]())
 

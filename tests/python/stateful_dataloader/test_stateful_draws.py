@@ -43,7 +43,7 @@ class DrawsByIndex(Dataset[Any]):
 
 
 @pytest.mark.parametrize("dataset", [DrawsOn, DrawsByIndex])
-def test_what_a_broken_epoch_has_drawn_ahead_does_not_depend_on_time(dataset: Any) -> None:
+def test_the_draws_of_an_abandoned_epoch_do_not_depend_on_time(dataset: Any) -> None:
     found = []
     for _ in range(4):
         seed_all()
@@ -95,7 +95,7 @@ class NoisyWithoutState(IterableDataset[Any]):
     ids=str,
 )
 @pytest.mark.parametrize("dataset", [Noisy, NoisyStream, NoisyWithoutState])
-def test_random_draws_go_on(dataset: Any, options: dict[str, Any], kinds: tuple[str, ...]) -> None:
+def test_random_draws_continue(dataset: Any, options: dict[str, Any], kinds: tuple[str, ...]) -> None:
     def make() -> Any:
         data = dataset()
         data.kinds = kinds
@@ -127,7 +127,7 @@ BEFORE_THE_FIRST: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", BEFORE_THE_FIRST)
-def test_random_draws_go_on_before_the_first_batch_in_a_program_of_another_seed(name: str) -> None:
+def test_random_draws_continue_before_the_first_batch_in_a_program_of_another_seed(name: str) -> None:
     def make() -> Any:
         return StatefulDataLoader(batch_size=2, **BEFORE_THE_FIRST[name]())
 
@@ -150,7 +150,7 @@ def test_random_draws_go_on_before_the_first_batch_in_a_program_of_another_seed(
 
 
 @pytest.mark.parametrize("name", BEFORE_THE_FIRST)
-def test_random_draws_go_on_from_a_state_of_before_the_first_loop(name: str) -> None:
+def test_random_draws_continue_from_a_state_of_before_the_first_loop(name: str) -> None:
     """The resuming program has a different seed, and draws before and after it loads the state."""
 
     def make() -> Any:
@@ -168,7 +168,7 @@ def test_random_draws_go_on_from_a_state_of_before_the_first_loop(name: str) -> 
     assert epochs_of(later, 2) == whole
 
 
-def test_seeds_of_workers_go_on() -> None:
+def test_seeds_of_workers_continue() -> None:
     def make() -> Any:
         return StatefulDataLoader(Noisy(), batch_size=4, num_workers=2)
 
@@ -196,7 +196,7 @@ def test_samples_that_draw_nothing_leave_no_generator_in_the_state() -> None:
 
 
 @pytest.mark.parametrize("options", WORKERS)
-def test_random_draws_go_on_after_a_second_state(options: dict[str, Any]) -> None:
+def test_random_draws_continue_after_a_second_state(options: dict[str, Any]) -> None:
     def make() -> Any:
         return StatefulDataLoader(Noisy(), batch_size=2, **options)
 
@@ -298,7 +298,7 @@ def test_a_worker_that_has_nothing_to_read_in_an_epoch_stays_in_the_state(
         assert found == (wanted if is_over else [wanted[0][count:], *wanted[1:]]), (epoch, count)
 
 
-def test_a_stream_that_ends_after_its_epoch_was_left_goes_on_with_its_random_draws() -> None:
+def test_a_stream_that_ends_after_its_epoch_was_abandoned_continues_its_random_draws() -> None:
     """A worker reads the samples that were requested from it, even if it starts after the next epoch has begun."""
     is_left = multiprocessing.get_context("fork").Event()
 

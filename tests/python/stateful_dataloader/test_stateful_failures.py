@@ -82,7 +82,7 @@ class AtOnce(Failing):
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 1, "multiprocessing_context": "spawn"}])
-def test_an_error_has_a_note_that_names_the_sample(options: dict[str, Any]) -> None:
+def test_a_note_of_an_error_names_the_sample(options: dict[str, Any]) -> None:
     place = place_of(Failing.__getitem__.__code__)
     cases: list[tuple[Any, Any, str]] = [
         (Failing(_fail), {"batch_size": 2}, f"raised by dataset[5] of Failing, in Failing.__getitem__ ({place})"),
@@ -132,7 +132,7 @@ def test_after_an_error_the_next_batches_come_as_with_torch() -> None:
     assert next(iterator, None) is None
 
 
-def test_a_state_behind_an_error_does_not_read_the_failed_batch_again() -> None:
+def test_a_state_after_an_error_does_not_read_the_failed_batch_again() -> None:
     loader = loader_of(raising(KeyError("five")))
     iterator = iter(loader)
     assert [next(iterator).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
@@ -144,7 +144,7 @@ def test_a_state_behind_an_error_does_not_read_the_failed_batch_again() -> None:
 
 
 @pytest.mark.parametrize("steering", [StopIteration(), SystemExit(3), KeyboardInterrupt()])
-def test_what_steers_programs_arrives_as_an_error(steering: BaseException) -> None:
+def test_system_exit_and_keyboard_interrupt_in_a_worker_arrive_as_errors(steering: BaseException) -> None:
     with pytest.raises(RuntimeError, match=f"Caught {type(steering).__name__} in DataLoader worker process 0"):
         list(loader_of(raising(steering)))
 
@@ -160,7 +160,7 @@ def test_errors_of_streams_of_init_functions_and_of_collating_arrive() -> None:
             list(loader_of(lambda: None, **{option: broken}))
 
 
-def test_a_batch_that_cannot_be_sent_is_an_error_in_its_place() -> None:
+def test_a_batch_that_cannot_be_sent_raises_an_error_at_its_position() -> None:
     def collate(batch: list[int]) -> Any:
         return threading.Lock() if 5 in batch else batch
 
@@ -171,7 +171,7 @@ def test_a_batch_that_cannot_be_sent_is_an_error_in_its_place() -> None:
     assert list(iterator) == [[6, 7], [8, 9], [10, 11]]
 
 
-def test_what_cannot_be_pickled_for_spawned_workers_is_said() -> None:
+def test_an_error_names_what_cannot_be_pickled_for_spawned_workers() -> None:
     with pytest.raises(TypeError, match=r"cannot be pickled.*in the worker, when they are first used$"):
         iter(StatefulDataLoader(Holding(), num_workers=1, multiprocessing_context="spawn"))
 
@@ -189,7 +189,7 @@ class Holding(Failing):
     ],
 )
 @pytest.mark.parametrize("iterable", [False, True])
-def test_a_dead_worker_is_an_error_that_names_it_and_how(ends: Any, how: str, iterable: bool) -> None:
+def test_an_error_names_the_worker_that_exited_and_the_cause(ends: Any, how: str, iterable: bool) -> None:
     has_come = multiprocessing.Event()  # otherwise the exit might be reported before the other worker's batch
 
     def does() -> None:
@@ -211,7 +211,7 @@ def test_a_dead_worker_is_an_error_that_names_it_and_how(ends: Any, how: str, it
     assert caught.value.worker == 0
 
 
-def test_a_state_survives_the_death_of_a_worker() -> None:
+def test_a_state_survives_the_exit_of_a_worker() -> None:
     loader, found = loader_of(lambda: os._exit(1)), []
     with pytest.raises(WorkerExitedError):  # also reported while waiting for the other worker
         for batch in loader:
@@ -222,7 +222,7 @@ def test_a_state_survives_the_death_of_a_worker() -> None:
     assert found + [batch.tolist() for batch in later] == [[i, i + 1] for i in range(0, 12, 2)]
 
 
-def test_an_interrupt_between_worker_and_user_is_said_and_no_hang() -> None:
+def test_an_interrupt_between_worker_and_user_raises_an_error_and_does_not_hang() -> None:
     class Interrupted(Sampler[int]):
         def __len__(self) -> int:
             return 12
@@ -240,7 +240,7 @@ def test_an_interrupt_between_worker_and_user_is_said_and_no_hang() -> None:
         next(iterator)
 
 
-def test_a_slow_batch_is_a_time_out_that_is_a_runtime_error_too() -> None:
+def test_a_slow_batch_raises_a_timeout_error_that_is_also_a_runtime_error() -> None:
     loader = loader_of(lambda: time.sleep(1000), timeout=0.5)
     iterator = iter(loader)
     if hasattr(os, "memfd_create") and os.environ.get("TORCHDATA_PORTABLE") != "1":  # otherwise it is not found
@@ -258,7 +258,7 @@ def test_a_slow_batch_is_a_time_out_that_is_a_runtime_error_too() -> None:
 
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("iterable", [False, True])
-def test_leaving_a_loop_is_no_harm(persistent: bool, iterable: bool) -> None:
+def test_abandoning_a_loop_does_no_harm(persistent: bool, iterable: bool) -> None:
     options = {"num_workers": 2, "batch_size": 2, "persistent_workers": persistent}
     loader = StatefulDataLoader(FailingStream(lambda: None) if iterable else range(12), **options)
     wanted = [batch.tolist() for batch in loader]
@@ -269,7 +269,7 @@ def test_leaving_a_loop_is_no_harm(persistent: bool, iterable: bool) -> None:
     assert [batch.tolist() for batch in loader] == wanted
 
 
-def test_batches_that_nobody_takes_do_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_that_nobody_reads_do_not_delay_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its worker is waiting for room in shared memory when it is asked to end."""
     monkeypatch.setattr(shutdown, "ASKED", 1000.0)  # otherwise it would be killed in the end
     loader = StatefulDataLoader(
@@ -286,14 +286,14 @@ def test_batches_that_nobody_takes_do_not_hold_up_the_end(monkeypatch: pytest.Mo
     wait_for(lambda: not children())
 
 
-def test_two_iterators_of_a_loader_live_beside_each_other() -> None:
+def test_two_iterators_of_a_loader_work_side_by_side() -> None:
     loader = StatefulDataLoader(range(6), batch_size=2, num_workers=1)
     one, two = iter(loader), iter(loader)
     assert [next(one).tolist(), next(two).tolist(), next(one).tolist()] == [[0, 1], [0, 1], [2, 3]]
     assert [batch.tolist() for batch in two] == [[2, 3], [4, 5]]
 
 
-def test_persistent_workers_live_on_and_others_do_not() -> None:
+def test_only_persistent_workers_outlive_an_epoch() -> None:
     for persistent in (False, True):
         loader = StatefulDataLoader(
             range(8), num_workers=2, collate_fn=lambda batch: os.getpid(), persistent_workers=persistent

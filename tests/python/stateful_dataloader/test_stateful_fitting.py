@@ -36,7 +36,7 @@ def state_after(loader: Any, batches: int | None) -> Any:
 
 @pytest.mark.parametrize("options", WORKERS, ids=str)
 @pytest.mark.parametrize("makes", [lambda: (range(12), True), lambda: (TakesOnce(), None)], ids=["shuffled", "stream"])
-def test_an_iterator_that_was_made_before_the_load_goes_on_from_the_state(makes: Any, options: dict[str, Any]) -> None:
+def test_an_iterator_that_was_made_before_the_load_resumes_from_the_state(makes: Any, options: dict[str, Any]) -> None:
     def make() -> Any:
         dataset, shuffle = makes()
         return StatefulDataLoader(dataset, batch_size=2, shuffle=shuffle, **options)
@@ -73,9 +73,7 @@ def test_an_iterator_that_has_given_a_batch_refuses_a_state_by_name(options: dic
 
 @pytest.mark.parametrize("options", WORKERS, ids=str)
 @pytest.mark.parametrize("makes", [lambda: range(12), TakesOnce], ids=["indexed", "stream"])
-def test_an_iterator_of_one_state_that_has_given_nothing_takes_the_next_state(
-    makes: Any, options: dict[str, Any]
-) -> None:
+def test_an_iterator_that_has_yielded_nothing_loads_the_next_state(makes: Any, options: dict[str, Any]) -> None:
     def make() -> Any:
         return StatefulDataLoader(makes(), batch_size=2, **options)
 
@@ -103,7 +101,7 @@ def test_an_iterator_that_has_ended_without_a_batch_says_so() -> None:
         next(iterator)
 
 
-def test_a_state_that_another_loop_has_taken_leaves_older_iterators_alone() -> None:
+def test_a_state_that_another_loop_has_loaded_does_not_change_older_iterators() -> None:
     loader = StatefulDataLoader(range(12), batch_size=2)
     state = state_after(loader, 2)
     first = iter(loader)
@@ -159,7 +157,7 @@ def ranks(count: int, rank: int, length: int = 40, sampler: Any = DistributedSam
         ),
     ],
 )
-def test_a_state_of_another_order_is_refused_behind_the_first_batch_of_an_epoch_unless_the_load_is_not_strict(
+def test_a_state_of_another_order_is_refused_after_the_first_batch_unless_strict_is_false(
     saves: Any, loads: Any, message: str, batches: int | None, strict: bool
 ) -> None:
     state = state_after(saves(), batches)
@@ -198,7 +196,7 @@ def test_a_state_of_another_rank_is_loaded_with_a_warning_that_names_both(batche
         assert epochs_of(loader, 1) == [whole[batches:] if batches else whole]
 
 
-def test_the_program_of_the_guide_goes_on_where_each_rank_stopped(tmp_path: Path) -> None:
+def test_the_program_of_the_guide_resumes_where_each_rank_stopped(tmp_path: Path) -> None:
     guide = Path(__file__).parents[3] / "docs" / "guides" / "stateful-ranks.md"
     program = guide.read_text().split("```python\n")[1].split("```")[0]
     (tmp_path / "train.py").write_text(program)

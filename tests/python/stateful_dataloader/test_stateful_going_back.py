@@ -67,7 +67,9 @@ class AlwaysStartsOver(Itself):
 
 @pytest.mark.parametrize("options", WORKERS, ids=str)
 @pytest.mark.parametrize("stream", [GoesOn, Itself, StartsOver, AlwaysStartsOver, TakesOnce])
-def test_a_program_that_goes_back_reads_again_what_came_behind_the_state(stream: Any, options: dict[str, Any]) -> None:
+def test_a_program_that_loads_an_earlier_state_reads_the_later_items_again(
+    stream: Any, options: dict[str, Any]
+) -> None:
     for batches in (None, 0, 2):
         loader = StatefulDataLoader(stream(), 2, **options)
         iterator = loader if batches is None else iter(loader)
@@ -82,7 +84,7 @@ def test_a_program_that_goes_back_reads_again_what_came_behind_the_state(stream:
 
 @pytest.mark.parametrize("options", WORKERS, ids=str)
 @pytest.mark.parametrize("stream", [GoesOn, Itself, StartsOver, TakesOnce])
-def test_a_program_that_goes_back_to_the_start_forgets_a_state_that_the_stream_has_not_taken(
+def test_loading_the_start_forgets_a_state_that_the_stream_has_not_loaded_yet(
     stream: Any, options: dict[str, Any]
 ) -> None:
     loader = StatefulDataLoader(stream(), 2, **options)
@@ -100,7 +102,7 @@ def test_a_program_that_goes_back_to_the_start_forgets_a_state_that_the_stream_h
 
 @pytest.mark.parametrize("options", WORKERS, ids=str)
 @pytest.mark.parametrize("stream", [StartsOver, AlwaysStartsOver])
-def test_the_epochs_behind_a_resumed_one_are_whole(stream: Any, options: dict[str, Any]) -> None:
+def test_the_epochs_after_a_resumed_one_are_complete(stream: Any, options: dict[str, Any]) -> None:
     whole = epochs_of(StatefulDataLoader(stream(), 2, **options), 3)
     for batches in range(len(whole[0]) + 1):
         loader = StatefulDataLoader(stream(), 2, **options)
@@ -139,7 +141,7 @@ class CountsAtTheEnd(IterableDataset[int]):
 
 
 @pytest.mark.parametrize("options", WORKERS[::2], ids=str)
-def test_a_stream_that_counts_its_epochs_where_its_iterator_ends_counts_on(options: dict[str, Any]) -> None:
+def test_a_stream_that_counts_epochs_at_the_end_of_its_iterator_continues_its_count(options: dict[str, Any]) -> None:
     options = {**options, **({"num_workers": 1} if options else {})}
     whole = epochs_of(StatefulDataLoader(CountsAtTheEnd(), 3, **options), 3)
     assert [epoch[0] for epoch in whole] == [[0, 1, 2], [100, 101, 102], [200, 201, 202]]

@@ -59,7 +59,7 @@ def taken(loader: Any, seed: int) -> tuple[list[Any], int]:
 
 @pytest.mark.parametrize("kind", loaders())
 @pytest.mark.usefixtures("interrupts_raise")
-def test_ctrl_c_at_random_moments_loses_no_batch_and_gives_none_twice(kind: str) -> None:
+def test_ctrl_c_at_random_moments_neither_loses_nor_repeats_a_batch(kind: str) -> None:
     seed_all(3)
     expected = [plain(batch) for batch in loaders()[kind]()]
     presses = seed = 0
@@ -96,7 +96,7 @@ class CutOff(torch.utils.data.Dataset[int]):
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("batch_size", [None, 4])
 @pytest.mark.usefixtures("interrupts_raise")
-def test_without_workers_the_batch_that_ctrl_c_has_cut_off_comes_next_here_and_from_a_state(
+def test_without_workers_a_batch_interrupted_by_ctrl_c_comes_next_in_this_loop_and_from_a_state(
     shuffle: bool, batch_size: int | None
 ) -> None:
     def loader(at: int | None = None) -> StatefulDataLoader[Any]:
@@ -240,7 +240,9 @@ FILLS: dict[str, Any] = {"on_error": "skip", "error_fill": True}
     ],
     ids=str,
 )
-def test_a_state_that_is_asked_for_while_a_batch_is_made_is_that_before_the_batch(dataset: Any, options: Any) -> None:
+def test_a_state_that_is_requested_while_a_batch_is_made_is_the_one_before_the_batch(
+    dataset: Any, options: Any
+) -> None:
     def make(tick: Ticking) -> Any:
         seed_all(3)
         return StatefulDataLoader(dataset(tick), 4, **options)
@@ -258,7 +260,7 @@ def test_a_state_that_is_asked_for_while_a_batch_is_made_is_that_before_the_batc
 
 
 @pytest.mark.usefixtures("interrupts_raise")
-def test_a_sampler_that_hangs_is_ended_by_the_second_press() -> None:
+def test_the_second_ctrl_c_ends_a_sampler_that_hangs() -> None:
     class Hanging(PythonShuffled):
         def __iter__(self) -> Iterator[int]:
             yield from range(8)

@@ -171,7 +171,7 @@ def test_a_batch_comes_without_samples_that_raise_and_an_empty_one_is_passed_ove
 
 @pytest.mark.parametrize("way", [WAYS[0], WAYS[1], WAYS[3]])
 @pytest.mark.parametrize("count", range(5))
-def test_a_state_at_any_batch_goes_on_with_the_same_batches_and_counts(way: Any, count: int) -> None:
+def test_a_state_at_any_batch_resumes_with_the_same_batches_and_counts(way: Any, count: int) -> None:
     loader = loader_of(**way)
     iterator = iter(loader)
     for _ in range(count):
@@ -187,12 +187,12 @@ def test_a_state_at_any_batch_goes_on_with_the_same_batches_and_counts(way: Any,
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_samples_that_come_one_by_one_are_passed_over(workers: int) -> None:
+def test_single_samples_are_skipped(workers: int) -> None:
     loader = loader_of(workers=workers, batch_size=None)
     assert epoch_of(loader) == [[sample for batch in LEFT for sample in batch], told_of(Some)]
 
 
-def test_out_of_order_each_sample_that_is_whole_comes_once() -> None:
+def test_out_of_order_each_undamaged_sample_comes_once() -> None:
     loader = loader_of(workers=2, in_order=False)
     iterator = iter(loader)
     first = next(iterator).tolist()
@@ -204,13 +204,13 @@ def test_out_of_order_each_sample_that_is_whole_comes_once() -> None:
     assert told == told_of(Some)
 
 
-def test_it_holds_with_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_items_are_skipped_with_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     pin_without_device(monkeypatch)
     loader = loader_of(workers=2, pin_memory=True)
     assert epoch_of(loader) == [LEFT, told_of(Some)]
 
 
-def test_a_worker_that_dies_is_not_seen_in_the_counts_and_the_log(tmp_path: Any) -> None:
+def test_a_worker_exit_does_not_change_the_counts_and_the_log(tmp_path: Any) -> None:
     log = tmp_path / "log"
     loader = loader_of(workers=2, on_worker_exit="restart", error_log=log)
     iterator = iter(loader)
@@ -305,7 +305,7 @@ def test_errors_that_are_no_sample_s_fault_are_raised(workers: int, kind: Any, h
     assert kind.__name__ in str(caught.value) or not workers
 
 
-def test_a_worker_that_ends_is_an_error_as_before() -> None:
+def test_a_worker_exit_is_an_error_without_restart() -> None:
     with pytest.raises(WorkerExitedError):
         list(loader_of(Does(lambda: os._exit(3)), 1))
 
@@ -321,7 +321,7 @@ def test_an_exception_of_the_collate_function_is_raised(workers: int) -> None:
 
 @pytest.mark.filterwarnings("ignore:on_error has skipped")
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_exception_that_cannot_be_told_is_skipped_as_well(workers: int) -> None:
+def test_an_exception_without_a_text_is_skipped_as_well(workers: int) -> None:
     class Mute(Exception):
         def __str__(self) -> str:
             raise RuntimeError("no words")
@@ -335,7 +335,7 @@ def test_an_exception_that_cannot_be_told_is_skipped_as_well(workers: int) -> No
     assert skipped_of(loader)["kinds"] == {"StopIteration": 1, "Mute": 1, "ValueError": 18}
 
 
-def test_a_batch_that_cannot_be_read_one_by_one_is_an_error_that_says_so() -> None:
+def test_an_error_says_that_a_batch_cannot_be_read_sample_by_sample() -> None:
     class Columns(Some):
         def __getitems__(self, indices: list[int]) -> Any:
             if len(indices) > 1:
@@ -360,7 +360,7 @@ def test_ctrl_c_in_a_batch_counts_nothing_twice() -> None:
         assert epoch_of(rest) == [LEFT[1:], told_of(Interrupted if rest is iterator else Some)]
 
 
-def test_without_it_an_exception_is_raised_and_the_state_is_as_before() -> None:
+def test_without_on_error_an_exception_is_raised_and_the_state_is_unchanged() -> None:
     loader = StatefulDataLoader(Some(), 4)
     with pytest.raises(ValueError, match="broken 1"):
         list(loader)
@@ -406,7 +406,7 @@ def test_counts_that_are_damaged_are_refused(saved: Any) -> None:
         ({"error_fill": True, "batch_size": None}, ValueError, "error_fill is for batches that the loader makes"),
     ],
 )
-def test_arguments_that_cannot_be_are_refused(options: Any, kind: Any, words: str) -> None:
+def test_impossible_arguments_are_refused(options: Any, kind: Any, words: str) -> None:
     with pytest.raises(kind, match=words):
         loader_of(**options)
 
@@ -439,7 +439,7 @@ def test_batches_are_filled_up_and_the_last_one_alone_is_short(dataset: Any, way
         (2, {"in_order": False}),
     ],
 )
-def test_full_batches_go_on_from_a_state_at_any_batch(workers: int, options: Any) -> None:
+def test_full_batches_resume_from_a_state_at_any_batch(workers: int, options: Any) -> None:
     options = {"error_fill": True, "workers": workers, **options}
     torch.manual_seed(1)
     whole, told = epoch_of(loader_of(**options))
@@ -462,7 +462,7 @@ def test_full_batches_go_on_from_a_state_at_any_batch(workers: int, options: Any
             assert before + rest == whole
 
 
-def test_full_batches_go_on_with_other_workers() -> None:
+def test_full_batches_resume_with_another_number_of_workers() -> None:
     loader = loader_of(workers=2, error_fill=True)
     iterator = iter(loader)
     before = next(iterator).tolist()
@@ -518,7 +518,7 @@ def test_ctrl_c_in_a_batch_that_is_filled_up_loses_nothing() -> None:
 @pytest.mark.parametrize("dataset", [Steps, Placed])
 @pytest.mark.parametrize("fills", [False, True])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_iterator_with_next_goes_on_behind_an_item_that_raises(dataset: Any, fills: bool, workers: int) -> None:
+def test_an_iterator_with_next_continues_after_an_item_that_raises(dataset: Any, fills: bool, workers: int) -> None:
     expected = FULL if fills else LEFT
     loader = loader_of(dataset(), workers, error_fill=fills)
     for _ in range(2):
@@ -587,9 +587,7 @@ class Stuck(Steps):
     ],
 )
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_iterator_that_cannot_go_on_is_an_error_that_says_why(
-    dataset: Any, kind: Any, words: str, workers: int
-) -> None:
+def test_an_error_says_why_an_iterator_cannot_continue(dataset: Any, kind: Any, words: str, workers: int) -> None:
     with pytest.raises(kind) as caught:
         epoch_of(loader_of(dataset(), workers))
     assert any(words in note for note in caught.value.__notes__)
@@ -602,6 +600,6 @@ def judge() -> Iterator[Judge]:
 
 
 @pytest.mark.parametrize("seed", [first + number for first in (SKIPPING, SKIPPING_STREAMS) for number in range(6)])
-def test_a_random_program_that_skips_goes_on_as_if_it_had_not_been_stopped(judge: Judge, seed: int) -> None:
+def test_a_random_program_that_skips_items_resumes_as_if_it_had_not_been_stopped(judge: Judge, seed: int) -> None:
     verdict = judge.judge(seed)
     assert not verdict.told, verdict.words

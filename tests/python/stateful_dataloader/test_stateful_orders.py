@@ -95,7 +95,7 @@ def test_later_epochs_have_the_order_of_the_run_that_was_not_stopped(options: di
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_epochs_that_the_program_draws_between_go_on_exactly(workers: int) -> None:
+def test_epochs_resume_exactly_if_the_program_draws_between_them(workers: int) -> None:
     def run(loader: Any, first: int, most: int) -> list[Any]:
         found = []
         for _ in range(first, most):
@@ -121,7 +121,7 @@ def test_epochs_that_the_program_draws_between_go_on_exactly(workers: int) -> No
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_program_that_seeds_each_epoch_is_obeyed(workers: int) -> None:
+def test_a_program_may_seed_each_epoch(workers: int) -> None:
     def make() -> Any:
         return StatefulDataLoader(range(8), batch_size=4, shuffle=True, num_workers=workers)
 
@@ -150,7 +150,7 @@ def test_a_program_that_seeds_each_epoch_is_obeyed(workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(("own", "draws_between"), [(False, 0), (True, 0), (True, 9)])
-def test_orders_go_on_where_a_trainer_sets_the_generators_behind_the_load(
+def test_orders_resume_if_a_trainer_sets_the_generators_after_the_load(
     own: bool, draws_between: int, workers: int
 ) -> None:
     """The trainer saves the generators with the state or, if the loader has a separate generator, after more draws."""
@@ -181,7 +181,7 @@ def test_orders_go_on_where_a_trainer_sets_the_generators_behind_the_load(
 
 
 @pytest.mark.parametrize("sets", ["never", "each epoch", "before the load"])
-def test_a_distributed_sampler_goes_on_with_its_epoch(sets: str) -> None:
+def test_a_distributed_sampler_resumes_its_epoch(sets: str) -> None:
     def make() -> Any:
         return StatefulDataLoader(range(24), batch_size=4, sampler=DistributedSampler(range(24), 2, 1))
 
@@ -253,7 +253,7 @@ class Places(Sampler[int]):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("sampler", [Places, lambda: StatefulDistributedSampler(range(24), 2, 0, shuffle=False)])
-def test_a_stateful_sampler_s_broken_epoch_does_not_come_again(workers: int, sampler: Any) -> None:
+def test_an_abandoned_epoch_of_a_stateful_sampler_is_not_repeated(workers: int, sampler: Any) -> None:
     def make() -> Any:
         return StatefulDataLoader(range(24), batch_size=3, sampler=sampler(), num_workers=workers)
 
@@ -271,9 +271,7 @@ def test_a_stateful_sampler_s_broken_epoch_does_not_come_again(workers: int, sam
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("sampler", [Places, lambda: StatefulDistributedSampler(range(24), 2, 0, shuffle=False)])
-def test_an_epoch_that_is_left_shortly_behind_a_load_takes_nothing_from_the_next_one(
-    workers: int, sampler: Any
-) -> None:
+def test_an_epoch_abandoned_shortly_after_a_load_takes_nothing_from_the_next_one(workers: int, sampler: Any) -> None:
     def make() -> Any:
         return StatefulDataLoader(range(24), batch_size=3, sampler=sampler(), num_workers=workers)
 
@@ -288,7 +286,7 @@ def test_an_epoch_that_is_left_shortly_behind_a_load_takes_nothing_from_the_next
         assert epochs_of(later, 2) == [whole, whole], (saved, read)
 
 
-def test_the_order_without_a_stop_is_torch_s_whether_states_are_taken_or_not() -> None:
+def test_the_order_is_torch_s_whether_states_are_saved_or_not() -> None:
     for options in WORKERS:
         found = []
         for cls in (DataLoader, StatefulDataLoader):

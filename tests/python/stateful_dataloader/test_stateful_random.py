@@ -22,6 +22,6 @@ def judge() -> Iterator[Judge]:
 
 
 @pytest.mark.parametrize("seed", [*TOLD, *range(301, 305)])
-def test_a_random_program_that_starts_anew_goes_on_as_if_it_had_not_been_stopped(judge: Judge, seed: int) -> None:
+def test_a_random_program_resumes_in_a_new_process_as_if_it_had_not_been_stopped(judge: Judge, seed: int) -> None:
     verdict = judge.judge(seed)
     assert not verdict.told, verdict.words

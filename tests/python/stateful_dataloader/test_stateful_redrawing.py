@@ -207,7 +207,7 @@ def test_a_sampler_that_draws_from_a_generator_of_the_program_s_gives_the_same_o
         ("with a state", "Python's", True, 2),
     ],
 )
-def test_workers_that_are_ahead_of_such_a_sampler_lose_nothing_of_its_order(
+def test_workers_that_read_ahead_lose_no_index_of_a_sampler_that_draws_late(
     name: str, kind: str, is_global: bool, workers: int
 ) -> None:
     def make() -> Any:
@@ -250,7 +250,7 @@ def test_another_number_of_workers_and_another_batch_size_keep_the_order() -> No
         assert head + rest == list(wanted)
 
 
-def test_draws_of_a_sampler_beside_the_program_s_are_kept_in_a_few_bytes_each() -> None:
+def test_a_state_keeps_the_draws_of_a_sampler_in_a_few_bytes_each() -> None:
     seed_all()
     loader = StatefulDataLoader(Augmented(), batch_size=2, sampler=EachIndex("Python's", True))
     batches = iter(loader)

@@ -120,14 +120,14 @@ def read(
 @pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
 @pytest.mark.parametrize("dataset", [Drawn, Stream])
 @pytest.mark.parametrize("persistent", [False, True])
-def test_deaths_do_not_show_in_what_comes(dataset: Any, persistent: bool) -> None:
+def test_worker_exits_do_not_change_the_items(dataset: Any, persistent: bool) -> None:
     expected = read(loader_of(dataset(), "error", persistent_workers=persistent), {}, breaks=3)
     deaths = {(0, 0): 1, (0, 4): 0, (1, 0): 0, (1, 2): 1, (2, 0): 1, (2, 5): 0}
     assert read(loader_of(dataset(), persistent_workers=persistent), deaths, breaks=3) == expected
 
 
 @pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
-def test_deaths_do_not_show_where_nothing_is_forked() -> None:
+def test_worker_exits_do_not_change_the_items_of_spawned_workers() -> None:
     """One worker and one exit: each process that is spawned imports torch."""
     one = {"num_workers": 1, "persistent_workers": True}
     expected = read(loader_of(Drawn(), "error", **one), {}, breaks=3)
@@ -138,7 +138,7 @@ def test_deaths_do_not_show_where_nothing_is_forked() -> None:
 @pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
 @pytest.mark.parametrize("dataset", [Drawn, Stream])
 @pytest.mark.parametrize("persistent", [False, True])
-def test_a_state_at_any_batch_around_a_death_goes_on_exactly(dataset: Any, persistent: bool) -> None:
+def test_a_state_at_any_batch_around_a_worker_exit_resumes_exactly(dataset: Any, persistent: bool) -> None:
     expected = [batch.tolist() for batch in loader_of(dataset(), "error", persistent_workers=persistent)]
     loader = loader_of(dataset(), persistent_workers=persistent)
     states = []
@@ -153,7 +153,7 @@ def test_a_state_at_any_batch_around_a_death_goes_on_exactly(dataset: Any, persi
 
 
 @pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
-def test_a_worker_that_dies_between_two_epochs_goes_on_with_the_second_one() -> None:
+def test_a_worker_that_exits_between_two_epochs_is_replaced_in_the_second_one() -> None:
     expected = read(loader_of(Drawn(), "error", persistent_workers=True), {})
     loader = loader_of(Drawn(), persistent_workers=True)
     found = []
@@ -179,7 +179,7 @@ def test_out_of_order_each_sample_comes_once(persistent: bool) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
 @pytest.mark.parametrize("dataset", [Drawn, Stream])
-def test_a_thread_that_pins_replaces_as_well(monkeypatch: pytest.MonkeyPatch, dataset: Any) -> None:
+def test_workers_are_replaced_with_a_pinning_thread_as_well(monkeypatch: pytest.MonkeyPatch, dataset: Any) -> None:
     """Needs no GPU, because the copy into pinned memory is replaced."""
     pin_without_device(monkeypatch)
     expected = read(loader_of(dataset(), "error", persistent_workers=True), {}, breaks=3)
@@ -187,14 +187,14 @@ def test_a_thread_that_pins_replaces_as_well(monkeypatch: pytest.MonkeyPatch, da
     assert read(loader_of(dataset(), persistent_workers=True, pin_memory=True), deaths, breaks=3) == expected
 
 
-def test_a_warning_tells_of_the_death_and_of_who_has_the_place(tmp_path: Any) -> None:
+def test_a_warning_reports_the_exit_and_the_replacement(tmp_path: Any) -> None:
     loader = loader_of(DiesAt(tmp_path / "died"), batch_size=1)
     with pytest.warns(RuntimeWarning, match="at its batch number 2 .*Another process has taken its place"):
         assert [int(batch) for batch in loader] == list(range(12))
 
 
 @pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
-def test_the_third_death_at_the_same_batch_is_an_error_that_names_it() -> None:
+def test_the_third_worker_exit_at_the_same_batch_raises_an_error_that_names_it() -> None:
     iterator = iter(loader_of(DiesAt(), batch_size=1))
     assert [int(next(iterator)) for _ in range(5)] == list(range(5))
     with pytest.raises(WorkerExitedError, match="exited unexpectedly.*as 2 before it in its place") as caught:
@@ -215,7 +215,7 @@ def test_a_warning_that_is_an_error_loses_nothing(tmp_path: Any) -> None:
     assert came == list(range(12))
 
 
-def test_without_it_a_death_is_an_error_as_before() -> None:
+def test_without_restart_a_worker_exit_raises_an_error() -> None:
     with pytest.raises(WorkerExitedError, match="exited unexpectedly"):
         list(loader_of(DiesAt(), "error"))
     assert StatefulDataLoader(range(3)).on_worker_exit == "error"
@@ -238,7 +238,7 @@ def judge() -> Iterator[Judge]:
 
 
 @pytest.mark.parametrize("seed", [1, 110])
-def test_deaths_do_not_show_in_a_random_program(judge: Judge, seed: int) -> None:
+def test_worker_exits_do_not_change_the_items_of_a_random_program(judge: Judge, seed: int) -> None:
     check(judge, seed, "fork")
 
 
@@ -254,7 +254,7 @@ class HangsAt(DiesAt):
 
 
 @pytest.mark.parametrize("in_order", [True, False])
-def test_a_worker_that_hangs_is_reported_with_its_stack_and_replaced(tmp_path: Any, in_order: bool) -> None:
+def test_a_hanging_worker_is_reported_with_its_stack_and_replaced(tmp_path: Any, in_order: bool) -> None:
     options = {"batch_size": 1, "timeout": 0.4, "on_timeout": "restart", "in_order": in_order}
     loader = loader_of(HangsAt(tmp_path / "hung"), "error", **options)
     with pytest.warns(RuntimeWarning, match="(?s)was killed for it.*in __getitem__"):
@@ -276,7 +276,7 @@ class HangsOnce(HangsAt):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_however_a_worker_hangs_nothing_is_lost_also_behind_a_state(way: str, tmp_path: Any) -> None:
+def test_nothing_is_lost_if_a_worker_hangs_even_after_a_load(way: str, tmp_path: Any) -> None:
     options = {"batch_size": 1, "timeout": 0.4, "on_timeout": "restart"}
     loader = loader_of(HangsOnce(way, tmp_path), "error", **options)
     iterator = iter(loader)
@@ -292,7 +292,7 @@ def test_however_a_worker_hangs_nothing_is_lost_also_behind_a_state(way: str, tm
 
 
 @pytest.mark.parametrize("way", ["stop", "loop"])
-def test_a_worker_that_works_has_as_long_as_patience_says(way: str, tmp_path: Any) -> None:
+def test_a_working_worker_has_the_time_that_patience_allows(way: str, tmp_path: Any) -> None:
     patience, limit = (1.2, "patience") if way == "loop" else (1e6, "timeout")
     options = {"batch_size": 1, "timeout": 0.3, "on_timeout": "restart", "patience": patience}
     loader = loader_of(HangsOnce(way, tmp_path), "error", **options)
@@ -305,7 +305,7 @@ def test_a_worker_that_works_has_as_long_as_patience_says(way: str, tmp_path: An
 @pytest.mark.filterwarnings("ignore:.*was killed for it:RuntimeWarning")
 @pytest.mark.parametrize("dataset", [Drawn, Stream])
 @pytest.mark.parametrize("persistent", [False, True])
-def test_workers_that_are_stopped_do_not_show_in_what_comes(dataset: Any, persistent: bool) -> None:
+def test_stopped_workers_do_not_change_the_items(dataset: Any, persistent: bool) -> None:
     expected = read(loader_of(dataset(), "error", persistent_workers=persistent), {}, breaks=3)
     loader = loader_of(dataset(), persistent_workers=persistent, timeout=0.4, on_timeout="restart")
     deaths = {(0, 0): 1, (0, 4): 0, (1, 0): 0, (1, 2): 1, (2, 0): 1, (2, 5): 0}
@@ -313,7 +313,7 @@ def test_workers_that_are_stopped_do_not_show_in_what_comes(dataset: Any, persis
 
 
 @pytest.mark.filterwarnings("ignore:.*was killed for it:RuntimeWarning")
-def test_the_third_hang_at_the_same_batch_is_an_error_that_names_it() -> None:
+def test_the_third_hang_at_the_same_batch_raises_an_error_that_names_it() -> None:
     loader = loader_of(HangsAt(), "error", batch_size=1, timeout=0.3, on_timeout="restart")
     iterator = iter(loader)
     assert [int(next(iterator)) for _ in range(5)] == list(range(5))

@@ -180,7 +180,7 @@ def test_a_state_of_the_resumed_epoch_loads_with_a_third_number(form: Any, befor
 
 @pytest.mark.parametrize("after", [0, 2])
 @pytest.mark.parametrize("every", [2, 5])
-def test_rare_snapshots_change_nothing(after: int, every: int) -> None:
+def test_rare_snapshots_do_not_change_the_items(after: int, every: int) -> None:
     batches, states = epoch_of(WithState, 3, snapshot_every_n_steps=every)
     for cut, state in [*enumerate(states)][:: 3 if after else 1]:
         assert list(resumed(state, WithState, after, snapshot_every_n_steps=every)) == batches[cut:]
@@ -188,7 +188,7 @@ def test_rare_snapshots_change_nothing(after: int, every: int) -> None:
 
 @pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 3), (0, 2)])
 @pytest.mark.parametrize("form", [Plain, WithState])
-def test_persistent_workers_continue_as_behind_a_state_of_the_end(form: Any, before: int, after: int) -> None:
+def test_persistent_workers_continue_as_after_a_state_of_the_end(form: Any, before: int, after: int) -> None:
     batches, states = epoch_of(form, before, **({"persistent_workers": True} if before else {}))
     later = resumed(states[3], form, after, persistent_workers=True)
     assert list(later) == batches[3:]
@@ -199,7 +199,7 @@ def test_persistent_workers_continue_as_behind_a_state_of_the_end(form: Any, bef
     assert [list(again), list(again)] == epochs
 
 
-def test_an_epoch_that_is_left_is_followed_by_one_of_the_loader_s_workers() -> None:
+def test_the_epoch_after_an_abandoned_one_has_the_loader_s_number_of_workers() -> None:
     _, states = epoch_of(Plain, 3)
     later = resumed(states[2], Plain, 2, persistent_workers=True)
     next(iter(later))
@@ -303,7 +303,7 @@ def test_worker_init_fn_and_worker_info_show_the_shard(after: int) -> None:
     assert list(resumed(states[2], Noting, after, worker_init_fn=note_shard)) == batches[2:]
 
 
-def test_in_the_program_s_process_it_keeps_its_generators_its_dataset_and_no_worker_info() -> None:
+def test_a_loader_without_workers_keeps_the_generators_and_the_dataset_of_the_program_and_no_worker_info() -> None:
     _, states = epoch_of(WithState, 3)
     dataset = WithState()
     later = resumed(states[2], lambda: dataset, 0)
@@ -379,7 +379,7 @@ print(repr(list(later)))
 
 
 @pytest.mark.parametrize(("form", "after"), [(Plain, 2), (WithState, 0)])
-def test_a_new_process_goes_on(form: Any, after: int, tmp_path: Any) -> None:
+def test_a_new_process_resumes(form: Any, after: int, tmp_path: Any) -> None:
     batches, states = epoch_of(form, 3)
     torch.save(states[4], tmp_path / "state")
     folder, path = os.path.dirname(__file__), str(tmp_path / "state")

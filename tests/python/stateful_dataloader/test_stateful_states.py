@@ -69,7 +69,7 @@ def state_after(batches: int, dataset: Any, **options: Any) -> Any:
 # -- the layout --------------------------------------------------------------------------------------------
 
 
-def test_with_workers_a_state_has_the_keys_of_torchdata_as_of_what_was_given() -> None:
+def test_with_workers_a_state_has_torchdata_s_keys_for_the_delivered_batches() -> None:
     for batches in range(6):
         state = state_after(batches, Stream(), num_workers=2)
         assert state.keys() == {"_snapshot", "_steps_since_snapshot", "_iterator_finished", "_torchdata_rs"}
@@ -103,7 +103,7 @@ def test_by_index_a_state_counts_what_was_given_and_not_what_was_read_ahead(work
         assert main["_sampler_iter_state"]["samples_yielded"] == 2 * batches
 
 
-def test_a_sampler_s_own_state_is_that_of_what_was_given() -> None:
+def test_the_state_of_a_sampler_counts_delivered_batches() -> None:
     class Counting(torch.utils.data.Sampler[int]):  # type: ignore[misc]
         def __init__(self) -> None:
             self.given = 0
@@ -138,7 +138,7 @@ def test_a_sampler_s_own_state_is_that_of_what_was_given() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_dataset_state_that_is_changed_and_put_back_is_obeyed(workers: int) -> None:
+def test_a_dataset_state_that_was_changed_in_the_saved_state_is_loaded(workers: int) -> None:
     for batches in (1, 4):
         state = json.loads(json.dumps(state_after(batches, Stream(), num_workers=workers)))
         places = list(state["_snapshot"]["_worker_snapshots"].values()) if workers else [state]
@@ -153,7 +153,7 @@ def test_a_dataset_state_that_is_changed_and_put_back_is_obeyed(workers: int) ->
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_every_nth_batch_may_tell_the_state_and_the_place_is_exact_all_the_same(workers: int) -> None:
+def test_positions_are_exact_even_if_only_every_nth_batch_sends_a_state(workers: int) -> None:
     whole = [batch.tolist() for batch in StatefulDataLoader(Stream(), batch_size=2, num_workers=workers)]
     for every, batches in itertools.product([None, 3, 4], [1, 5, 7]):
         options = {"num_workers": workers, "snapshot_every_n_steps": every}
@@ -249,7 +249,7 @@ def test_counts_out_of_range_are_refused_by_name() -> None:
             loader.load_state_dict(damaged(state, path, value))
 
 
-def test_a_state_that_says_more_than_there_is_ends_in_an_error() -> None:
+def test_a_state_that_counts_more_items_than_exist_raises_an_error() -> None:
     state = damaged(state_after(3, range(40), shuffle=True), ("_sampler_iter_state", "samples_yielded"), 10**9)
     loader = StatefulDataLoader(range(40), batch_size=2, shuffle=True)
     loader.load_state_dict(damaged(state, ("_sampler_iter_state", "sampler_iter_state", "yielded"), 10**9))

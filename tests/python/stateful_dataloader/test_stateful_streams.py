@@ -127,7 +127,7 @@ def test_streams_give_the_rest_and_then_whole_epochs(stream: Any, options: dict[
 
 
 @pytest.mark.parametrize("stream", STREAMS)
-def test_a_state_that_is_loaded_twice_and_saved_in_between_goes_on(stream: Any) -> None:
+def test_a_state_that_is_loaded_twice_and_saved_in_between_resumes(stream: Any) -> None:
     for options in WORKERS[::2]:
         whole = epochs_of(StatefulDataLoader(stream(), batch_size=2, **options), 4)
         state = saved_at(StatefulDataLoader(stream(), batch_size=2, **options), 1, 1)
@@ -149,7 +149,7 @@ BREAKS = [(2,), (1,), (1, 1), (3, 0, 1), (None, 1)]
 @pytest.mark.parametrize("every", [1, 2, 7])
 @pytest.mark.parametrize("options", WORKERS[::2], ids=["main", "persistent"])
 @pytest.mark.parametrize("stream", STREAMS)
-def test_behind_broken_epochs_streams_go_on_as_without_a_stop(stream: Any, options: Any, every: int) -> None:
+def test_after_abandoned_epochs_streams_continue_as_without_a_stop(stream: Any, options: Any, every: int) -> None:
     def make() -> Any:
         return StatefulDataLoader(stream(), batch_size=2, snapshot_every_n_steps=every, **options)
 
@@ -181,7 +181,7 @@ def test_behind_broken_epochs_streams_go_on_as_without_a_stop(stream: Any, optio
 
 
 @pytest.mark.parametrize("options", WORKERS, ids=str)
-def test_behind_the_last_batch_a_stream_without_a_state_gives_nothing_and_then_whole_epochs(options: Any) -> None:
+def test_after_the_last_batch_a_stream_without_a_state_ends_and_then_yields_whole_epochs(options: Any) -> None:
     class Plain(IterableDataset[int]):
         def __iter__(self) -> Iterator[int]:
             yield from TakesOnce().share()
@@ -204,7 +204,7 @@ def test_behind_the_last_batch_a_stream_without_a_state_gives_nothing_and_then_w
 
 
 @pytest.mark.parametrize("options", WORKERS, ids=str)
-def test_an_error_of_a_stream_that_had_ended_and_is_given_its_state_arrives(options: Any) -> None:
+def test_an_error_of_an_ended_stream_that_loads_its_state_is_raised(options: Any) -> None:
     class Refuses(TakesOnce):
         def load_state_dict(self, state: Any) -> None:
             raise LookupError("it takes no state")
@@ -220,7 +220,7 @@ def test_an_error_of_a_stream_that_had_ended_and_is_given_its_state_arrives(opti
         list(later)
 
 
-def test_a_long_epoch_that_was_left_is_not_read_again_from_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_abandoned_epoch_is_not_read_again_from_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_cadence, "_DEAR", math.inf)  # on a busy machine, a state may take long and is sent less often
 
     class Counted(BeginsAnew):
@@ -243,7 +243,7 @@ def test_a_long_epoch_that_was_left_is_not_read_again_from_its_beginning(monkeyp
     assert dataset.read <= 129  # the state is at most 128 batches old
 
 
-def test_epochs_that_are_left_at_once_do_not_make_states_grow() -> None:
+def test_abandoned_epochs_do_not_make_states_grow() -> None:
     loader = StatefulDataLoader(TakesOnce(), batch_size=2)
     sizes = []
     for _ in range(700):
@@ -257,7 +257,7 @@ def test_epochs_that_are_left_at_once_do_not_make_states_grow() -> None:
     assert epochs_of(later, 1) == [[plain(batch) for batch in iterator]]
 
 
-def test_a_data_set_s_state_that_was_changed_is_that_of_this_epoch() -> None:
+def test_a_changed_dataset_state_applies_to_the_current_epoch() -> None:
     loader = StatefulDataLoader(TakesOnce(), batch_size=None)
     for _ in itertools.islice(loader, 2):
         pass

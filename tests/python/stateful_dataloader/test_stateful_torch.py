@@ -129,7 +129,7 @@ def test_the_order_of_a_seed_is_torch_s(workers: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_workers_are_told_and_seeded_as_torch_s(persistent: bool) -> None:
+def test_workers_are_seeded_and_have_worker_info_as_torch_s(persistent: bool) -> None:
     theirs, ours = both(Told(), batch_size=2, num_workers=2, persistent_workers=persistent)
     assert ours == theirs
 
@@ -154,7 +154,7 @@ def test_iterable_datasets_end_worker_by_worker_as_with_torch() -> None:
         assert ours == theirs
 
 
-def test_it_is_a_loader_of_torch_s_with_its_attributes() -> None:
+def test_it_is_an_instance_of_torch_s_loader_with_its_attributes() -> None:
     loader = StatefulDataLoader(range(10), batch_size=4, shuffle=True, num_workers=1, timeout=5)
     assert isinstance(loader, DataLoader)
     assert isinstance(loader.sampler, RandomSampler)
@@ -168,7 +168,7 @@ def test_it_is_a_loader_of_torch_s_with_its_attributes() -> None:
 @pytest.mark.parametrize(
     "attribute", ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"]
 )
-def test_what_must_not_be_set_later_is_guarded(attribute: str) -> None:
+def test_attributes_of_torch_s_loader_that_must_not_be_set_later_are_guarded(attribute: str) -> None:
     loader = StatefulDataLoader(range(10))
     with pytest.raises(ValueError, match=f"{attribute} attribute should not be set"):
         setattr(loader, attribute, None)
@@ -203,7 +203,7 @@ def test_wrong_arguments_are_refused_as_torch_does(number: int) -> None:
     assert refusals[0] == refusals[1]
 
 
-def test_a_stream_that_gives_more_than_its_length_is_warned_of() -> None:
+def test_a_stream_that_yields_more_than_its_length_causes_a_warning() -> None:
     class Longer(Streamed):
         def __len__(self) -> int:
             return 3
@@ -219,12 +219,12 @@ def test_a_stream_that_gives_more_than_its_length_is_warned_of() -> None:
         assert len(list(loader)) == 10
 
 
-def test_more_workers_than_cores_are_warned_of() -> None:
+def test_more_workers_than_cores_cause_a_warning() -> None:
     with pytest.warns(UserWarning, match="will create 999 worker processes"):
         StatefulDataLoader(range(3), num_workers=999)
 
 
-def test_pinning_without_an_accelerator_is_warned_of_and_batches_come() -> None:
+def test_pinning_without_an_accelerator_warns_and_yields_batches() -> None:
     if torch.accelerator.is_available():
         pytest.skip("this machine has an accelerator")
     with pytest.warns(UserWarning, match="no accelerator is found"):
@@ -259,7 +259,7 @@ def test_with_workers_a_thread_pins_batches(monkeypatch: pytest.MonkeyPatch, ite
         wait_for(lambda: all(thread.name != "torchdata-pin-memory" for thread in threading.enumerate()))
 
 
-def test_a_thread_that_pins_has_left_an_epoch_before_the_next_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pinning_thread_leaves_an_epoch_before_the_next_one_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread of the first epoch is paused after its last batch until the next thread requests its first batch."""
     from torchdata.stateful_dataloader import _pool
 
@@ -296,7 +296,7 @@ def test_batches_are_read_at_once_where_the_dataset_can() -> None:
     assert ours == theirs == [[[3, 3, 3], [12, 12, 12]]] * 2
 
 
-def test_out_of_order_a_slow_batch_holds_up_none_of_another_worker() -> None:
+def test_out_of_order_a_slow_batch_delays_no_other_worker() -> None:
     has_come = multiprocessing.Event()
 
     class Slow(Dataset[int]):
@@ -325,7 +325,7 @@ def test_indices_of_any_size_reach_the_workers() -> None:
     assert list(loader) == [100_000, 1, 50_000] * 4
 
 
-def test_workers_that_are_far_ahead_block_nobody() -> None:
+def test_workers_that_are_far_ahead_block_no_other_worker() -> None:
     """The main process sends more requests than fit, while the worker has no room for its results."""
 
     def wide(_: Any) -> Any:

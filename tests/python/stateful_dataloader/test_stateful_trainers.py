@@ -40,7 +40,7 @@ def whole(processes: FreshProcesses, tmp_path_factory: pytest.TempPathFactory) -
     ids=["middle", "second epoch", "middle, workers", "end, workers"],
 )
 @pytest.mark.parametrize("trainer", TRAINERS)
-def test_a_trainer_that_starts_anew_goes_on_as_if_it_had_not_been_stopped(
+def test_a_trainer_resumes_in_a_new_process_as_if_it_had_not_been_stopped(
     processes: FreshProcesses, whole: Any, tmp_path: Path, trainer: str, workers: int, stop: tuple[int, int]
 ) -> None:
     run = {"trainer": trainer, "workers": workers, "checkpoint": tmp_path / "checkpoint"}
@@ -50,7 +50,7 @@ def test_a_trainer_that_starts_anew_goes_on_as_if_it_had_not_been_stopped(
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_state_of_the_data_set_that_was_changed_in_the_loader_s_state_is_obeyed(
+def test_a_dataset_state_that_was_changed_in_the_loader_s_state_is_loaded(
     processes: FreshProcesses, workers: int
 ) -> None:
     as_it_was = processes.call("trainers:resharded", workers=workers, ahead=0)

@@ -47,7 +47,7 @@ def test_the_rest_of_the_epoch_comes_that_upstream_would_have_given(saved: list[
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_behind_the_last_batch_a_whole_epoch_comes(saved: list[dict[str, Any]], workers: int) -> None:
+def test_after_the_last_batch_a_whole_epoch_follows(saved: list[dict[str, Any]], workers: int) -> None:
     for one in cases(saved, workers):
         if not one["rest"]:
             found = rest_of(one, workers)
@@ -65,7 +65,7 @@ def test_a_map_style_state_of_two_workers_loads_with_any_number(saved: list[dict
     assert len(tried) > 10
 
 
-def test_what_upstream_left_out_is_said(saved: list[dict[str, Any]]) -> None:
+def test_a_damaged_state_of_torchdata_is_refused(saved: list[dict[str, Any]]) -> None:
     [one] = [one for one in saved if one["case"] == ["Numbers", "plain", 2, 3]]
     loader = loader_of("Numbers", "plain", 2)
     del one["state"]["_snapshot"]["_main_snapshot"]
