@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain, product
 from typing import Any
 
 import pytest
@@ -47,12 +48,30 @@ def test_sharding_cannot_mix_the_default_group_with_others() -> None:
         ((0, 0), ValueError),
         ((2, -1), ValueError),
         (("2", 0), TypeError),
-        ((2, 0, 9), ValueError),
+        ((2, 0, "ranks"), TypeError),
     ],
 )
 def test_impossible_shards_are_refused(arguments: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         IterableWrapper(range(3)).sharding_filter().apply_sharding(*arguments)
+
+
+@pytest.mark.parametrize("is_chain", [True, False])
+def test_a_level_of_sharding_can_have_a_number_of_the_user_s_own(is_chain: bool) -> None:
+    levels = {SHARDING_PRIORITIES.DISTRIBUTED: 2, SHARDING_PRIORITIES.MULTIPROCESSING: 3, 40: 2}
+    shares = []
+    for numbers in product(*map(range, levels.values())):
+        filters = [IterableWrapper(range(30)).sharding_filter(None if not is_chain else 40)]
+        if is_chain:
+            filters.append(filters[0].sharding_filter(SHARDING_PRIORITIES.MULTIPROCESSING))
+            filters.append(filters[1].sharding_filter(SHARDING_PRIORITIES.DISTRIBUTED))
+        for (level, shards), number in zip(levels.items(), numbers, strict=True):
+            for pipe in filters:
+                pipe.apply_sharding(shards, number, level)
+        shares.append(list(filters[-1]))
+        assert len(filters[-1]) == len(shares[-1])
+    assert sorted(chain.from_iterable(shares)) == list(range(30))
+    assert shares[-1] == [11, 23]
 
 
 def test_torch_s_sharding_priorities_are_accepted() -> None:

@@ -61,7 +61,8 @@ class ShardingFilter(IterDataPipe[T_co]):
 
     Args:
         source_datapipe: the pipe to read.
-        sharding_group_filter: the only level at which this pipe divides; None (the default) for all.
+        sharding_group_filter: the only level at which this pipe divides: a `SHARDING_PRIORITIES`, or another integer
+            for a level of your own; None (the default) for all levels.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -87,7 +88,7 @@ class ShardingFilter(IterDataPipe[T_co]):
     def __init__(self, source_datapipe: Iterable[T_co], sharding_group_filter: Any = None) -> None:
         source_datapipe = check_source("ShardingFilter", source_datapipe, "source_datapipe")
         if sharding_group_filter is not None:
-            sharding_group_filter = _priority(sharding_group_filter, "sharding_group_filter")
+            sharding_group_filter = _group(sharding_group_filter, "sharding_group_filter")
         self.source_datapipe = source_datapipe
         self.sharding_group_filter = sharding_group_filter
         self.groups: dict[int, tuple[int, int]] = {}
@@ -102,10 +103,12 @@ class ShardingFilter(IterDataPipe[T_co]):
     ) -> None:
         """Makes the next iterations yield share `instance_id` of `num_of_instances`.
 
-        Shares of several groups are combined: ranks (DISTRIBUTED) first, then workers (MULTIPROCESSING).
+        Shares of several groups are combined: ranks (DISTRIBUTED) first, then workers (MULTIPROCESSING). The group can
+        also be another integer, for a level of your own.
 
         Raises:
-            ValueError: `instance_id` is not in `range(num_of_instances)`, or the group is unknown.
+            TypeError: the group is not an integer.
+            ValueError: `instance_id` is not in `range(num_of_instances)`.
             RuntimeError: the group DEFAULT is combined with another group.
         """
         check_int("ShardingFilter", "num_of_instances", num_of_instances, least=1)
@@ -115,13 +118,12 @@ class ShardingFilter(IterDataPipe[T_co]):
                 f"ShardingFilter: instance_id({instance_id}) should be smaller than "
                 f"num_of_instances({num_of_instances})"
             )
-        group = _priority(sharding_group, "sharding_group")
+        group = _group(sharding_group, "sharding_group")
         default = SHARDING_PRIORITIES.DEFAULT
         if any((known == default) != (group == default) for known in self.groups):
             raise RuntimeError(
                 "ShardingFilter cannot mix DEFAULT and non DEFAULT groups: it was sharded for "
-                f"{', '.join(SHARDING_PRIORITIES(known).name for known in self.groups)} and is now asked to "
-                f"for {group.name}"
+                f"{', '.join(map(_name, self.groups))} and is now asked to for {_name(group)}"
             )
         self.groups[group] = (num_of_instances, instance_id)
         self.num_of_instances, self.instance_id = 1, 0
@@ -186,7 +188,7 @@ class ShardingFilter(IterDataPipe[T_co]):
         return self._sharding_enabled and any(
             instances > 1
             for group, (instances, _) in self.groups.items()
-            if group != SHARDING_PRIORITIES.DISTRIBUTED
+            if group in (SHARDING_PRIORITIES.DEFAULT, SHARDING_PRIORITIES.MULTIPROCESSING)
             and (self.sharding_group_filter is None or group == self.sharding_group_filter)
         )
 
@@ -225,13 +227,16 @@ class ShardingFilter(IterDataPipe[T_co]):
         return {"taken": taken}
 
 
-def _priority(value: Any, argument: str) -> SHARDING_PRIORITIES:
+def _group(value: Any, argument: str) -> int:
+    """Returns the number of a level: a member of `SHARDING_PRIORITIES`, also for members of torch's enum, or an int."""
     try:
         return SHARDING_PRIORITIES(value)
     except ValueError:
-        raise ValueError(
-            f"{argument} must be one of SHARDING_PRIORITIES.DEFAULT, DISTRIBUTED and MULTIPROCESSING, but got {value!r}"
-        ) from None
+        return check_int("ShardingFilter", argument, value)
+
+
+def _name(group: int) -> str:
+    return group.name if isinstance(group, SHARDING_PRIORITIES) else str(group)
 
 
 @functional_datapipe("sharding_round_robin_dispatch")
