@@ -79,7 +79,12 @@ class StateKeeper:
         unsaved, run.position.unsaved = run.position.unsaved, None
         if unsaved is not None and not self._warned:
             self._warned = True
-            _warn_of_unsaved(unsaved, stacklevel=3)
+            warnings.warn(
+                "states of this pipeline go on from the beginning of the epoch, and make again what was given: "
+                f"{unsaved}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
         checkpoints = pipeline.contract.is_checkpointable
         pickled = identity.pickled(with_pipe)
         of_service = service.checkpoint() if checkpoints else None
@@ -164,7 +169,7 @@ class StateKeeper:
         self._pipeline.service_state = state.service
         self._seeds.take(state.randomness)
         if state.position is not None:
-            _warn_of_replay(state.position, stacklevel=3)
+            _warn_of_replay(state.position)
         self._run.place = None if state.position is None else (state.position, strict)
         self.loaded = state
 
@@ -210,7 +215,7 @@ def number_of_items(name: str, count: Any) -> int:
     return count
 
 
-def _warn_of_replay(place: Position, stacklevel: int) -> None:
+def _warn_of_replay(place: Position) -> None:
     """Warns if a resume takes seconds because items must be recomputed, and names the pipes and the time."""
     found = list(_again(place))
     seconds = max((seconds for *_, seconds in found), default=0.0)  # processes work at the same time
@@ -222,7 +227,7 @@ def _warn_of_replay(place: Position, stacklevel: int) -> None:
         f"made again: {'; '.join(parts[:4])}. A pipe of your own is not replayed if it declares its state (`state`), "
         "has `state_dict` and `load_state_dict`, or says `one_to_one = True`",
         RuntimeWarning,
-        stacklevel=stacklevel + 1,
+        stacklevel=4,
     )
 
 
@@ -247,12 +252,3 @@ def _in_graph(sealed: bytes | None, where: str) -> Iterator[tuple[str, int, floa
     for entry in entries_in(sealed):
         if entry.drop:
             yield f"{entry.type}{where}", entry.drop, entry.seconds or 0.0
-
-
-def _warn_of_unsaved(why: str, stacklevel: int) -> None:
-    """Warns that states resume from the epoch's beginning, because the graph cannot be saved, and gives the reason."""
-    warnings.warn(
-        f"states of this pipeline go on from the beginning of the epoch, and make again what was given: {why}",
-        RuntimeWarning,
-        stacklevel=stacklevel + 1,
-    )
