@@ -11,9 +11,7 @@ from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 from torchdata.dataloader2._epochs import EpochRun
-from torchdata.dataloader2._pipeline import Pipeline
 from torchdata.dataloader2._rank_states import SavedPlaces, read
-from torchdata.dataloader2._seeds import Seeds
 from torchdata.dataloader2.graph import DataPipe
 from torchdata.dataloader2.graph.serialization import Snapshot, unpickled
 from torchdata.dataloader2.state.identity import require_same_settings
@@ -39,17 +37,15 @@ class StateKeeper:
     """Takes and loads the states of a loader.
 
     Args:
-        pipeline: the graph and the service of the loader.
-        seeds: the seeds of its epochs.
-        run: its epochs.
+        run: the epochs of the loader.
 
     Attributes:
         loaded: the state that was loaded, until the loader changes.
         left: the contents of states after the loader was shut down, or the reason why these are unknown.
     """
 
-    def __init__(self, pipeline: Pipeline, seeds: Seeds, run: EpochRun) -> None:
-        self._pipeline, self._seeds, self._run = pipeline, seeds, run
+    def __init__(self, run: EpochRun) -> None:
+        self._pipeline, self._seeds, self._run = run.pipeline, run.seeds, run
         self.loaded: LoaderState | None = None
         self.left: Whereabouts | str | None = None
         #: Whether the user was warned that the pipeline cannot be saved.

@@ -174,8 +174,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         """Creates the attributes of a loader that has not started."""
         self._pipeline, self._seeds, self._recorder = pipeline, seeds, recorder
         self._run = EpochRun(pipeline, seeds, recorder)
-        self._keeper = StateKeeper(pipeline, seeds, self._run)
-        self._ending = Ending(self, pipeline, self._run, self._keeper, recorder)
+        self._keeper = StateKeeper(self._run)
+        self._ending = Ending(self, self._run, self._keeper)
         self._ended = False  # `Finalized` looks at this
 
     # -- attributes under their names of torchdata 0.9 ----------------------------------------------

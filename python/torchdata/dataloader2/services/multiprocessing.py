@@ -26,7 +26,7 @@ from torchdata.dataloader2.graph.cutting import (
 )
 from torchdata.dataloader2.graph.settings import pause_pipes, resume_pipes
 from torchdata.dataloader2.graph.utils import put_in_place
-from torchdata.dataloader2.random import SeedGenerator
+from torchdata.dataloader2.random.seed_generator import SeedGenerator
 from torchdata.dataloader2.services.choosing import Choice, choose_workers, refuse_ranks, say
 from torchdata.dataloader2.services.dataset_epochs import DatasetEpochs
 from torchdata.dataloader2.services.interface import PrefetchCount, RankInEpoch, ReadingServiceInterface, Shares

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 from torchdata import _engine
 from torchdata._engine.items.torch_worker import Telling, tell_torch, tell_when_imported
-from torchdata._engine.processes.crossing import why_unpicklable
 from torchdata._engine.snapshots import reason
 from torchdata._engine.workers.epoch_runner import EpochRunner
 from torchdata._engine.workers.program import ChildInfo, EpochProgram
@@ -25,8 +24,9 @@ from torchdata._importing import loaded
 from torchdata.dataloader2.graph import DataPipe, set_datapipes_seed, set_graph_random_seed
 from torchdata.dataloader2.graph.copying import replica
 from torchdata.dataloader2.graph.cutting import DispatchedSource, find_non_dispatching_branches
+from torchdata.dataloader2.graph.serialization import why_not
 from torchdata.dataloader2.graph.settings import SHARDING_PRIORITIES, apply_sharding
-from torchdata.dataloader2.random import SeedGenerator
+from torchdata.dataloader2.random.seed_generator import SeedGenerator
 from torchdata.dataloader2.services.watching import watched_filters
 from torchdata.dataloader2.state.layout import opened, sealed
 from torchdata.dataloader2.state.position import Content, Shard
@@ -237,7 +237,12 @@ class GraphProgram(EpochProgram):
 
     def why_unpicklable(self, start_method: str, error: Exception) -> str:
         """Names the attribute that keeps the graph from being pickled, and what to do."""
-        return why_unpicklable(Graph(self.datapipe).pipes, start_method)
+        from torchdata._by_value import dumps
+
+        return (
+            f"{why_not(self.datapipe, 'pickled', dumps, error)}. Start method {start_method!r} needs this: open files, "
+            "locks and connections in the worker, inside `__iter__`, or leave them out by `__getstate__`"
+        )
 
     def replicas(self, count: int) -> list[EpochProgram]:
         """Programs over copies of the graph."""

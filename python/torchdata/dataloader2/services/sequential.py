@@ -27,7 +27,7 @@ from torchdata.dataloader2.state.layout import READING_SERVICE_STATE_KEY_NAME
 from torchdata.datapipes._pipe.state.plain import from_plain, to_plain
 
 if TYPE_CHECKING:
-    from torchdata.dataloader2.random import SeedGenerator
+    from torchdata.dataloader2.random.seed_generator import SeedGenerator
     from torchdata.dataloader2.state.position import Shard
 
 
