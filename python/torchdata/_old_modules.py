@@ -25,7 +25,7 @@ _ITER, _MAP, _UTILS = "torchdata.datapipes.iter", "torchdata.datapipes.map", "to
 OLD_MODULES: dict[str, tuple[str, str]] = {
     "torchdata._constants": (
         "torchdata._engine.processes.shutdown",
-        "default_timeout_in_s=torchdata._ranks:DEFAULT_TIMEOUT "
+        "default_timeout_in_s=torchdata._ranks.group:DEFAULT_TIMEOUT "
         "default_dl2_worker_join_timeout_in_s=torchdata._engine.processes.shutdown:ASKED",
     ),
     "torchdata.version": ("torchdata", "__version__"),

@@ -10,27 +10,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from torchdata._ranks.group import (
-    DEFAULT_TIMEOUT,
-    PrefetchTimeoutError,
-    RankGroup,
-    RanksLostError,
-    TorchRanks,
-    check_group,
-    check_timeout,
-)
-
-__all__ = [
-    "DEFAULT_TIMEOUT",
-    "PrefetchTimeoutError",
-    "RankGroup",
-    "RanksLostError",
-    "TorchRanks",
-    "check_group",
-    "check_timeout",
-    "members_of",
-    "open_group",
-]
+from torchdata._ranks.group import RankGroup
 
 
 def members_of(process_group: Any, whose: str) -> tuple[int, ...] | None:

@@ -208,7 +208,7 @@ def _listen_at(store_host: str | None) -> socket.socket | None:
     # A name for the loopback interface here may mean another machine elsewhere.
     if _is_loopback(store_host):
         return _server_at(_LOOPBACK[1] if store_host == _LOOPBACK[1] else _LOOPBACK[0])
-    towards = _address_towards(store_host)
+    towards = next(iter(_addresses_towards(store_host)), None) if store_host is not None else None
     return None if towards is None or _is_loopback(towards) else _server_at(towards)
 
 
@@ -225,16 +225,15 @@ def _is_loopback(host: str | None) -> bool:
     return host is not None and (host.lower() == "localhost" or host in _LOOPBACK or host.startswith("127."))
 
 
-def _address_towards(host: str | None) -> str | None:
-    """Returns the address that this machine uses to send packets to another one."""
-    if host is None:
-        return None
+def _addresses_towards(host: str | None) -> list[str]:
+    """Returns the addresses that this machine uses to send packets to another one."""
+    found: list[str] = []
     with suppress(OSError):
         for family, kind, _, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
             with suppress(OSError), socket.socket(family, kind) as asks:
                 asks.connect(address)  # sends nothing
-                return str(asks.getsockname()[0])
-    return None
+                found.append(asks.getsockname()[0])
+    return found
 
 
 def _address_of_interface(name: str) -> str:
@@ -257,13 +256,7 @@ def _address_of_interface(name: str) -> str:
 
 def _own_addresses(store_host: str | None) -> list[str]:
     """Returns addresses where other machines may reach this one, most likely first."""
-    found: list[str] = []
-    with suppress(OSError):
-        # The address that is used toward the machine of the store, which all ranks have reached.
-        for family, kind, _, _, address in socket.getaddrinfo(store_host, 9, type=socket.SOCK_DGRAM):
-            with suppress(OSError), socket.socket(family, kind) as asks:
-                asks.connect(address)  # sends nothing
-                found.append(asks.getsockname()[0])
+    found = _addresses_towards(store_host)  # of the machine of the store, which all ranks have reached
     with suppress(OSError):
         found += [entry[4][0] for entry in socket.getaddrinfo(socket.gethostname(), None)]  # type: ignore[misc]
     return [address for address in dict.fromkeys(found) if not address.startswith("127.") and address != "::1"]

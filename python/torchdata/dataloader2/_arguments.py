@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 from torchdata._signatures import signature_of
-from torchdata.dataloader2.reading_service import MultiProcessingReadingService
+from torchdata.dataloader2.services.multiprocessing import MultiProcessingReadingService
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
 #: Arguments of both loaders that belong to a reading service here; a pair of braces is replaced by the value.

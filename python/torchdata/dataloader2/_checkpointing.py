@@ -11,9 +11,7 @@ from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 from torchdata.dataloader2._epochs import EpochRun
-from torchdata.dataloader2._pipeline import Pipeline
 from torchdata.dataloader2._rank_states import SavedPlaces, read
-from torchdata.dataloader2._seeds import Seeds
 from torchdata.dataloader2.graph import DataPipe
 from torchdata.dataloader2.graph.serialization import Snapshot, unpickled
 from torchdata.dataloader2.state.identity import require_same_settings
@@ -39,17 +37,15 @@ class StateKeeper:
     """Takes and loads the states of a loader.
 
     Args:
-        pipeline: the graph and the service of the loader.
-        seeds: the seeds of its epochs.
-        run: its epochs.
+        run: the epochs of the loader.
 
     Attributes:
         loaded: the state that was loaded, until the loader changes.
         left: the contents of states after the loader was shut down, or the reason why these are unknown.
     """
 
-    def __init__(self, pipeline: Pipeline, seeds: Seeds, run: EpochRun) -> None:
-        self._pipeline, self._seeds, self._run = pipeline, seeds, run
+    def __init__(self, run: EpochRun) -> None:
+        self._pipeline, self._seeds, self._run = run.pipeline, run.seeds, run
         self.loaded: LoaderState | None = None
         self.left: Whereabouts | str | None = None
         #: Whether the user was warned that the pipeline cannot be saved.
@@ -79,7 +75,12 @@ class StateKeeper:
         unsaved, run.position.unsaved = run.position.unsaved, None
         if unsaved is not None and not self._warned:
             self._warned = True
-            _warn_of_unsaved(unsaved, stacklevel=3)
+            warnings.warn(
+                "states of this pipeline resume from the beginning of the epoch, and recompute the items that were delivered: "
+                f"{unsaved}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
         checkpoints = pipeline.contract.is_checkpointable
         pickled = identity.pickled(with_pipe)
         of_service = service.checkpoint() if checkpoints else None
@@ -164,7 +165,7 @@ class StateKeeper:
         self._pipeline.service_state = state.service
         self._seeds.take(state.randomness)
         if state.position is not None:
-            _warn_of_replay(state.position, stacklevel=3)
+            _warn_of_replay(state.position)
         self._run.place = None if state.position is None else (state.position, strict)
         self.loaded = state
 
@@ -210,7 +211,7 @@ def number_of_items(name: str, count: Any) -> int:
     return count
 
 
-def _warn_of_replay(place: Position, stacklevel: int) -> None:
+def _warn_of_replay(place: Position) -> None:
     """Warns if a resume takes seconds because items must be recomputed, and names the pipes and the time."""
     found = list(_again(place))
     seconds = max((seconds for *_, seconds in found), default=0.0)  # processes work at the same time
@@ -222,7 +223,7 @@ def _warn_of_replay(place: Position, stacklevel: int) -> None:
         f"{'; '.join(parts[:4])}. A pipe of your own is not replayed if it declares its state (`state`), has "
         "`state_dict` and `load_state_dict`, or sets `one_to_one = True`",
         RuntimeWarning,
-        stacklevel=stacklevel + 1,
+        stacklevel=4,
     )
 
 
@@ -247,13 +248,3 @@ def _in_graph(sealed: bytes | None, where: str) -> Iterator[tuple[str, int, floa
     for entry in entries_in(sealed):
         if entry.drop:
             yield f"{entry.type}{where}", entry.drop, entry.seconds or 0.0
-
-
-def _warn_of_unsaved(why: str, stacklevel: int) -> None:
-    """Warns that states resume from the epoch's beginning, because the graph cannot be saved, and gives the reason."""
-    warnings.warn(
-        "states of this pipeline resume from the beginning of the epoch, and recompute the items that were delivered: "
-        f"{why}",
-        RuntimeWarning,
-        stacklevel=stacklevel + 1,
-    )

@@ -20,10 +20,8 @@ from torchdata._threads import end_all
 from torchdata.dataloader2._iterator import SHUT_DOWN, FinishedIterator
 
 if TYPE_CHECKING:
-    from torchdata._observe.stats.recorder import Recorder
     from torchdata.dataloader2._checkpointing import StateKeeper
     from torchdata.dataloader2._epochs import EpochRun
-    from torchdata.dataloader2._pipeline import Pipeline
 
 
 class Loader(Protocol):
@@ -47,10 +45,8 @@ class Ending:
 
     Args:
         loader: the loader, which is not kept alive.
-        pipeline: the loader's pipeline.
         run: the loader's epochs.
         keeper: the loader's states.
-        recorder: the loader's statistics.
 
     Attributes:
         changing: the lock that is held to begin an epoch, load a state, or shut the loader down.
@@ -61,10 +57,8 @@ class Ending:
         is_over: whether the shutdown is complete.
     """
 
-    def __init__(
-        self, loader: Loader, pipeline: Pipeline, run: EpochRun, keeper: StateKeeper, recorder: Recorder
-    ) -> None:
-        self._pipeline, self._run, self._keeper, self._recorder = pipeline, run, keeper, recorder
+    def __init__(self, loader: Loader, run: EpochRun, keeper: StateKeeper) -> None:
+        self._pipeline, self._run, self._keeper = run.pipeline, run, keeper
         self.changing = threading.RLock()
         self.owner_pid = os.getpid()
         self.patience = 2.0
@@ -136,7 +130,7 @@ class Ending:
 
     def _set_over(self) -> None:
         self.is_over = True
-        self._recorder.close()
+        self._run.recorder.close()
         _open_loaders.pop(id(self), None)
 
 

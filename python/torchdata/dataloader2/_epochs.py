@@ -13,14 +13,14 @@ import copy
 import os
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from torchdata._native import Delivery
 from torchdata._observe.stats.recorder import Recorder
+from torchdata._reporting import warn_outside
 from torchdata._threads import end_at_exit
-from torchdata.dataloader2._idle_workers import are_idle, warn_of_idle
 from torchdata.dataloader2._iterator import LEFT, FinishedIterator
 from torchdata.dataloader2._pipeline import Pipeline
 from torchdata.dataloader2._position import Tracker
@@ -35,6 +35,9 @@ from torchdata.datapipes.iter.threads.prefetching import stop_reading
 
 if TYPE_CHECKING:
     from torchdata._observe.stats.model import Reading
+
+#: With fewer items per worker, the dataset is small or the run is a trial, and idle workers do not matter.
+_LEAST = 10
 
 
 class EpochRun:
@@ -285,11 +288,25 @@ class EpochRun:
             self.delivery.turn.await_left(self.patience)
         if at_end and counted is not None:
             tell(self.recorder.skipped(counted[0]), counted[1])
-        if shares is not None and are_idle(shares):
+        if shares is not None and 0 in shares and min(filter(None, shares), default=0) >= _LEAST:
             self._knows_idle = True
-            warn_of_idle(shares)
+            _warn_of_idle(shares)
 
 
 def _ended_by(error: BaseException) -> str:
     """Returns the error in words, because the error object would keep alive what its frames refer to."""
     return f"the epoch was ended by an error, which another thread that reads it got: {type(error).__name__}: {error}"
+
+
+def _warn_of_idle(shares: Sequence[int]) -> None:
+    """Warns of workers that gave no items, because the data has fewer parts than there are workers."""
+    idle = [str(worker) for worker, items in enumerate(shares) if not items]
+    working = len(shares) - len(idle)
+    named = f"{', '.join(idle[:-1])} and {idle[-1]} have" if len(idle) > 1 else f"{idle[0]} has"
+    warn_outside(
+        f"worker process{'es' if len(idle) > 1 else ''} {named} given no item in this epoch, the other"
+        f"{'s up to' if working > 1 else ''} {max(shares)}: probably fewer files, shards or blocks of "
+        f"ShardingPolicy ({working}) are divided among the workers than there are workers ({len(shares)}). Use "
+        f"num_workers={working}, or more and smaller shards and blocks",
+        UserWarning,
+    )

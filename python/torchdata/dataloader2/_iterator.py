@@ -131,9 +131,11 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
             raise StopIteration
 
     def _count_to_limit(self) -> None:
-        """Runs after this item has arrived."""
+        """Runs after this item has arrived. Pauses the loader when the limit is reached."""
         if self.limit_threshold is not None:
-            self._after_limit()
+            self.limit_counter = (self.limit_counter or 0) + 1
+            if self.limit_counter >= self.limit_threshold:
+                self._pause()
 
     def _go_on_cut(self) -> None:
         """Records that the loader continues although Ctrl-C has interrupted its last item."""
@@ -159,12 +161,6 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
         """Ends the epoch after an error. A further error during that becomes a note."""
         self._run.close(because=error)
         fold(error)
-
-    def _after_limit(self) -> None:
-        """Counts an item, and pauses the loader when the limit is reached."""
-        self.limit_counter = (self.limit_counter or 0) + 1
-        if self.limit_threshold is not None and self.limit_counter >= self.limit_threshold:
-            self._pause()
 
     def _pause(self) -> None:
         """Pauses the loader: threads and processes stop and keep their state until `resume()`."""

@@ -19,7 +19,7 @@ from torchdata.dataloader2.graph.serialization import Snapshot
 from torchdata.dataloader2.graph.settings import pause_pipes, resume_pipes
 from torchdata.dataloader2.services.interface import ReadingServiceInterface, contract_of
 from torchdata.dataloader2.services.sequential import holds_nothing
-from torchdata.dataloader2.services.sharding import in_shards as running_shards
+from torchdata.dataloader2.services.sequential import in_shards as running_shards
 from torchdata.dataloader2.state.identity import Identity
 from torchdata.dataloader2.state.position import Shard
 from torchdata.datapipes._pipe.graph.graph import Graph

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torchdata._engine.snapshots import seal
 from torchdata.dataloader2.graph import set_graph_random_seed
-from torchdata.dataloader2.random import SeedGenerator
+from torchdata.dataloader2.random.seed_generator import SeedGenerator
 from torchdata.dataloader2.services.worker_output import WorkerOutput
 from torchdata.dataloader2.state.layout import entries_in, generators_in, sealed
 from torchdata.dataloader2.state.places import lasts, names_of_lasting

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from torchdata.dataloader2.random import SeedGenerator
+from torchdata.dataloader2.random.seed_generator import SeedGenerator
 from torchdata.dataloader2.state.position import Randomness
 
 

@@ -9,15 +9,17 @@ from __future__ import annotations
 import contextlib
 import time
 from abc import abstractmethod
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from torchdata.dataloader2.graph import DataPipe
 from torchdata.dataloader2.graph.settings import apply_shuffle_settings
 from torchdata.dataloader2.graph.utils import has_method, put_in_place, whole
 from torchdata.dataloader2.services.interface import ReadingServiceInterface
-from torchdata.dataloader2.services.sharding import divided
-from torchdata.datapipes._pipe.checks import check_int
+from torchdata.dataloader2.services.sequential import divided
+from torchdata.datapipes._pipe.checks import check_int, check_source
 from torchdata.datapipes._pipe.graph.traversal import sources_of
+from torchdata.datapipes.datapipe import IterDataPipe
 
 __all__ = [
     "Adapter",
@@ -328,13 +330,62 @@ class Headroom(Adapter):
 
     def __call__(self, datapipe: DataPipe) -> DataPipe:
         """Appends the pipe."""
-        from torchdata.dataloader2._headroom import ServedAgain
-
         length = self.length
         if length is None:  # before the graph is moved to workers, because its items are not counted in advance
             with contextlib.suppress(TypeError):
                 length = len(datapipe)
-        return ServedAgain(datapipe, self.items, length)
+        return _ServedAgain(datapipe, self.items, length)
+
+
+#: Items of an epoch by kept item, if the source does not know its length.
+_ROUNDS = 100
+
+
+class _ServedAgain(IterDataPipe[Any]):
+    """Reads some items, and then yields these same objects repeatedly.
+
+    Args:
+        source_datapipe: the pipe to read.
+        items: the number of items that are read, once.
+        length: the number of items of an epoch; None for the length of the source, or 100 for each kept item if that
+            length is not known.
+    """
+
+    item_attributes = frozenset({"_kept"})
+
+    def __init__(self, source_datapipe: Any, items: int, length: int | None = None) -> None:
+        check_source("Headroom", source_datapipe, "source_datapipe")
+        self.source_datapipe = source_datapipe
+        self.items = check_int("Headroom", "items", items, least=1)
+        self.length = None if length is None else check_int("Headroom", "length", length, least=0)
+        self._kept: list[Any] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        if len(self._kept) < self.items:
+            self._kept = []
+            for item in self.source_datapipe:
+                self._kept.append(item)
+                if len(self._kept) == self.items:
+                    break
+        kept, left = self._kept, len(self)
+        while kept and left > 0:
+            yield from kept[:left]
+            left -= len(kept)
+
+    def __len__(self) -> int:
+        if self.length is not None:
+            return self.length
+        try:
+            return len(self.source_datapipe)
+        except TypeError:
+            return _ROUNDS * self.items
+
+    def is_replicable(self) -> bool:
+        """Returns False, because items are kept in the main process."""
+        return False
+
+    def _attributes_to_copy(self) -> dict[str, Any]:
+        return {**super()._attributes_to_copy(), "_kept": []}
 
 
 def _tell_all(datapipe: DataPipe, method: str, *values: Any) -> None:

@@ -6,7 +6,9 @@ thread of the main process. Only one thread at a time can begin an epoch, load a
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, Literal, Never, TypeAlias, TypeVar, overload
 
 from torchdata._engine.processes.interrupts import InterruptsDeferred
@@ -16,12 +18,10 @@ from torchdata._observe.stats.recorder import Recorder, StatsLevel
 from torchdata._reporting import fold
 from torchdata.dataloader2._arguments import adapter_list, refuse_arguments, require_pipe, service_of
 from torchdata.dataloader2._checkpointing import StateKeeper, number_of_items, unpacked_pipe, warn_of_0_9
-from torchdata.dataloader2._copying import made_of
 from torchdata.dataloader2._datasets import pipe_over, pipeline_over
 from torchdata.dataloader2._ending import Ending
 from torchdata.dataloader2._epochs import EpochRun
 from torchdata.dataloader2._iterator import DataLoader2Iterator
-from torchdata.dataloader2._parts import part
 from torchdata.dataloader2._pipeline import Pipeline
 from torchdata.dataloader2._rank_states import read
 from torchdata.dataloader2._seeds import Seeds
@@ -30,11 +30,9 @@ from torchdata.dataloader2.graph import DataPipe
 from torchdata.dataloader2.graph.serialization import Snapshot
 from torchdata.dataloader2.graph.serialization import serialize_datapipe as serialize_datapipe
 from torchdata.dataloader2.random.seed_generator import check_seed
-from torchdata.dataloader2.reading_service import (
-    InProcessReadingService,
-)
+from torchdata.dataloader2.reading_service import InProcessReadingService
 from torchdata.dataloader2.services.interface import ReadingServiceInterface
-from torchdata.dataloader2.services.sharding import divided
+from torchdata.dataloader2.services.sequential import divided
 from torchdata.dataloader2.state.layout import RANDOMNESS_STATE_KEY_NAME as RANDOMNESS_STATE_KEY_NAME
 from torchdata.dataloader2.state.layout import READING_SERVICE_STATE_KEY_NAME as READING_SERVICE_STATE_KEY_NAME
 from torchdata.dataloader2.state.layout import SERIALIZED_DATAPIPE_KEY_NAME as SERIALIZED_DATAPIPE_KEY_NAME
@@ -50,6 +48,19 @@ __all__ = ["DataLoader2", "DataLoader2Iterator"]
 T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
 AdapterFn: TypeAlias = Adapter | Callable[[DataPipe], DataPipe]
+
+
+def _part(path: str, meaning: str = "") -> Any:
+    """Returns a property whose value is stored in a part of the loader.
+
+    Args:
+        path: the attribute path from the loader, such as `_pipeline.service`.
+        meaning: the docstring of the property.
+    """
+    *owner, name = path.split(".")
+    owner_of = attrgetter(".".join(owner))
+    return property(attrgetter(path), lambda loader, value: setattr(owner_of(loader), name, value), doc=meaning or None)
+
 
 #: The attributes that a loader creates for itself. Copies of a loader also keep the attributes of a subclass.
 _OWN = frozenset({"_ended", "_ending", "_keeper", "_pipeline", "_recorder", "_run", "_seeds"})
@@ -163,25 +174,25 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         """Creates the attributes of a loader that has not started."""
         self._pipeline, self._seeds, self._recorder = pipeline, seeds, recorder
         self._run = EpochRun(pipeline, seeds, recorder)
-        self._keeper = StateKeeper(pipeline, seeds, self._run)
-        self._ending = Ending(self, pipeline, self._run, self._keeper, recorder)
+        self._keeper = StateKeeper(self._run)
+        self._ending = Ending(self, self._run, self._keeper)
         self._ended = False  # `Finalized` looks at this
 
     # -- attributes under their names of torchdata 0.9 ----------------------------------------------
 
-    datapipe = part("_pipeline.datapipe", "The last pipe of the graph that is read: after adapters and the service.")
-    datapipe_adapter_fns = part("_pipeline.adapters", "The adapters; None without any.")
-    reading_service = part("_pipeline.service", "The copy of the service that runs the graph; None without one.")
-    reading_service_state = part("_pipeline.service_state", "The service's part of a loaded state.")
-    valid_iterator_id = part("_run.delivery.valid", "The number of the valid iterator; None before the first one.")
-    _datapipe_iter = part("_run.delivery.source")
-    _reset_iter = part("_run.delivery.begun", "Whether the next `iter` begins an epoch.")
-    _is_paused = part("_run.is_paused")
-    _pause = part("_run.pause", "The function that pauses the loader.")
-    _resume = part("_run.resume", "The function that resumes the loader after a pause.")
-    _seed_generator = part("_seeds.generator")
-    _initial_seed_generator = part("_seeds.initial")
-    _terminated = part("_ending.has_begun")
+    datapipe = _part("_pipeline.datapipe", "The last pipe of the graph that is read: after adapters and the service.")
+    datapipe_adapter_fns = _part("_pipeline.adapters", "The adapters; None without any.")
+    reading_service = _part("_pipeline.service", "The copy of the service that runs the graph; None without one.")
+    reading_service_state = _part("_pipeline.service_state", "The service's part of a loaded state.")
+    valid_iterator_id = _part("_run.delivery.valid", "The number of the valid iterator; None before the first one.")
+    _datapipe_iter = _part("_run.delivery.source")
+    _reset_iter = _part("_run.delivery.begun", "Whether the next `iter` begins an epoch.")
+    _is_paused = _part("_run.is_paused")
+    _pause = _part("_run.pause", "The function that pauses the loader.")
+    _resume = _part("_run.resume", "The function that resumes the loader after a pause.")
+    _seed_generator = _part("_seeds.generator")
+    _initial_seed_generator = _part("_seeds.initial")
+    _terminated = _part("_ending.has_begun")
 
     @property
     def _datapipe_before_reading_service_adapt(self) -> Any:
@@ -510,14 +521,26 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     # -- copies ------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the parts of a copy (see `_copying`), and the attributes of a subclass."""
-        parts = made_of(self._run, self._keeper, self.valid_iterator_id is not None)
-        return {**{name: value for name, value in list(vars(self).items()) if name not in _OWN}, "_made_of": parts}
+        """Returns the parts of a copy, which has not begun, and the attributes of a subclass.
+
+        The copy and the loader share no object that either of them changes. The copy resumes from the loaded state,
+        unless the loader has begun.
+        """
+        pipeline, run, seeds = self._pipeline, self._run, self._seeds
+        loaded: Any = pipeline.service_state, run.place, run.saved_places, self._keeper.loaded
+        if self.valid_iterator_id is not None:
+            seeds, loaded = Seeds(), None
+            seeds.seed = self._seeds.seed
+        made_of = pipeline.snapshot, pipeline.adapters, pipeline.given_service, run.recorder.copied(), seeds, loaded
+        return {**{name: value for name, value in list(vars(self).items()) if name not in _OWN}, "_made_of": made_of}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._ended = True  # until all attributes are set
-        self._set_up(*state["_made_of"].parts(_serialized))
-        state["_made_of"].load_into(self._run, self._keeper)
+        graph, adapters, service, recorder, seeds, loaded = state["_made_of"]
+        pipeline = Pipeline(graph, adapters, service, _serialized, is_adapted=True)
+        self._set_up(pipeline, copy.copy(seeds), recorder)
+        if loaded is not None:
+            pipeline.service_state, self._run.place, self._run.saved_places, self._keeper.loaded = loaded
         vars(self).update({name: value for name, value in state.items() if name != "_made_of"})
 
     # -- introspection -----------------------------------------------------------------------------

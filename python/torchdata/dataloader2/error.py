@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torchdata._engine.errors import WorkerExitedError
 from torchdata._publishing import publish
-from torchdata._ranks import PrefetchTimeoutError, RanksLostError
+from torchdata._ranks.group import PrefetchTimeoutError, RanksLostError
 
 __all__ = ["PauseIteration", "PrefetchTimeoutError", "RanksLostError", "WorkerExitedError"]
 

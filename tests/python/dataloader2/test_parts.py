@@ -12,7 +12,7 @@ from torchdata.dataloader2 import DataLoader2, InProcessReadingService
 from torchdata.datapipes.iter import IterableWrapper
 
 FOLDER = Path(torchdata.dataloader2.__file__).parent
-PARTS = ("_checkpointing", "_copying", "_epochs", "_pipeline", "_position", "_rank_states", "_seeds")
+PARTS = ("_checkpointing", "_epochs", "_pipeline", "_position", "_rank_states", "_seeds")
 #: The methods of services that 0.9 has named so, hooks of pipes, which are documented in their base, and the method of
 #: named tuples that makes a changed copy.
 CONTRACTS = {"_pause", "_resume", "_limit", "_threads_at_work", "_replace"}

@@ -27,7 +27,7 @@ def test_rank_0_listens_on_loopback_alone_where_the_store_is_there(host, monkeyp
 
 def test_rank_0_listens_on_the_address_towards_the_store(monkeypatch):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    monkeypatch.setattr(opening, "_address_towards", lambda host: "127.0.0.3")
+    monkeypatch.setattr(opening, "_addresses_towards", lambda host: ["127.0.0.3"])
     monkeypatch.setattr(opening, "_is_loopback", lambda host: False)
     listener, offer = opening._listen("store.example")
     with listener:
@@ -39,7 +39,7 @@ def test_rank_0_listens_on_the_address_towards_the_store(monkeypatch):
 def test_rank_0_listens_on_all_addresses_if_the_reachable_one_is_unknown(towards, monkeypatch):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     # the last one is not an address of this machine
-    monkeypatch.setattr(opening, "_address_towards", lambda host: towards)
+    monkeypatch.setattr(opening, "_addresses_towards", lambda host: [towards] if towards else [])
     listener, offer = opening._listen("store.example")
     with listener:
         assert listener.getsockname()[0] in ("0.0.0.0", "::")

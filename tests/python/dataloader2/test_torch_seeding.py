@@ -10,7 +10,7 @@ import pytest
 
 from process_checks import METHODS, loader, nothing_is_left  # noqa: F401
 from torchdata.dataloader2.random import SeedGenerator
-from torchdata.dataloader2.services.torch_seeding import seed_torch
+from torchdata.dataloader2.services.program import _seed_torch as seed_torch
 from torchdata.datapipes.iter import IterableWrapper
 
 torch = pytest.importorskip("torch")

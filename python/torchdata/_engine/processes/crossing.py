@@ -353,25 +353,3 @@ def unpack(descriptors: Sequence[int]) -> Iterator[Any]:
     contents = pickled.load(lambda parcel, _: pickle.loads(parcel))
     pickled.close()
     yield from map(pickle.loads, contents)
-
-
-def why_unpicklable(pipes: list[Any], start_method: str) -> str:
-    """Names the attribute that prevents pickling the graph, and the remedy."""
-    from torchdata._by_value import dumps
-
-    remedy = (
-        "make it picklable: open files, locks and connections in the worker, inside `__iter__`, or leave them out by "
-        "`__getstate__`"
-    )
-    for pipe in pipes:
-        for name, value in vars(pipe).items():
-            if any(value is other for other in pipes):
-                continue
-            try:
-                dumps(value)
-            except Exception as error:
-                return (
-                    f"attribute {name!r} of the pipe {type(pipe).__name__} cannot be pickled, which start method "
-                    f"{start_method!r} needs ({type(error).__name__}: {error}); {remedy}"
-                )
-    return f"the pipeline cannot be pickled, which start method {start_method!r} needs; {remedy}"

@@ -10,13 +10,11 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing.context import BaseContext
 from typing import Any
 
-from torchdata._engine.processes.shutdown import Shutdown
 from torchdata._engine.snapshots import Announced, Resumption
-from torchdata._engine.workers.hangs import STARTING, Hangs
-from torchdata._engine.workers.members import Members, begins
+from torchdata._engine.workers.hangs import STARTING
+from torchdata._engine.workers.members import begins
 from torchdata._engine.workers.restart import GLANCE, Gone, Received, Restarts
 from torchdata._native import Replacing
 
@@ -48,35 +46,21 @@ class Run:
 class EpochRestarts(Restarts):
     """Replaces children that run a graph, epoch by epoch.
 
-    Args:
-        members: the children. Their lists are updated.
-        context: the multiprocessing context that starts the children.
-        shutdown: the object that ends the children.
-        hangs: kills children that hang; None if no child is killed for that.
-        deaths: whether children that exit for any other reason are replaced, too.
+    The arguments are those of `Restarts`.
     """
 
-    def __init__(
-        self,
-        members: Members,
-        context: BaseContext,
-        shutdown: Shutdown,
-        hangs: Hangs | None = None,
-        deaths: bool = True,
-    ) -> None:
-        super().__init__(members, context, shutdown, hangs, deaths)
-        #: The current epoch; None before the first one.
-        self.run: Run | None = None
-        #: Whether a function was applied to the graphs, which a replacement would lack.
-        self.has_called = False
-        #: Children that finish an epoch without sending items, because all of them were received.
-        self._repeating: set[int] = set()
+    #: The current epoch; None before the first one.
+    run: Run | None = None
+    #: Whether a function was applied to the graphs, which a replacement would lack.
+    has_called = False
+    #: Children that finish an epoch without sending items, because all of them were received.
+    _repeating: frozenset[int] = frozenset()
 
     def begin_run(self, run: Run) -> None:
         """Records that an epoch begins or resumes. Later replacements join it."""
         self.run = run
         self.begin(run.number)
-        self._repeating.clear()
+        self._repeating = frozenset()
 
     def _check(self, dead: Sequence[int]) -> None:
         """Raises an error if a function was applied to the graphs."""
@@ -129,13 +113,14 @@ class EpochRestarts(Restarts):
         if index < members.num_workers:
             starts = [_to_the_end(start) for start in starts]
         self._send(index, "repeat", run.number, *members.seeds_of(index, run.commands), Announced.NONE, starts)
-        self._repeating.add(index)
+        self._repeating |= {index}
 
     def await_repeated(self) -> None:
         """Waits for children that finish the previous epoch, if its effects matter in the next one."""
         members, deadline = self._members, time.monotonic() + REPEATED
         while self._repeating:
-            index = self._repeating.pop()
+            index = min(self._repeating)
+            self._repeating -= {index}
             with contextlib.suppress(Gone):
                 look = self._look_at_all(index)
                 while not members.commanders[index].wait_acknowledged(members.sent[index], GLANCE, look):

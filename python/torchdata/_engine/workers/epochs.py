@@ -21,7 +21,7 @@ from torchdata._engine.workers.epoch_restarts import EpochRestarts, Run
 from torchdata._engine.workers.group import Group
 from torchdata._engine.workers.hangs import NONE, Survived
 from torchdata._engine.workers.program import EpochProgram, Listener
-from torchdata._engine.workers.restart import Received
+from torchdata._engine.workers.restart import Gone, Received
 from torchdata._observe.outside.stacks import answer_no_more
 from torchdata._observe.stats.counting import MAIN_PAGE
 
@@ -46,10 +46,6 @@ class Place:
     turn: int
     resumptions: list[snapshots.Resumption | None]
     kept: tuple[list[snapshots.Kept | None], snapshots.KeptDealt | None]
-
-
-class _Dying(Exception):
-    """Raised if the child that a command is sent to has exited or was replaced."""
 
 
 class Children:
@@ -282,7 +278,7 @@ class Children:
         members = self._members
         try:
             return members.commanders[index].wait_acknowledged(members.sent[index], GLANCE, self._look_at(index))
-        except _Dying:
+        except Gone:
             self._check_alive()
             return False
 
@@ -301,7 +297,7 @@ class Children:
                 tick = self._look_at(index)
                 self._members.send(index, kind, number, *content, seconds=self._timeout, tick=tick)
                 return
-            except _Dying:
+            except Gone:
                 self._check_alive()
             except TimeoutError:
                 assert self._timeout is not None
@@ -324,9 +320,9 @@ class Children:
 
         def look() -> None:
             if process.ended or self._processes[index] is not process:
-                raise _Dying
+                raise Gone
             if any(self._processes[other].ended for other in others if not rests(other)):
-                raise _Dying
+                raise Gone
 
         return look
 

@@ -45,7 +45,7 @@ Received = tuple[list[tuple[Account, Kept | None]], KeptDealt | None]
 
 
 class Gone(Exception):
-    """Raised if the process that a command is sent to has exited, or if the loader is being shut down."""
+    """Raised if the process that a command is sent to has exited or was replaced, or if the loader is shut down."""
 
 
 class Restarts:

@@ -126,7 +126,7 @@ def clone(obj: T) -> T:
     except Exception as error:
         if is_of_handler(error):
             raise
-        raise TypeError(f"{_why_not(obj, 'copied', attribute_copier(obj), error)}. {_WHY_COPIED}") from error
+        raise TypeError(f"{why_not(obj, 'copied', attribute_copier(obj), error)}. {_WHY_COPIED}") from error
 
 
 def serialize_datapipe(datapipe: Any) -> bytes:
@@ -201,10 +201,10 @@ def _cloudpickled(obj: Any) -> bytes:
     try:
         return dumps(obj)
     except Exception as error:
-        raise TypeError(f"{_why_not(obj, 'pickled', dumps, error)}. {_WHY_PICKLED}") from error
+        raise TypeError(f"{why_not(obj, 'pickled', dumps, error)}. {_WHY_PICKLED}") from error
 
 
-def _why_not(obj: Any, what: str, attempt: Any, error: Exception) -> str:
+def why_not(obj: Any, what: str, attempt: Any, error: Exception) -> str:
     """Names the attribute of a pipe or service that cannot be pickled."""
     reason = f"{type(error).__name__}: {error}"
     for owner in Graph(obj) if is_pipe(obj) else [obj]:

@@ -19,7 +19,7 @@ from torchdata.datapipes._pipe.state.record import record_of
 from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES
 
 if TYPE_CHECKING:
-    from torchdata.dataloader2.random import SeedGenerator
+    from torchdata.dataloader2.random.seed_generator import SeedGenerator
 
 __all__ = [
     "SHARDING_PRIORITIES",

@@ -7,6 +7,7 @@ epoch, the service reads the epochs of the objects, and sends each worker a func
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from torchdata.dataloader2.graph import DataPipe
@@ -38,22 +39,17 @@ class DatasetEpochs:
         """
         before, self._last = self._last, self._now()
         self._has_changed = self._has_changed or self._last != before
-        return _SetEpochs(self._last, reset_fn) if self._has_changed else reset_fn
+        return partial(_set_epochs, self._last, reset_fn) if self._has_changed else reset_fn
 
 
-class _SetEpochs:
+def _set_epochs(epochs: list[int | None], reset_fn: _ResetFn | None, datapipe: DataPipe) -> DataPipe:
     """Sets epochs in a graph."""
-
-    def __init__(self, epochs: list[int | None], reset_fn: _ResetFn | None) -> None:
-        self.epochs, self.reset_fn = epochs, reset_fn
-
-    def __call__(self, datapipe: DataPipe) -> DataPipe:
-        holders = [*_holders(Graph(datapipe))]
-        if len(holders) == len(self.epochs):  # otherwise, a user's function has changed the graph
-            for holder, epoch in zip(holders, self.epochs, strict=True):
-                if epoch is not None and epoch != epoch_of(holder):
-                    holder.set_epoch(epoch)
-        return datapipe if self.reset_fn is None else self.reset_fn(datapipe)
+    holders = [*_holders(Graph(datapipe))]
+    if len(holders) == len(epochs):  # otherwise, a user's function has changed the graph
+        for holder, epoch in zip(holders, epochs, strict=True):
+            if epoch is not None and epoch != epoch_of(holder):
+                holder.set_epoch(epoch)
+    return datapipe if reset_fn is None else reset_fn(datapipe)
 
 
 def _holders(graph: Graph) -> Iterator[Any]:

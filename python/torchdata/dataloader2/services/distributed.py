@@ -11,15 +11,8 @@ import copy
 import sys
 from typing import TYPE_CHECKING, Any
 
-from torchdata._ranks import (
-    DEFAULT_TIMEOUT,
-    RankGroup,
-    TorchRanks,
-    check_group,
-    check_timeout,
-    members_of,
-    open_group,
-)
+from torchdata._ranks import members_of, open_group
+from torchdata._ranks.group import DEFAULT_TIMEOUT, RankGroup, TorchRanks, check_group, check_timeout
 from torchdata.dataloader2.graph import DataPipe, set_graph_random_seed
 from torchdata.dataloader2.graph.settings import SHARDING_PRIORITIES, apply_sharding
 from torchdata.dataloader2.services.interface import IterResetFn, RankInEpoch, ReadingServiceInterface, Shares
@@ -28,7 +21,7 @@ from torchdata.datapipes._pipe.graph.graph import Graph
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from torchdata.dataloader2.random import SeedGenerator
+    from torchdata.dataloader2.random.seed_generator import SeedGenerator
     from torchdata.dataloader2.state.position import Shard
 
 _BACKENDS = ("gloo", "mpi")
@@ -96,7 +89,9 @@ class DistributedReadingService(ReadingServiceInterface):
         elif self._members is not None and backend != "gloo":
             raise ValueError(f"{whose}: process groups of torch go with backend='gloo', but got {backend!r}")
         elif backend == "gloo":
-            _check_torch()
+            from torchdata._ranks.torch_group import require_available
+
+            require_available(whose)
         self._world_size = 1
         self._rank = 0
         self._datapipe: DataPipe | None = None
@@ -246,10 +241,3 @@ class DistributedReadingService(ReadingServiceInterface):
             if group is not None and group is not self._given_group:
                 group.close()
         self._sync_group = self._pg = None
-
-
-def _check_torch() -> None:
-    """Raises RuntimeError unless `torch.distributed` is available."""
-    from torchdata._ranks.torch_group import require_available
-
-    require_available("DistributedReadingService")

@@ -20,7 +20,7 @@ from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes.iter.threads.synchronizing import FullSync
 
 if TYPE_CHECKING:
-    from torchdata.dataloader2.random import SeedGenerator
+    from torchdata.dataloader2.random.seed_generator import SeedGenerator
     from torchdata.datapipes.datapipe import IterDataPipe
 
 _InitFn = Callable[[DataPipe, WorkerInfo], DataPipe]

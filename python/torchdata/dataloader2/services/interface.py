@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
 from torchdata.dataloader2.graph import DataPipe
 
 if TYPE_CHECKING:
-    from torchdata.dataloader2.random import SeedGenerator
+    from torchdata.dataloader2.random.seed_generator import SeedGenerator
     from torchdata.dataloader2.state.position import Shard
 
 #: The number of items that are read ahead, or "auto" to let the pipe or service choose it.

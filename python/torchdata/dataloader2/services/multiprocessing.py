@@ -26,7 +26,7 @@ from torchdata.dataloader2.graph.cutting import (
 )
 from torchdata.dataloader2.graph.settings import pause_pipes, resume_pipes
 from torchdata.dataloader2.graph.utils import put_in_place
-from torchdata.dataloader2.random import SeedGenerator
+from torchdata.dataloader2.random.seed_generator import SeedGenerator
 from torchdata.dataloader2.services.choosing import Choice, choose_workers, refuse_ranks, say
 from torchdata.dataloader2.services.dataset_epochs import DatasetEpochs
 from torchdata.dataloader2.services.interface import PrefetchCount, RankInEpoch, ReadingServiceInterface, Shares
@@ -415,13 +415,13 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         pause_pipes(self._main_graph())
         self._running().collector.pause()
         if pause_fn is not None:
-            self._call(pause_fn)
+            self._running().call(pause_fn)
 
     def _resume(self, resume_fn: ResetFn | None = None) -> None:
         """Undoes `_pause`, in reverse order."""
         end = self._main_graph()
         if resume_fn is not None:
-            self._call(resume_fn)
+            self._running().call(resume_fn)
         self._running().collector.resume()
         resume_pipes(end)
 
@@ -430,12 +430,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     ) -> None:
         """Applies `limit_fn` to the graphs of all processes; the loader itself counts the items that it delivers."""
         if limit_fn is not None:
-            self._call(partial(_limit, limit_fn, num_batches if self._dispatches else None))
+            self._running().call(partial(_limit, limit_fn, num_batches if self._dispatches else None))
             limit_fn(self._initialised(), num_batches)
-
-    def _call(self, function: Callable[[DataPipe], object]) -> None:
-        """Applies a function to the graph of each process."""
-        self._running().call(function)
 
     def _main_graph(self) -> DataPipe:
         end = self._initialised()

@@ -12,7 +12,7 @@ from typing import Any
 from torchdata._engine.workers.epochs import Children
 from torchdata._optional import require
 from torchdata.dataloader2.graph import DataPipe
-from torchdata.dataloader2.random import SeedGenerator
+from torchdata.dataloader2.random.seed_generator import SeedGenerator
 from torchdata.dataloader2.services.local_shards import LocalShards
 from torchdata.dataloader2.services.multiprocessing import MultiProcessingReadingService
 from torchdata.dataloader2.services.program import WorkerInfo

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 from torchdata import _engine
 from torchdata._engine.items.torch_worker import Telling, tell_torch, tell_when_imported
-from torchdata._engine.processes.crossing import why_unpicklable
 from torchdata._engine.snapshots import reason
 from torchdata._engine.workers.epoch_runner import EpochRunner
 from torchdata._engine.workers.program import ChildInfo, EpochProgram
@@ -25,9 +24,9 @@ from torchdata._importing import loaded
 from torchdata.dataloader2.graph import DataPipe, set_datapipes_seed, set_graph_random_seed
 from torchdata.dataloader2.graph.copying import replica
 from torchdata.dataloader2.graph.cutting import DispatchedSource, find_non_dispatching_branches
+from torchdata.dataloader2.graph.serialization import why_not
 from torchdata.dataloader2.graph.settings import SHARDING_PRIORITIES, apply_sharding
-from torchdata.dataloader2.random import SeedGenerator
-from torchdata.dataloader2.services.torch_seeding import seed_torch
+from torchdata.dataloader2.random.seed_generator import SeedGenerator
 from torchdata.dataloader2.services.watching import watched_filters
 from torchdata.dataloader2.state.layout import opened, sealed
 from torchdata.dataloader2.state.position import Content, Shard
@@ -56,6 +55,8 @@ if TYPE_CHECKING:
     from torchdata.datapipes.datapipe import IterDataPipe
 
 _LOCKS = "torchdata.datapipes.iter.disk_cache.locks"
+#: The name of a limit in the standard library for the number of entries in a stack text.
+_LIMIT = "tracebacklimit"
 #: Where users find the functions of this module, and replace them.
 _FACE = "torchdata.dataloader2.reading_service"
 
@@ -236,7 +237,12 @@ class GraphProgram(EpochProgram):
 
     def why_unpicklable(self, start_method: str, error: Exception) -> str:
         """Names the attribute that keeps the graph from being pickled, and what to do."""
-        return why_unpicklable(Graph(self.datapipe).pipes, start_method)
+        from torchdata._by_value import dumps
+
+        return (
+            f"{why_not(self.datapipe, 'pickled', dumps, error)}. Start method {start_method!r} needs this: open files, "
+            "locks and connections in the worker, inside `__iter__`, or leave them out by `__getstate__`"
+        )
 
     def replicas(self, count: int) -> list[EpochProgram]:
         """Programs over copies of the graph."""
@@ -439,7 +445,7 @@ def _seed_global_generators(seed_generator: SeedGenerator, shared: bool) -> None
     awaited: dict[str, int] = {}
     torch = loaded("torch")
     if torch is not None:
-        seed_torch(torch, torch_seed)
+        _seed_torch(torch, torch_seed)
     else:
         awaited["torch"] = torch_seed
     numpy_random = loaded("numpy.random")  # NumPy imports this module late
@@ -449,6 +455,26 @@ def _seed_global_generators(seed_generator: SeedGenerator, shared: bool) -> None
         awaited["numpy.random"] = numpy_seed >> 32
     if parent_process() is not None:  # main's imports are the user's
         seed_when_imported(awaited)
+
+
+def _seed_torch(torch: Any, seed: int) -> None:
+    """Does the same as `torch.manual_seed(seed)`, without texts of the stack.
+
+    `torch.manual_seed` also seeds devices that were not used yet. For each kind of device, it stores the text of the
+    caller's stack, for the error message of a device that cannot be seeded later. Creating these texts (by walking the
+    stack and checking each source file on disk) takes ten to fifty times as long as the seeding itself. A worker seeds
+    at the start of every epoch, when its first item is awaited.
+    """
+    missing = object()
+    limit = getattr(sys, _LIMIT, missing)
+    setattr(sys, _LIMIT, 0)
+    try:
+        torch.manual_seed(seed)
+    finally:
+        if limit is missing:
+            delattr(sys, _LIMIT)
+        else:
+            setattr(sys, _LIMIT, limit)
 
 
 def _is_dispatched(pipe: Any) -> bool:

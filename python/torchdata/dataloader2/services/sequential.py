@@ -22,11 +22,12 @@ from torchdata.dataloader2.services.interface import (
     Shares,
     contract_of,
 )
+from torchdata.dataloader2.services.multiprocessing import MultiProcessingReadingService
 from torchdata.dataloader2.state.layout import READING_SERVICE_STATE_KEY_NAME
 from torchdata.datapipes._pipe.state.plain import from_plain, to_plain
 
 if TYPE_CHECKING:
-    from torchdata.dataloader2.random import SeedGenerator
+    from torchdata.dataloader2.random.seed_generator import SeedGenerator
     from torchdata.dataloader2.state.position import Shard
 
 
@@ -56,10 +57,6 @@ def _states_in(serialized_state: Any) -> list[Any]:
     if not isinstance(states, list):
         raise ValueError("the state of the reading services is not that of a SequentialReadingService")
     return states
-
-
-def _checkpoint(states: list[Any]) -> bytes:
-    return seal(to_plain({"states": states}, "a reading service"))
 
 
 class SequentialReadingService(CheckpointableReadingServiceInterface):
@@ -129,13 +126,9 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
 
     def checkpoint(self) -> bytes:
         """Returns the states of all services. For a service without `checkpoint`, the loader saves the position."""
-        states = []
-        for service in self.reading_services:
-            if callable(getattr(service, "checkpoint", None)):
-                states.append(service.checkpoint())  # type: ignore[attr-defined]
-                continue
-            states.append(b"")
-        return _checkpoint(states)
+        saves = [getattr(service, "checkpoint", None) for service in self.reading_services]
+        states = [save() if callable(save) else b"" for save in saves]
+        return seal(to_plain({"states": states}, "a reading service"))
 
     def restore(self, datapipe: DataPipe, serialized_state: bytes) -> DataPipe:
         """Restores each service from its own state, or initializes a service that has no state.
@@ -152,10 +145,8 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
                 f"{len(self.reading_services)}; build it from the same services before loading the state"
             )
         for service, state in zip(self.reading_services, states, strict=True):
-            if callable(getattr(service, "restore", None)):
-                datapipe = service.restore(datapipe, state)  # type: ignore[attr-defined]
-                continue
-            datapipe = service.initialize(datapipe)
+            restore = getattr(service, "restore", None)
+            datapipe = restore(datapipe, state) if callable(restore) else service.initialize(datapipe)
         return datapipe
 
     # -- what the loader asks ----------------------------------------------------------------------
@@ -238,3 +229,31 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
             if service._limit is not None:
                 limit_fn = service._limit(num_batches, limit_fn)
         return limit_fn
+
+
+def in_shards(service: Any) -> ReadingServiceInterface:
+    """Returns the service that runs a graph in shards, in its workers or in the main process, instead of the given
+    service.
+    """
+    if service is None:
+        return MultiProcessingReadingService.without_workers()
+    contract = contract_of(service).with_shards()
+    if contract.runs_shards() or (contract is not service and not isinstance(service, ReadingServiceInterface)):
+        return contract  # it runs shards itself, or does not belong to this package
+    return SequentialReadingService(contract, MultiProcessingReadingService.without_workers())
+
+
+def divided(service: Any, splits: int) -> ReadingServiceInterface:
+    """Returns the service that runs each epoch in `splits` shards over all ranks, instead of the given service.
+
+    Raises:
+        ValueError: the service cannot run shards.
+    """
+    contract = in_shards(service)
+    if not contract.runs_shards():
+        raise ValueError(
+            f"splits={splits} needs a reading service of this package that runs the graph, and "
+            f"{type(service).__name__} does not run shards"
+        )
+    contract.divide_into(splits)
+    return contract

@@ -132,11 +132,14 @@ class WorkerOutput(IterDataPipe[Any]):
         children, (place, strict) = self._children, self._place or (None, True)
         self._place = None
         self._passes += 1
-        if place is None:
-            resume = _resume_of(children, self.in_order, strict)
-            children.start_epoch(commands, resume, announced=self.lasts and self._passes > 1)
-        else:
-            _go_on(children, commands, place, self.in_order, strict)
+        # It holds no reference to the children.
+        resume = partial(_resume, children.num_shards, children.dispatches, self.in_order, strict)
+        left, announced = None, self.lasts and self._passes > 1
+        if place is not None:
+            starts = resumptions(place, children.num_shards, children.dispatches, strict)
+            given, kept = [shard.given for shard in place.shards], [shard.snapshot for shard in place.shards]
+            left, announced = Place(given, place.turn, starts, (kept, place.dispatching)), False
+        children.start_epoch(commands, resume, announced=announced, place=left)
         self.run = Run(children, iter(children.collector))
 
     def follow(self, delivery: Delivery | None) -> None:
@@ -242,27 +245,6 @@ class WorkerOutput(IterDataPipe[Any]):
 
     def __getstate__(self) -> Any:
         raise TypeError("the output of running worker processes can be neither pickled nor copied")
-
-
-def _go_on(
-    children: Children | LocalShards,
-    commands: Callable[[int], tuple[Any, Any]],
-    place: WorkersPosition,
-    in_order: bool,
-    strict: bool,
-) -> None:
-    """Starts an epoch at a position."""
-    starts = resumptions(place, children.num_shards, children.dispatches, strict)
-    given, kept = [shard.given for shard in place.shards], [shard.snapshot for shard in place.shards]
-    left = Place(given, place.turn, starts, (kept, place.dispatching))
-    children.start_epoch(commands, _resume_of(children, in_order, strict), place=left)
-
-
-def _resume_of(
-    children: Children | LocalShards, in_order: bool, strict: bool
-) -> Callable[[Received], list[Resumption | None]]:
-    """Returns a function that computes where each child resumes. It holds no reference to the children."""
-    return partial(_resume, children.num_shards, children.dispatches, in_order, strict)
 
 
 def _resume(

@@ -6,10 +6,11 @@ loader.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
-from torchdata.dataloader2.graph.serialization import Snapshot, serialize_datapipe
+from torchdata.dataloader2.graph.serialization import Snapshot
 from torchdata.dataloader2.state.layout import checksum_of
 from torchdata.dataloader2.state.position import Outline
 from torchdata.datapipes._pipe.graph.fingerprint import Fingerprint, difference, fingerprint
@@ -27,13 +28,14 @@ class Identity:
         serialize: pickles it.
     """
 
-    def __init__(self, snapshot: Snapshot, serialize: Callable[[Snapshot], bytes] = serialize_datapipe) -> None:
+    def __init__(self, snapshot: Snapshot, serialize: Callable[[Snapshot], bytes]) -> None:
         self._snapshot, self._serialize = snapshot, serialize
         self._fingerprint: Fingerprint | None = None
         self._in_words: str | None = None
         self._is_small: bool | None = None
         self._pickled: bytes | None = None
-        self._checksum: int | None = None
+        #: The checksum of the pipe as bytes, if it was pickled.
+        self.checksum: int | None = None
 
     def note(self, datapipe: Any) -> None:
         """Computes the fingerprint of the graph, while it is whole; only the first call has an effect."""
@@ -45,15 +47,8 @@ class Identity:
         """The part that a state holds: the fingerprint, and the number of the pipe's bytes, or 0 if it was not pickled.
         If a state does not contain the pipe, a hash of its bytes would make it possible to guess a password in it."""
         if self._in_words is None:
-            import json
-
             self._in_words = json.dumps(self._fingerprint, separators=(",", ":"))
         return Outline(self._in_words, 0 if self._pickled is None else len(self._pickled))
-
-    @property
-    def checksum(self) -> int | None:
-        """The checksum of the pipe as bytes, if it was pickled."""
-        return self._checksum
 
     def pickled(self, wanted: bool | None) -> bytes | None:
         """Returns the pipe as bytes.
@@ -71,7 +66,7 @@ class Identity:
             wanted = self._is_small
         if wanted and self._pickled is None:
             pickled = self._serialize(self._snapshot)
-            self._checksum, self._pickled = checksum_of(pickled), pickled
+            self.checksum, self._pickled = checksum_of(pickled), pickled
         return self._pickled if wanted else None
 
     def compare(self, outline: Outline, *, between_epochs: bool) -> None:

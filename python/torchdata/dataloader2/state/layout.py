@@ -18,7 +18,7 @@ from typing import Any
 
 from torchdata._engine.snapshots import Account, KeptDealt, is_sealed, seal, seal_of, unseal
 from torchdata.dataloader2.graph.serialization import damaged
-from torchdata.dataloader2.random import SeedGenerator
+from torchdata.dataloader2.random.seed_generator import SeedGenerator
 from torchdata.dataloader2.state.position import (
     Content,
     LoaderState,
@@ -442,6 +442,6 @@ def generators_in(snapshot: Any) -> dict[str, Any]:
     return generators
 
 
-def entries_in(snapshot: Any, what: str = "the graph of this loader state") -> list[Entry]:
+def entries_in(snapshot: Any) -> list[Entry]:
     """Returns the positions of the pipes that are sealed in a loader's state; empty if only generators are."""
-    return [*(opened(snapshot, what).entries or ())]
+    return [*(opened(snapshot, "the graph of this loader state").entries or ())]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from torchdata._engine.snapshots import Account, Kept, KeptDealt
-from torchdata.dataloader2.random import SeedGenerator
+from torchdata.dataloader2.random.seed_generator import SeedGenerator
 from torchdata.datapipes._pipe.graph.fingerprint import Fingerprint
 from torchdata.datapipes._pipe.state.layout import Entry
 

@@ -23,7 +23,7 @@ from torchdata.dataloader2 import (
 )
 from torchdata.dataloader2.adapter import ShardingPolicy
 from torchdata.dataloader2.reading_service import ReadingServiceInterface
-from torchdata.dataloader2.services.sharding import divided
+from torchdata.dataloader2.services.sequential import divided
 from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
 
 #: Steps with state that is kept between epochs.

@@ -22,15 +22,14 @@ from contextlib import suppress
 from itertools import chain
 from typing import Any, TypeVar
 
-from torchdata._ranks import (
+from torchdata._ranks import members_of, open_group
+from torchdata._ranks.group import (
     DEFAULT_TIMEOUT,
     PrefetchTimeoutError,
     RankGroup,
     TorchRanks,
     check_group,
     check_timeout,
-    members_of,
-    open_group,
 )
 from torchdata._ranks.waiting import GivenUp, UncopyableGroup
 from torchdata._reporting import warn_outside
