@@ -76,8 +76,8 @@ class StateKeeper:
         if unsaved is not None and not self._warned:
             self._warned = True
             warnings.warn(
-                "states of this pipeline resume from the beginning of the epoch, and recompute the items that were delivered: "
-                f"{unsaved}",
+                "states of this pipeline resume from the beginning of the epoch, and recompute the items that were "
+                f"delivered: {unsaved}",
                 RuntimeWarning,
                 stacklevel=3,
             )

@@ -60,20 +60,7 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def process_rows(processes: Sequence[ProcessStats]) -> list[list[str]]:
     """Returns a heading and a row for each process."""
-    rows = [
-        [
-            "process",
-            "pid",
-            "state",
-            "items",
-            "items/s",
-            "busy",
-            "for items",
-            "for room",
-            "in flight",
-            "memory",
-        ]
-    ]
+    rows = [["process", "pid", "state", "items", "items/s", "busy", "for items", "for room", "in flight", "memory"]]
     for process in processes:
         whom = f" ({process.waits_for})" if process.waits_for else ""
         rows.append(

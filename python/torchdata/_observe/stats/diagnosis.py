@@ -71,6 +71,10 @@ class Verdict:
         return self.text
 
 
+def _blaming(kind: str, text: str, process: str | None, pipe: PipeStats | None) -> Verdict:
+    return Verdict(kind, text, process, *((pipe.name, pipe.location) if pipe is not None else (None, None)))
+
+
 def diagnose(stats: LoaderStats) -> Verdict:
     """Determines the limit of the loader with these statistics."""
     for rule in RULES:
@@ -100,18 +104,13 @@ def empty(stats: LoaderStats) -> Verdict | None:
     processes = sorted(stats.processes, key=lambda process: process.role == "main")
     pipes = [pipe for process in processes for pipe in process.pipes]
     dry = next((pipe for pipe in pipes if not pipe.items_out), None)
-    if dry is None:
-        return Verdict("empty", "The pipeline is empty: an epoch has ended, and no item came.")
-    said = f"its source, {_called(dry)}, yielded nothing"
-    if dry.items_in:
-        said = f"{_called(dry)} passed on none of {dry.items_in} items"
-    return Verdict(
-        "empty",
-        f"The pipeline is empty: an epoch has ended, and no item came; {said}.",
-        dry.process,
-        dry.name,
-        dry.location,
-    )
+    said = ""
+    if dry is not None:
+        said = f"; its source, {_called(dry)}, yielded nothing"
+        if dry.items_in:
+            said = f"; {_called(dry)} passed on none of {dry.items_in} items"
+    text = f"The pipeline is empty: an epoch has ended, and no item came{said}."
+    return _blaming("empty", text, None if dry is None else dry.process, dry)
 
 
 def too_early(stats: LoaderStats) -> Verdict | None:
@@ -167,7 +166,7 @@ def slow_first_item(stats: LoaderStats) -> Verdict | None:
         return None
     worst = _slowest_pipe([*stats.workers, main])
     where = f" The slowest pipe is {_called(worst)}." if worst is not None else ""
-    return Verdict(
+    return _blaming(
         "first item",
         f"The first item limits you: it takes {duration(first)}, "
         f"{percent(waited / (waited + stats.seconds))} of the time; all "
@@ -175,8 +174,8 @@ def slow_first_item(stats: LoaderStats) -> Verdict | None:
         "pipes do before their first "
         "item (a shuffle fills its buffer, a source lists its files, workers import the program: "
         f"{advice_for(stats).start}).",
-        pipe=worst.name if worst else None,
-        location=worst.location if worst else None,
+        None,
+        worst,
     )
 
 
@@ -249,14 +248,13 @@ def dispatching(stats: LoaderStats) -> Verdict | None:
         return None
     worst = _slowest_pipe([process])
     where = f" It spends {percent(worst.share)} in {_called(worst)}, {_each(worst)}." if worst else ""
-    return Verdict(
+    return _blaming(
         "dispatching",
         f"The dispatching process limits you: the workers wait {percent(_input_of(stats))} of the time for its items, "
         f"and it waits {percent(process.room)} for them.{where} Move work behind sharding_round_robin_dispatch, where "
         "all workers share it.",
         process.name,
-        worst.name if worst else None,
-        worst.location if worst else None,
+        worst,
     )
 
 
@@ -377,26 +375,24 @@ def work_before_sharding(stats: LoaderStats) -> Verdict | None:
         if worst is None or not all(map(_takes_little, [*behind, *(pipe for pipe in before if not _maps(pipe))])):
             return None
     if worst.items_in is None:
-        return Verdict(
+        return _blaming(
             "slow source",
             f"Reading limits you: each of {len(stats.workers)} workers reads all {worst.items_out} items of "
             f"{_called(worst)}, {_each(worst)}, for the {sharing.items_out} that it keeps, so that more workers are no "
             "faster: share out what it reads (names of files, row groups) by `.sharding_filter()` before it is read, "
             "or make reading faster.",
             worker.name,
-            worst.name,
-            worst.location,
+            worst,
         )
     function = worst.name.partition("(")[2].rstrip(")")
     call = f".map({function})" if function and _maps(worst) else f"`{worst.name}`"
-    return Verdict(
+    return _blaming(
         "work before sharding",
         f"Each of {len(stats.workers)} workers runs {_called(worst)} for all items, {sharing.items_in} times for the "
         f"{sharing.items_out} that it keeps, so that more workers are no faster: move `.sharding_filter()` before "
         f"{call}.",
         worker.name,
-        worst.name,
-        worst.location,
+        worst,
     )
 
 
@@ -444,14 +440,13 @@ def slow_worker(stats: LoaderStats) -> Verdict | None:
         return None
     worst = _slowest_pipe([slow])
     where = f", most of it in {_called(worst)}" if worst else ""
-    return Verdict(
+    return _blaming(
         "slow worker",
         f"One slow worker limits you: {percent(blamed)} of main's waiting is for {slow.called} (pid {slow.pid}), which "
         f"takes {duration(each)} an item where the others take {duration(usual)}{where}. In strict order all wait for "
         "it: look at what is special about its share, or use in_order=False.",
         slow.name,
-        worst.name if worst else None,
-        worst.location if worst else None,
+        worst,
     )
 
 
@@ -473,7 +468,7 @@ def _loading_in_workers(stats: LoaderStats) -> Verdict:
     text += f"; {_where(worst, stats)}"
     if worst is not None and worst.process == worker.name:
         text += _remedy(stats, worker, worst)
-    return Verdict("loading", text, worker.name, worst.name if worst else None, worst.location if worst else None)
+    return _blaming("loading", text, worker.name, worst)
 
 
 def _loading_in_main(stats: LoaderStats) -> Verdict:
@@ -490,7 +485,7 @@ def _loading_in_main(stats: LoaderStats) -> Verdict:
         workers = math.ceil(each / max(stats.step_seconds, 1e-9))
         if workers <= MOST_WORKERS:
             text += _with_workers(stats, workers, advice_for(stats).workers.format(workers))
-    return Verdict("loading", text, "main", worst.name if worst else None, worst.location if worst else None)
+    return _blaming("loading", text, "main", worst)
 
 
 def _where(worst: PipeStats | None, stats: LoaderStats) -> str:

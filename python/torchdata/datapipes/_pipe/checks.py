@@ -28,9 +28,9 @@ from torchdata.datapipes._pipe.datasets import (
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 
-def check_callable(pipe: str, argument: str, function: Any) -> None:
+def check_callable(pipe: str, argument: str, function: Any, *, optional: bool = False) -> None:
     """Raises TypeError unless `function` can be called."""
-    if callable(function):
+    if callable(function) or (optional and function is None):
         return
     advice = ""
     if inspect.isgenerator(function):

@@ -1,4 +1,4 @@
-"""Base classes of pipes whose items correspond to those of their source."""
+"""Base classes of pipes that yield one item for each item of their source."""
 
 from __future__ import annotations
 

@@ -6,10 +6,10 @@ Role: they own the data that all other map-style pipes read by index. They run i
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from torchdata._reporting import warn_outside
 from torchdata.datapipes._pipe.checks import check_callable, warn_of_length
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
@@ -48,11 +48,10 @@ class SequenceWrapper(MapDataPipe[T_co]):
             try:
                 sequence = copy.deepcopy(sequence)
             except TypeError:
-                warnings.warn(
+                warn_outside(
                     f"The sequence of type {type(sequence).__name__} given to SequenceWrapper cannot be deep-copied, "
                     "so changing its items in place changes the source data; pass deepcopy=False to accept that.",
                     UserWarning,
-                    stacklevel=2,
                 )
         self.sequence = sequence
 
@@ -92,8 +91,7 @@ class IterToMapConverter(MapDataPipe[Any]):
     ) -> None:
         if not isinstance(datapipe, IterDataPipe):
             raise TypeError(f"IterToMapConverter can only apply on IterDataPipe, but found {type(datapipe)}")
-        if key_value_fn is not None:
-            check_callable("IterToMapConverter", "key_value_fn", key_value_fn)
+        check_callable("IterToMapConverter", "key_value_fn", key_value_fn, optional=True)
         self.datapipe = datapipe
         self.key_value_fn = key_value_fn
 
@@ -104,10 +102,9 @@ class IterToMapConverter(MapDataPipe[Any]):
         for item in self.datapipe:
             key, value = self._pair(item)
             if key in loaded:
-                warnings.warn(
+                warn_outside(
                     f"Found duplicate key {key!r}: its later value is kept. Please check your `key_value_fn`",
                     UserWarning,
-                    stacklevel=4,
                 )
             loaded[key] = value
         self._map = loaded

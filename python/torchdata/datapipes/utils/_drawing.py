@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from torchdata._optional import optional_import
+from torchdata.datapipes._pipe.chain import short_name
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.graph.traversal import is_pipe, sources_of
 
@@ -70,7 +71,7 @@ def to_graph(dp: Any, *, debug: bool = False) -> graphviz.Digraph:
         graph_attr={"size": "12,12"}, node_attr=_NODES
     )
     pipes = [pipe for pipe in Graph(dp) if debug or not _is_hidden(pipe)]
-    names = {id(pipe): f"{_label(pipe)} {number}" for number, pipe in enumerate(pipes)}
+    names = {id(pipe): f"{short_name(pipe)} {number}" for number, pipe in enumerate(pipes)}
     read = set()
     edges = []
     for pipe in pipes:
@@ -81,7 +82,7 @@ def to_graph(dp: Any, *, debug: bool = False) -> graphviz.Digraph:
     for pipe in pipes:
         name = names[id(pipe)]
         color = _SOURCE_COLOR if name not in reading else _END_COLOR if id(pipe) not in read else None
-        drawing.node(name, label=_label(pipe), fillcolor=color)
+        drawing.node(name, label=short_name(pipe), fillcolor=color)
     drawing.edges(edges)
     return drawing
 
@@ -98,9 +99,3 @@ def _drawn_sources(pipe: Any, debug: bool) -> list[Any]:
         drawn = sources_of(source) if _is_hidden(source) and not debug else [source]
         found.update((id(each), each) for each in drawn)
     return list(found.values())
-
-
-def _label(pipe: Any) -> str:
-    """Returns the class name of the pipe as it appears in user code."""
-    name: str = getattr(type(pipe), "drawn_as", type(pipe).__name__)
-    return name.removesuffix("IterDataPipe").removesuffix("MapDataPipe") or name

@@ -97,6 +97,6 @@ def hooks_of(pipe: Any) -> PipeHooks:
 
 
 def depth_of(kind: type, name: str) -> int:
-    """Returns how many classes, in the order in which attributes are looked up, precede the one that defines `name`."""
+    """Returns the position, in the method resolution order of a class, of the first class that defines `name`."""
     classes = kind.__mro__
     return next((depth for depth, cls in enumerate(classes) if name in vars(cls)), len(classes))

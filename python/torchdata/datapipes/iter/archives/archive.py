@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torchdata._redacting import shown
+from torchdata._reporting import name_item
 from torchdata.datapipes._pipe.given_length import GivenLength
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.iter.streams.pairs import HoldsStream, position_of, source_pipe
@@ -210,6 +211,16 @@ class Archive:
     def _settings(self) -> tuple[Any, ...]:
         return ()
 
+    @staticmethod
+    def error_of(what: str, error: Exception) -> Exception:
+        """Returns the error to raise for an error that occurred while reading a member or an archive."""
+        raise NotImplementedError
+
+    def explained(self, name: str, error: Exception) -> Exception:
+        """Returns the error to raise for an error that occurred while reading the member `name`."""
+        told = self.error_of(f"{name!r} of {shown(self.path)}", error)
+        return name_item(told, path_in(folder_of(self.path), name))
+
     @property
     def parent(self) -> StreamWrapper | None:
         """The wrapper that counts the open members."""
@@ -335,10 +346,8 @@ class ArchiveLoader(GivenLength, HoldsStream[tuple[str, StreamWrapper]]):
 class IndexedArchive(Archive):
     """An archive with a directory of its members, which is read as a whole."""
 
-    def __init__(self, path: str, source: Any, start: int | None = None) -> None:
-        super().__init__(path, source, start)
-        #: Index of the entry after the last one that was yielded.
-        self.next = 0
+    #: Index of the entry after the last one that was yielded.
+    next = 0
 
     def entries(self) -> list[Any]:
         """Returns the directory. Its entries have a `filename`."""
@@ -352,9 +361,9 @@ class IndexedArchive(Archive):
 class IndexedLoader(ArchiveLoader):
     """A loader of archives with a directory. Its position in an archive is an index into the directory."""
 
-    def _open(self, path: str, stream: Any) -> IndexedArchive:
-        """Opens the archive in a stream."""
-        raise NotImplementedError
+    #: The format's name and class.
+    _format: str
+    _opens: type[IndexedArchive]
 
     def _is_file(self, entry: Any) -> bool:
         """Returns whether an entry is a regular file, rather than a folder or link."""
@@ -362,11 +371,7 @@ class IndexedLoader(ArchiveLoader):
 
     def _check(self, entry: Any) -> None:
         """Raises an error for a member that cannot or must not be read."""
-        raise NotImplementedError
-
-    def _error_of_archive(self, path: str, error: Exception) -> Exception:
-        """Returns the error to raise for an error that occurred while reading the archive."""
-        raise NotImplementedError
+        refuse_bomb(entry.file_size, entry.compress_size, self.max_ratio)
 
     def _place_of(self, archive: IndexedArchive) -> int:
         return archive.next
@@ -374,7 +379,7 @@ class IndexedLoader(ArchiveLoader):
     def _read(self, path: str, stream: Any, place: Any) -> Iterator[tuple[str, StreamWrapper]]:
         refuse_text(self, path, stream)
         try:
-            archive = self._open(path, stream)
+            archive = self._opens(path, stream)
             entries, parent, folder = archive.entries(), archive.parent, folder_of(path)
             archive.next = place or 0
             self._archive = archive  # once it is open and positioned
@@ -390,4 +395,4 @@ class IndexedLoader(ArchiveLoader):
                     refuse_bomb(size, compressed, self.max_ratio)
                     yield name, StreamWrapper(archive.open_entry(index), parent, name)
         except Exception as error:
-            raise self._error_of_archive(path, error)
+            raise self._opens.error_of(f"the {self._format} archive {shown(path)}", error)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import io
-import os
 import re
 import zipfile
 from collections.abc import Callable, Iterable
@@ -27,6 +26,7 @@ from torchdata.datapipes._pipe.streams import close_dropped
 from torchdata.datapipes.iter.archives.archive import (
     MAX_RATIO,
     Counted,
+    Entry,
     Refused,
     bare,
     check_max_ratio,
@@ -117,7 +117,7 @@ class _Recipe:
                 return io.BufferedReader(_Decompressed(self, source))
             opened = self._open_archive(source)
         except Exception as error:
-            raise self.explained(error)
+            raise self.explained(self.path, error)
         opened.owned = source if isinstance(source, StreamWrapper) else None
         return opened
 
@@ -134,7 +134,7 @@ class _Recipe:
             return None
         return _Recipe(self.kind, self.path, self.pipe, self.max_ratio, stand_in)
 
-    def explained(self, error: Exception) -> Exception:
+    def explained(self, name: str, error: Exception) -> Exception:
         """Returns the error to raise for `error`: one of the same type that names the pipe and the path."""
         name_item(error, self.path)
         what = f"{shown(self.path)} in {self.pipe}"
@@ -166,56 +166,30 @@ class _OpenZip(zipfile.ZipFile):
             self.owned.close()
 
 
-class _Decompressed(io.RawIOBase):
-    """The bytes of a compressed stream, read with the module for its format."""
+class _Decompressed(Entry):
+    """The bytes of a compressed stream, read with the module for its format. Seeking back decompresses them again."""
 
-    #: Seeking back decompresses from the start.
-    seeks_cheaply = False
     mode = "rb"
 
     def __init__(self, recipe: _Recipe, source: Any) -> None:
-        self._recipe, self._source = recipe, source
-        self._start = position_of(bare(source))
+        self._source, self._start = source, position_of(bare(source))
         self._counted = Counted(bare(source))
-        self._reader = _READERS[recipe.kind](self._counted)
+        super().__init__(recipe, None, recipe.path, _READERS[recipe.kind](self._counted), cheap=False)
 
-    def recipe(self) -> _Recipe | None:
-        """Returns the recipe to reopen the stream."""
-        return self._recipe.standing_in(self._source, self._start)
-
-    @property
-    def name(self) -> str:
-        """The path of the compressed file."""
-        return self._recipe.path
-
-    def readable(self) -> bool:
-        return True
+    def recipe(self) -> Any:
+        """Returns the recipe to reopen the stream; None if there is none."""
+        return self._archive.standing_in(self._source, self._start)
 
     def seekable(self) -> bool:
         return self._counted.seekable()
 
-    def tell(self) -> int:
-        return int(self._reader.tell())
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        try:
-            reached: int = self._reader.seek(offset, whence)
-        except Exception as error:
-            raise self._recipe.explained(error)
-        return reached
-
     def _content(self, size: int) -> bytes:
+        data = super()._content(size)
         try:
-            data: bytes = self._reader.read(size)
-            refuse_bomb(self._reader.tell(), self._counted.count, self._recipe.max_ratio)
+            refuse_bomb(self._file_obj.tell(), self._counted.count, self._archive.max_ratio)
         except Exception as error:
-            raise self._recipe.explained(error)
+            raise self._archive.explained(self._name, error)
         return data
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._content(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
 
     def readall(self) -> bytes:
         return b"".join(iter(lambda: self._content(_PIECE), b""))
@@ -223,7 +197,6 @@ class _Decompressed(io.RawIOBase):
     def close(self) -> None:
         if not self.closed:
             super().close()
-            self._reader.close()
             if isinstance(self._source, StreamWrapper):  # whoever created a bare stream closes it
                 self._source.close()
 

@@ -16,7 +16,6 @@ from typing import Any
 
 from torchdata._optional import optional_import
 from torchdata._redacting import shown
-from torchdata._reporting import name_item
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.iter.archives.archive import (
     MAX_RATIO,
@@ -25,9 +24,6 @@ from torchdata.datapipes.iter.archives.archive import (
     IndexedLoader,
     bare,
     explained,
-    folder_of,
-    path_in,
-    refuse_bomb,
     seekable,
 )
 
@@ -45,9 +41,7 @@ def _rarfile() -> Any:
 class _RarArchive(IndexedArchive):
     """A RAR archive, of version 3 or 5."""
 
-    def __init__(self, path: str, source: Any, start: int | None = None) -> None:
-        super().__init__(path, source, start)
-        self._rar: Any = None
+    _rar: Any = None
 
     @property
     def rar(self) -> Any:
@@ -62,10 +56,24 @@ class _RarArchive(IndexedArchive):
             self._rar = _opened(file_obj)
         return self._rar
 
-    def explained(self, name: str, error: Exception) -> Exception:
-        """Returns the error to raise for an error that occurred while reading the member `name`."""
-        told = _explained(f"{name!r} of {shown(self.path)} in RarArchiveLoader", error)
-        return name_item(told, path_in(folder_of(self.path), name))
+    @staticmethod
+    def error_of(what: str, error: Exception) -> Exception:
+        """Returns the error to raise for `error`, which names the archive."""
+        rarfile, what = _rarfile(), f"{what} in RarArchiveLoader"
+        if not isinstance(error, rarfile.Error):
+            return explained(rarfile.BadRarFile, what, error)
+        cause = str(error) or type(error).__name__
+        if isinstance(error, rarfile.RarCannotExec):
+            cause = f"{cause}; {_NO_PROGRAM}"
+        elif isinstance(error, (rarfile.PasswordRequired, rarfile.NoCrypto)):
+            cause = f"{cause}; {_NO_PASSWORDS}"
+        elif isinstance(error, rarfile.NeedFirstVolume) and _NO_VOLUMES not in cause:
+            cause = f"{cause}; {_NO_VOLUMES}"
+        elif isinstance(error, (rarfile.BadRarFile, rarfile.NotRarFile)):
+            cause = f"{cause} (the archive is truncated, damaged or of another kind)"
+        named: Exception = error
+        named.args = (f"cannot read {what}: {cause}",)
+        return named
 
     def entries(self) -> list[Any]:
         """Returns the directory."""
@@ -125,25 +133,6 @@ def _opened(file_obj: Any) -> Any:
     if isinstance(last, rarfile.Rar5Info) and last.type != rarfile.RAR_BLOCK_ENDARC:
         raise rarfile.BadRarFile("unexpected end of the archive")
     return rar
-
-
-def _explained(what: str, error: Exception) -> Exception:
-    """Returns the error to raise for `error`, which names the archive."""
-    rarfile = _rarfile()
-    if not isinstance(error, rarfile.Error):
-        return explained(rarfile.BadRarFile, what, error)
-    cause = str(error) or type(error).__name__
-    if isinstance(error, rarfile.RarCannotExec):
-        cause = f"{cause}; {_NO_PROGRAM}"
-    elif isinstance(error, (rarfile.PasswordRequired, rarfile.NoCrypto)):
-        cause = f"{cause}; {_NO_PASSWORDS}"
-    elif isinstance(error, rarfile.NeedFirstVolume) and _NO_VOLUMES not in cause:
-        cause = f"{cause}; {_NO_VOLUMES}"
-    elif isinstance(error, (rarfile.BadRarFile, rarfile.NotRarFile)):
-        cause = f"{cause} (the archive is truncated, damaged or of another kind)"
-    named: Exception = error
-    named.args = (f"cannot read {what}: {cause}",)
-    return named
 
 
 class _WhenRead:
@@ -209,6 +198,8 @@ class RarArchiveLoader(IndexedLoader):
         >>> pairs = FileLister("shards", "*.rar").open_files(mode="b").load_from_rar()
     """
 
+    _format, _opens = "RAR", _RarArchive
+
     def __init__(
         self,
         datapipe: Iterable[tuple[str, Any]],
@@ -219,16 +210,10 @@ class RarArchiveLoader(IndexedLoader):
         _rarfile()
         super().__init__(datapipe, length, max_ratio=max_ratio)
 
-    def _open(self, path: str, stream: Any) -> _RarArchive:
-        return _RarArchive(path, stream)
-
     def _is_file(self, entry: Any) -> bool:
         return not entry.is_dir() and not entry.is_symlink()
-
-    def _error_of_archive(self, path: str, error: Exception) -> Exception:
-        return _explained(f"the RAR archive {shown(path)} in RarArchiveLoader", error)
 
     def _check(self, entry: Any) -> None:
         if entry.needs_password():
             raise _rarfile().PasswordRequired(f"its member {shown(entry.filename)} is encrypted")
-        refuse_bomb(entry.file_size, entry.compress_size, self.max_ratio)
+        super()._check(entry)

@@ -19,7 +19,6 @@ from typing import Any
 
 from torchdata import _native
 from torchdata._redacting import shown
-from torchdata._reporting import name_item
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.iter.archives.archive import (
     MAX_RATIO,
@@ -370,10 +369,9 @@ class _TarArchive(Archive):
         while not self.is_plain and fileobj.read(PIECE):
             pass
 
-    def explained(self, name: str, error: Exception) -> Exception:
-        """Returns the error to raise for an error that occurred while reading the member `name`."""
-        told = explained(tarfile.ReadError, f"{name!r} of {shown(self.path)} in TarArchiveLoader", error)
-        return name_item(told, path_in(folder_of(self.path), name))
+    @staticmethod
+    def error_of(what: str, error: Exception) -> Exception:
+        return explained(tarfile.ReadError, f"{what} in TarArchiveLoader", error)
 
     def open_entry(self, offset: int) -> Any:
         """Opens the sparse member whose header is at `offset`."""
@@ -583,7 +581,7 @@ class TarArchiveLoader(ArchiveLoader):
                 if reference is not None:
                     _keep_in_memory(reference())
         except Exception as error:
-            raise explained(tarfile.ReadError, f"the tar archive {shown(path)} in TarArchiveLoader", error)
+            raise _TarArchive.error_of(f"the tar archive {shown(path)}", error)
 
 
 def _keep_in_memory(stream: StreamWrapper | None) -> None:

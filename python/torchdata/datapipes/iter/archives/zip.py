@@ -13,7 +13,6 @@ import zipfile
 from typing import Any
 
 from torchdata._redacting import shown
-from torchdata._reporting import name_item
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.iter.archives.archive import (
     Entry,
@@ -21,9 +20,6 @@ from torchdata.datapipes.iter.archives.archive import (
     IndexedLoader,
     bare,
     explained,
-    folder_of,
-    path_in,
-    refuse_bomb,
     seekable,
 )
 
@@ -36,9 +32,7 @@ _ZIP_HEADER = 30
 class _ZipArchive(IndexedArchive):
     """A zip archive."""
 
-    def __init__(self, path: str, source: Any, start: int | None = None) -> None:
-        super().__init__(path, source, start)
-        self._zip: zipfile.ZipFile | None = None
+    _zip: zipfile.ZipFile | None = None
 
     @property
     def zip(self) -> zipfile.ZipFile:
@@ -48,10 +42,9 @@ class _ZipArchive(IndexedArchive):
             self._zip = file_obj if isinstance(file_obj, zipfile.ZipFile) else open_zip(file_obj, self.path)
         return self._zip
 
-    def explained(self, name: str, error: Exception) -> Exception:
-        """Returns the error to raise for an error that occurred while reading the member `name`."""
-        told = explained(zipfile.BadZipFile, f"{name!r} of {shown(self.path)} in ZipArchiveLoader", error)
-        return name_item(told, path_in(folder_of(self.path), name))
+    @staticmethod
+    def error_of(what: str, error: Exception) -> Exception:
+        return explained(zipfile.BadZipFile, f"{what} in ZipArchiveLoader", error)
 
     def entries(self) -> list[Any]:
         """Returns the directory."""
@@ -133,14 +126,7 @@ class ZipArchiveLoader(IndexedLoader):
         >>> pairs = FileLister("shards", "*.zip").open_files(mode="b").load_from_zip()
     """
 
-    def _open(self, path: str, stream: Any) -> _ZipArchive:
-        return _ZipArchive(path, stream)
+    _format, _opens = "zip", _ZipArchive
 
     def _is_file(self, entry: Any) -> bool:
         return not entry.filename.endswith("/") and not stat.S_ISLNK(entry.external_attr >> 16)
-
-    def _check(self, entry: Any) -> None:
-        refuse_bomb(entry.file_size, entry.compress_size, self.max_ratio)
-
-    def _error_of_archive(self, path: str, error: Exception) -> Exception:
-        return explained(zipfile.BadZipFile, f"the zip archive {shown(path)} in ZipArchiveLoader", error)

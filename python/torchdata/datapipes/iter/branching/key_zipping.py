@@ -73,8 +73,7 @@ class IterKeyZipper(SameLength, IterDataPipe[Any]):
         self.source_datapipe = check_source(name, source_datapipe, "source_datapipe")
         check_callable(name, "key_fn", key_fn)
         for argument, function in (("ref_key_fn", ref_key_fn), ("merge_fn", merge_fn)):
-            if function is not None:
-                check_callable(name, argument, function)
+            check_callable(name, argument, function, optional=True)
         self.ref_datapipe = check_pipe(name, "ref_datapipe", ref_datapipe, IterDataPipe)
         self.key_fn = key_fn
         self.ref_key_fn = key_fn if ref_key_fn is None else ref_key_fn
@@ -183,8 +182,7 @@ class MapKeyZipper(ItemByItem[Any]):
         name = "MapKeyZipper"
         self.source_iterdatapipe = check_source(name, source_iterdatapipe, "source_iterdatapipe")
         check_callable(name, "key_fn", key_fn)
-        if merge_fn is not None:
-            check_callable(name, "merge_fn", merge_fn)
+        check_callable(name, "merge_fn", merge_fn, optional=True)
         self.map_datapipe = check_pipe(name, "map_datapipe", map_datapipe, MapDataPipe)
         self.key_fn = key_fn
         self.merge_fn = merge_fn

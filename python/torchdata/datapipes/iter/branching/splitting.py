@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import copy as copying
 import operator
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeVar
 
+from torchdata._reporting import warn_outside
 from torchdata.datapipes._pipe.checks import check_callable, check_int, check_source, length_of
 from torchdata.datapipes._pipe.explaining import no_fault_of_an_item
 from torchdata.datapipes._pipe.registry import functional_datapipe
@@ -288,12 +288,11 @@ class RoundRobinDemultiplexer(IterDataPipe[Any]):
     ) -> list[IterDataPipe[T]]:
         _check_instances("round_robin_demux", num_instances)
         if num_instances == 1:
-            warnings.warn(
+            warn_outside(
                 "round_robin_demux: with num_instances=1 there is nothing to split. The operation of "
                 "`round_robin_demux` with `num_instances=1` is an no-op and returns the provided `datapipe` in a list "
                 "directly",
                 UserWarning,
-                stacklevel=3,
             )
             return [check_source("round_robin_demux", datapipe)]
         return _RoundRobinMain(datapipe, num_instances, buffer_size).children()

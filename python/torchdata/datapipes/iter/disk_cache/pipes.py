@@ -89,10 +89,8 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
     ) -> None:
         name = type(self).__name__
         self.source_datapipe = check_source(name, source_datapipe, "source_datapipe")
-        if filepath_fn is not None:
-            check_callable(name, "filepath_fn", filepath_fn)
-        if extra_check_fn is not None:
-            check_callable(name, "extra_check_fn", extra_check_fn)
+        check_callable(name, "filepath_fn", filepath_fn, optional=True)
+        check_callable(name, "extra_check_fn", extra_check_fn, optional=True)
         if hash_dict is not None and not isinstance(hash_dict, dict):
             raise TypeError(f"{name}: hash_dict must be a dict from path to checksum, but got {hash_dict!r}")
         if hash_dict is not None and hash_type not in _HASH_TYPES:
@@ -242,10 +240,9 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         timeout: float = 300,
     ) -> None:
         name = type(self).__name__
-        if filepath_fn is not None:
-            check_callable(name, "filepath_fn", filepath_fn)
-            if same_filepath_fn:
-                raise ValueError("`filepath_fn` is mutually exclusive with `same_filepath_fn`")
+        check_callable(name, "filepath_fn", filepath_fn, optional=True)
+        if filepath_fn is not None and same_filepath_fn:
+            raise ValueError("`filepath_fn` is mutually exclusive with `same_filepath_fn`")
         if mode not in _MODES:
             raise ValueError(f"{name}: mode must be one of {[*_MODES]}, but got {mode!r}")
         self.source_datapipe = check_source(name, datapipe)

@@ -7,8 +7,6 @@ without this column.
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import lru_cache
 from itertools import compress
@@ -157,11 +155,10 @@ class Slicer(ItemByItem[T_co]):
         if step == 0:
             raise ValueError("Slicer: step must not be 0")
         if isinstance(index, list) and (stop or step):
-            warnings.warn(
+            warn_outside(
                 "Slicer: A list of indices was passed as well as a stop or step for the slice, these arguments can't "
                 "be used together so only the indices list will be used.",
                 UserWarning,
-                stacklevel=_caller_of_constructor(),
             )
         self.index = index
         self.stop = stop
@@ -194,11 +191,6 @@ class Slicer(ItemByItem[T_co]):
             return item
         _warn_of_type("Slicer", item)
         return item
-
-
-def _caller_of_constructor() -> int:
-    """Returns the stack level of the caller of the class or of its functional form, for a warning in `__init__`."""
-    return 3 if sys._getframe(2).f_globals.get("__name__") == functional_datapipe.__module__ else 2
 
 
 @functional_datapipe("flatten")

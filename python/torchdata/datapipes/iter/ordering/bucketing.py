@@ -72,8 +72,7 @@ class BucketBatcher(IterDataPipe[DataChunk[Any]]):
         check_size("BucketBatcher", "batch_size", batch_size, BATCH_SIZE)
         check_size("BucketBatcher", "batch_num", batch_num)
         check_size("BucketBatcher", "bucket_num", bucket_num)
-        if sort_key is not None:
-            check_callable("BucketBatcher", "sort_key", sort_key)
+        check_callable("BucketBatcher", "sort_key", sort_key, optional=True)
         bucket_size = batch_size * batch_num
         if bucket_num > 1 or sort_key is None:
             pipe = _shuffled(pipe, bucket_size * bucket_num, bucket_size * bucket_num, use_in_batch_shuffle)

@@ -24,7 +24,7 @@ __all__ = ["HoldsStream", "pair_of", "path_and_stream", "position_of", "source_p
 T_co = TypeVar("T_co", covariant=True)
 
 
-def source_pipe(datapipe: Any, pipe: object) -> Any:
+def source_pipe(datapipe: Any, pipe: object, argument: str = "datapipe") -> Any:
     """Returns the source of `pipe`: the given pipe, or plain data wrapped in a pipe with a state.
 
     Raises:
@@ -32,8 +32,8 @@ def source_pipe(datapipe: Any, pipe: object) -> Any:
     """
     name = type(pipe).__name__
     if isinstance(datapipe, (str, bytes)):
-        raise TypeError(f"{name}: datapipe must be a pipe, but got {datapipe!r}; wrap it: IterableWrapper([...])")
-    return check_source(name, datapipe)
+        raise TypeError(f"{name}: {argument} must be a pipe, but got {datapipe!r}; wrap it: IterableWrapper([...])")
+    return check_source(name, datapipe, argument)
 
 
 def pair_of(item: Any, pipe: object, members: str = "path and stream, as open_files yields them") -> tuple[Any, Any]:

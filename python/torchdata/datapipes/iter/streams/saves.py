@@ -31,8 +31,7 @@ class SavesItems(ItemByItem[str]):
         name = type(self).__name__
         self.source_datapipe = source_pipe(source_datapipe, self)
         self.mode = check_mode(name, mode, writes=True)
-        if filepath_fn is not None:
-            check_callable(name, "filepath_fn", filepath_fn)
+        check_callable(name, "filepath_fn", filepath_fn, optional=True)
         self.filepath_fn = filepath_fn
 
     def _save(self, path: str, data: Any) -> None:

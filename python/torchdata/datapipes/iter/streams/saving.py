@@ -75,8 +75,7 @@ class Saver(ItemByItem[str]):
         self.mode = mode if isinstance(mode, str) and "w" in mode else f"w{mode}"
         if not isinstance(mode, str) or sorted(self.mode) not in map(sorted, ("w", "wt", "wb")):
             raise ValueError(f"Saver: mode must be one of 'w', 'wt', 't', 'wb' and 'b', but got {mode!r}")
-        if filepath_fn is not None:
-            check_callable("Saver", "filepath_fn", filepath_fn)
+        check_callable("Saver", "filepath_fn", filepath_fn, optional=True)
         self.fn = filepath_fn
 
     def _result(self, pair: Any) -> str:

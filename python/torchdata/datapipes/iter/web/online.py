@@ -12,11 +12,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from torchdata._reporting import warn_outside
-from torchdata.datapipes._pipe.checks import check_source
 from torchdata.datapipes._pipe.item_by_item import SameLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.record import token_of
 from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.iter.streams.pairs import source_pipe
 from torchdata.datapipes.iter.web.client import DEFAULT_RETRIES, Client, Connections, Retrying
 from torchdata.datapipes.iter.web.gdrive import HOSTS, DriveClient
 from torchdata.datapipes.iter.web.stream import open_url
@@ -39,11 +39,7 @@ class _UrlReader(SameLength, IterDataPipe[tuple[str, StreamWrapper]]):
         options: dict[str, Any],
     ) -> None:
         name = type(self).__name__
-        if isinstance(source_datapipe, (str, bytes)):
-            raise TypeError(
-                f"{name}: source_datapipe must be a pipe, but got {source_datapipe!r}; wrap it: IterableWrapper([...])"
-            )
-        self.source_datapipe = check_source(name, source_datapipe, "source_datapipe")
+        self.source_datapipe = source_pipe(source_datapipe, self, "source_datapipe")
         self.timeout = timeout
         self.skip_on_error = skip_on_error
         self.query_params = options
