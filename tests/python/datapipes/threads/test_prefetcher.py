@@ -16,7 +16,6 @@ import pytest
 
 from random_graphs.check import start
 from random_graphs.users import Unstated, UnstatedTwice, drawn, is_odd, kept
-from torchdata._native import ReadAheadQueue
 from torchdata.datapipes._pipe.graph.traversal import walk
 from torchdata.datapipes._pipe.state.halting import beginning_unread
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Prefetcher
@@ -185,11 +184,6 @@ def _fails_at_3(item: int) -> int:
     if item == 3:
         raise LookupError("three")
     return item
-
-
-def test_a_queue_without_room_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        ReadAheadQueue("a test", 0)
 
 
 class Seekable(IterDataPipe[int]):
