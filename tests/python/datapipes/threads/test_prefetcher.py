@@ -234,25 +234,6 @@ def test_a_pass_that_begins_unread_reads_where_somebody_waits_and_once_it_may() 
     assert list(pipe) == list(range(50))
 
 
-def test_a_pass_that_begins_unread_can_be_begun_anew_and_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Prefetcher, "patience", 1000.0)  # for which nobody waits
-    pipe = IterableWrapper(range(30)).map(drawn).prefetch(4)
-    over = Unstated(pipe)
-    random.seed(3)
-    iterator = iter(over)
-    first = [next(iterator) for _ in range(5)]
-    saved = save_state(over), save_generators()
-    rest = list(iterator)
-    with beginning_unread():
-        iter(pipe)
-        iter(pipe)
-        load_state(over, saved[0])
-        load_generators(saved[1])
-        iterator = iter(over)
-    assert list(iterator) == rest
-    assert len(first + rest) == 30
-
-
 def test_loading_the_beginning_halts_a_thread_that_would_draw_random_numbers() -> None:
     def slowly_drawn(item: int) -> float:
         time.sleep(0.01)
