@@ -194,6 +194,26 @@ def test_a_truncated_archive_is_an_error_that_names_pipe_and_path(tmp_path, name
     assert open_files() == before
 
 
+@pytest.mark.parametrize("name", [*STORED, "rar5-symlink-unix"])
+def test_a_damaged_archive_is_an_error_that_names_it_or_yields_what_was_stored(tmp_path, name):
+    data = (DATA / f"{name}.rar").read_bytes()
+    contents = {content for _, content in map(read, loader(name))}
+    before, errors = open_files(), 0
+    for place in range(len(data)):
+        damaged = bytearray(data)
+        damaged[place] ^= 0x55
+        (tmp_path / "bad.rar").write_bytes(damaged)
+        try:
+            found = [read(item) for item in FileLister(str(tmp_path)).open_files(mode="b").load_from_rar()]
+        except rarfile.Error as error:
+            errors += 1
+            assert "bad.rar" in str(error)  # noqa: PT017
+        else:
+            assert {content for _, content in found} <= contents
+    assert open_files() == before
+    assert errors > len(data) // 2
+
+
 def test_a_wrong_checksum_is_an_error_that_names_member_archive_and_pipe():
     data = stored({"a.txt": b"alpha", "b.txt": b"beta"}).replace(b"alpha", b"alphA")
     found = []
