@@ -168,7 +168,7 @@ def test_workers_run_ahead_as_far_as_allowed_and_no_further():
         assert settled(lambda: counter.value) == 1 + 7 + 5
 
 
-def test_a_pause_stops_the_workers_and_resume_goes_on_where_it_was():
+def test_a_pause_stops_the_workers_and_resume_continues_at_the_same_item():
     import multiprocessing
 
     counter = Shared(multiprocessing.get_context("fork").Value("i", 0))

@@ -204,7 +204,7 @@ def stacks_once(attached, *words):
 
 
 @pytest.mark.parametrize("how", ["asleep", "native"])
-def test_a_hung_worker_shows_where_it_stands_and_goes_on(program, how):
+def test_a_hung_worker_shows_its_stack_and_continues(program, how):
     process = program(how)
     (attached,) = attach(process.pid)
     wait_for(lambda: attached.stats().workers[1].items == 10)

@@ -168,7 +168,7 @@ def test_tar_archives_are_unpacked_into_the_cache_and_restored_in_their_midst(tm
         assert open_files() == before
 
 
-def test_a_file_that_vanished_after_a_state_was_saved_is_made_again(tmp_path):
+def test_a_file_that_vanished_after_a_state_was_saved_is_recreated(tmp_path):
     list(cached(tmp_path, "abc"))
     pipe = cached(tmp_path, "abc")
     paths = iter(pipe)

@@ -98,7 +98,7 @@ def test_copies_take_the_cache_along():
         assert list(duplicate) == [[0], [1], [2]]
 
 
-def test_a_cache_that_was_filled_with_another_share_is_filled_anew():
+def test_a_cache_that_was_filled_with_another_share_is_refilled():
     pipe = IterableWrapper(range(6)).sharding_filter().in_memory_cache()
     assert list(pipe) == list(range(6))
     service = MultiProcessingReadingService(2, multiprocessing_context="fork")

@@ -105,7 +105,7 @@ def test_each_pipe_has_a_path_manager_of_its_own_for_urls():
             pipe.register_handler(HTTPURLHandler())
 
 
-def test_a_restored_listing_goes_on_behind_its_last_name_though_others_came(folder):
+def test_a_restored_listing_resumes_after_its_last_name_though_others_came(folder):
     pipe = IoPathFileLister(folder, "*.*")
     items = iter(pipe)
     assert [next(items), next(items)][1].endswith("b.txt")
