@@ -12,7 +12,6 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.data import get_worker_info  # noqa: E402
 
-from torchdata._engine.items.torch_worker import show_worker  # noqa: E402
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService  # noqa: E402
 from torchdata.datapipes._pipe.state import exchanging  # noqa: E402
 from torchdata.datapipes._pipe.state.exchanging import ShardGlobals  # noqa: E402
@@ -78,17 +77,6 @@ def test_the_memory_of_the_generators_is_found() -> None:
     assert (len(shard._way.memory), shard._way.python, shard._way.others) == (4, random._inst, [])  # type: ignore[attr-defined]
 
 
-def test_a_shard_that_is_away_can_be_saved(way: Any) -> None:
-    seed(1)
-    draw()
-    expected, one = save_generators(), ShardGlobals()
-    one.leave()
-    seed(2)
-    here = save_generators()
-    assert one.generators() == expected
-    assert save_generators() == here
-
-
 def test_another_bit_generator_of_numpy_is_exchanged() -> None:
     before = numpy.random.get_bit_generator()
     one, two = ShardGlobals(), ShardGlobals()
@@ -103,21 +91,6 @@ def test_another_bit_generator_of_numpy_is_exchanged() -> None:
         assert numpy.random.random(3).tolist() == expected
     finally:
         numpy.random.set_bit_generator(before)
-
-
-def test_each_shard_has_its_worker_info() -> None:
-    shards = []
-    for number in range(2):
-        seed(number)
-        show_worker(number, 2, None)
-        shards.append(ShardGlobals())
-        shards[-1].leave()
-    for number, shard in enumerate(shards):
-        assert shard.enter()
-        info = get_worker_info()
-        assert info is not None
-        assert (info.id, info.seed) == (number, number)
-        shard.leave()
 
 
 def _with_draws(item: int) -> list[Any]:

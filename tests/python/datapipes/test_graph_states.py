@@ -119,7 +119,7 @@ def _by_index(build: Callable[[Any], Any]) -> Any:
 
 
 @pytest.mark.parametrize("build", GRAPHS.values(), ids=GRAPHS)
-def test_a_graph_resumes_from_every_position_and_in_the_next_epoch(build: Callable[[], Any]) -> None:
+def test_a_graph_resumes_at_every_position_and_continues_with_the_next_epoch(build: Callable[[], Any]) -> None:
     same_at_every_position(build)
 
 
@@ -170,7 +170,7 @@ def test_a_seed_that_was_set_after_loading_is_the_next_epochs() -> None:
     assert list(third) == list(numbers(20).shuffle().set_seed(2))
 
 
-def test_a_state_does_not_change_when_the_iteration_goes_on() -> None:
+def test_a_state_does_not_change_when_the_iteration_continues() -> None:
     items = [[n] for n in range(9)]
     pipe = IterableWrapper(items).shuffle(buffer_size=4).set_seed(1).batch(2)
     iterator = iter(pipe)
@@ -316,7 +316,7 @@ def test_a_state_tells_what_resuming_from_it_replays() -> None:
     assert replays(save_state(numbers(3))) == []
 
 
-def test_generators_of_python_numpy_and_torch_go_on_from_a_saved_state() -> None:
+def test_generators_of_python_and_numpy_resume_from_a_saved_state() -> None:
     numpy = pytest.importorskip("numpy")
     random.seed(1)
     numpy.random.seed(1)
@@ -334,7 +334,7 @@ def test_generators_of_python_numpy_and_torch_go_on_from_a_saved_state() -> None
     assert draws() == first
 
 
-def test_generators_of_torch_go_on_from_a_saved_state() -> None:
+def test_generators_of_torch_resume_from_a_saved_state() -> None:
     torch = pytest.importorskip("torch")
     state = save_generators()
     first = torch.rand(3).tolist()

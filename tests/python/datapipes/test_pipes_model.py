@@ -122,7 +122,7 @@ def test_a_state_is_loaded_into_a_pipe_that_was_iterated_before(row: Row) -> Non
 
 
 @each_row
-def test_iterating_twice_after_loading_starts_anew(row: Row) -> None:
+def test_iterating_twice_after_loading_starts_over(row: Row) -> None:
     pipe = seed(built(row), 1)
     first = list(pipe)
     for _, state in list(positions(seed(built(row), 1)))[::2]:
@@ -153,7 +153,7 @@ def test_a_second_epoch_with_the_same_seed_equals_the_first(row: Row) -> None:
 
 
 @each_row
-def test_iterating_after_a_break_starts_anew(row: Row) -> None:
+def test_iterating_after_a_break_starts_over(row: Row) -> None:
     expected = modelled(row)
     for stop in range(1, len(expected) + 1):
         pipe = seed(built(row), 1)
@@ -164,7 +164,7 @@ def test_iterating_after_a_break_starts_anew(row: Row) -> None:
 
 
 @each_row
-def test_copies_start_anew_and_leave_the_original_alone(row: Row) -> None:
+def test_copies_start_over_and_leave_the_original_alone(row: Row) -> None:
     expected = modelled(row)
     pipe = seed(built(row), 1)
     iterator = iter(pipe)

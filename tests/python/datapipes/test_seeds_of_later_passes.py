@@ -77,7 +77,7 @@ def elsewhere(number: int) -> None:
 
 @pytest.mark.filterwarnings("ignore:Some child DataPipes are not exhausted")
 @pytest.mark.parametrize("kind", GRAPHS)
-def test_a_graph_that_was_seeded_as_a_whole_goes_on_with_its_later_passes(kind: str) -> None:
+def test_a_graph_that_was_seeded_as_a_whole_resumes_with_its_later_passes(kind: str) -> None:
     def seeded() -> Any:
         elsewhere(1)
         return set_graph_random_seed(GRAPHS[kind](), SeedGenerator(5))

@@ -106,7 +106,7 @@ SOURCES = {
 
 
 @pytest.mark.parametrize("build", SOURCES.values(), ids=SOURCES)
-def test_a_source_that_goes_on_late_reads_what_is_left_and_little_more(build: Callable[[], Any]) -> None:
+def test_a_source_that_resumes_late_reads_the_rest_and_little_more(build: Callable[[], Any]) -> None:
     counter.since()
     whole = list(build())
     most = counter.since() / 5

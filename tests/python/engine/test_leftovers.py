@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import mmap
 import os
-from multiprocessing import get_context
-from pathlib import Path
 
 import pytest
 
-from leftovers import SHARED_MEMORY, is_gone, shared_files, started_children
+from leftovers import SHARED_MEMORY, shared_files
 
 
 @pytest.fixture
@@ -35,16 +32,6 @@ def test_a_file_is_ours_while_we_have_it_open(made):
     assert path.name not in shared_files()
 
 
-def test_a_file_is_ours_while_it_is_mapped(made):
-    path = made("leftovers-test-mapped")
-    path.write_bytes(bytes(mmap.PAGESIZE))
-    with path.open("r+b") as file:
-        mapped = mmap.mmap(file.fileno(), 0)
-    assert path.name in shared_files()
-    mapped.close()
-    assert path.name not in shared_files()
-
-
 def test_a_file_is_ours_if_our_number_is_in_its_name(made):
     assert made(f"torch_{os.getpid()}_1").name in shared_files()
     assert made(f".torchdata-{os.getpid()}-0").name in shared_files()
@@ -52,22 +39,3 @@ def test_a_file_is_ours_if_our_number_is_in_its_name(made):
     assert made(f"psm_{os.getpid()}_0").name not in shared_files()
     assert made(f"mpich_shm_{os.getpid()}_0").name not in shared_files(), "a number that is meant to be hexadecimal"
     assert made(f"torch_1_{os.getpid()}").name not in shared_files(), "a number that was drawn"
-
-
-def leave(folder):
-    Path(folder, f"torch_{os.getpid()}_0").touch()
-
-
-def test_what_a_child_leaves_is_ours_also_when_it_has_ended():
-    with started_children() as started:
-        child = get_context("fork").Process(target=leave, args=(SHARED_MEMORY,))
-        child.start()
-        child.join(120)
-    assert started == [child.pid]
-    assert is_gone(child.pid)
-    name = f"torch_{child.pid}_0"
-    try:
-        assert name in shared_files(started)
-        assert name not in shared_files(), "whose it was is known by the number alone"
-    finally:
-        (SHARED_MEMORY / name).unlink()

@@ -149,7 +149,7 @@ def test_in_a_cycle_too():
     assert [reference() for reference in dropped] == [None] * 10
 
 
-def test_errors_are_reported_and_what_was_being_raised_goes_on(monkeypatch):
+def test_errors_are_reported_and_an_active_exception_is_still_raised(monkeypatch):
     told = []
 
     class Failing(Finalized):

@@ -313,7 +313,7 @@ def test_a_handler_that_is_set_meanwhile_stays(handler):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_start_with_a_handler_that_goes_on_is_complete(handler, method):
+def test_a_start_with_a_handler_that_returns_is_complete(handler, method):
     pressed = []
 
     def press():

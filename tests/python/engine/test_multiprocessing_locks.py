@@ -21,7 +21,7 @@ from torchdata.datapipes.iter import IterableWrapper
 
 #: Starts loaders and the like while threads of the main process draw, or print, all the time.
 BUSY = """
-import os, signal, threading, time
+import threading, time
 from process_checks import loader
 from torchdata.datapipes.iter import IterableWrapper
 
@@ -59,25 +59,6 @@ def of_a_loader():
     served = loader(IterableWrapper(range(10)).sharding_filter().map(said))
     assert sorted(served) == list(range(10))
     served.shutdown()
-
-def of_replaced_workers():
-    served = loader(IterableWrapper(range(2000)).sharding_filter(), on_worker_exit="restart")
-    iterator = iter(served)
-    items = [next(iterator)]
-    for worker in served.reading_service._children.pids:
-        os.kill(worker, signal.SIGKILL)
-        items += [next(iterator) for _ in range(200)]
-    assert sorted(items + list(iterator)) == list(range(2000))
-    served.shutdown()
-
-def of_a_stateful_loader():
-    from torchdata.stateful_dataloader import StatefulDataLoader
-    assert len(list(StatefulDataLoader(range(20), 5, num_workers=2, multiprocessing_context="fork"))) == 4
-
-def of_a_node():
-    from torchdata.nodes import IterableWrapper, Loader, ParallelMapper
-    node = ParallelMapper(IterableWrapper(range(9)), said, 2, method="process", multiprocessing_context="fork")
-    assert list(Loader(node)) == list(range(9))
 
 def of_one_that_seeds():
     served = loader(IterableWrapper(range(10)).sharding_filter().map(seeds), 4, timeout=60)
@@ -128,11 +109,6 @@ def unread():
 )
 def test_loaders_start_while_threads_of_main_draw_and_print(busy, threads, unread, tmp_path):
     run_busy(busy, "of_a_loader", unread, threads, 5, tmp_path / "program.py")
-
-
-@pytest.mark.parametrize("started", ["of_replaced_workers", "of_a_stateful_loader", "of_a_node"])
-def test_all_that_is_forked_starts_while_threads_of_main_draw(started, unread, tmp_path):
-    run_busy("torch_numbers", started, unread, 2, 2, tmp_path / "program.py")
 
 
 def test_workers_seed_torch_though_they_were_forked_while_threads_of_main_did(unread, tmp_path):

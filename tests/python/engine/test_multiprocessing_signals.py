@@ -323,15 +323,13 @@ WAYS = {
 
 
 class RaisesSigterm:
-    """A function of workers that raises SIGTERM in its process at an item; at most once if a file is named."""
+    """A function that raises SIGTERM in its worker at an item."""
 
-    def __init__(self, at, way="kill", mark=None):
-        self.at, self.way, self.mark = at, way, mark
+    def __init__(self, at, way):
+        self.at, self.way = at, way
 
     def __call__(self, x):
-        if x == self.at and (self.mark is None or not self.mark.exists()):
-            if self.mark is not None:
-                self.mark.touch()
+        if x == self.at:
             WAYS[self.way]()
         return x
 

@@ -126,7 +126,7 @@ def test_without_chance_no_seed_is_drawn() -> None:
 
 
 @pytest.mark.parametrize("place", [0, 1, 7, COUNT - 1])
-def test_a_pipe_goes_on_from_a_state_with_the_same_pixels(place: int) -> None:
+def test_a_pipe_resumes_with_the_same_pixels(place: int) -> None:
     whole = told(augmented(sharded=False).set_seed(3))
     pipe = augmented(sharded=False).set_seed(3)
     iterator = iter(pipe)
@@ -141,7 +141,7 @@ def epochs(loader: Any, count: int = 2) -> list[list[tuple[int, bytes]]]:
     return [told(loader) for _ in range(count)]
 
 
-def test_workers_make_the_same_pixels_each_time_and_go_on_exactly() -> None:
+def test_workers_make_the_same_pixels_each_time_and_resume_exactly() -> None:
     service = MultiProcessingReadingService(num_workers=2)
     with DataLoader2(augmented(), reading_service=service) as loader:
         loader.seed(1)

@@ -141,13 +141,6 @@ def test_a_function_that_raises_for_a_column_that_exists_gets_no_note_about_colu
     assert "while Mapper" in caught.value.__notes__[0]
 
 
-def test_an_item_that_cannot_be_unfolded_is_left_out_like_any_other_broken_item() -> None:
-    pipe = IterableWrapper([[1], 2, [3]]).flatmap().on_error("skip", log=None)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        assert list(pipe) == [1, 3]
-
-
 def test_a_filter_without_a_length_names_set_length() -> None:
     with pytest.raises(TypeError, match=r"Only \.set_length\(n\) after a Filter says .* doesn't have valid length$"):
         len(IterableWrapper("ab").filter(bool))

@@ -23,10 +23,8 @@ from torchdata.datapipes import functional_datapipe
 from torchdata.datapipes.iter import (
     IterableWrapper,
     IterDataPipe,
-    ShardingFilter,
-    Shuffler,
 )
-from torchdata.datapipes.map import MapDataPipe, SequenceWrapper
+from torchdata.datapipes.map import SequenceWrapper
 from torchdata.datapipes.state import iterate, load_state, save_state
 
 torch = pytest.importorskip("torch", reason="this is about living with torch")
@@ -377,13 +375,6 @@ def test_the_attributes_of_a_loader_are_read_from_outside() -> None:
     from torchdata.dataloader2.adapter import Shuffle
 
     assert isinstance(DataLoader2(pipe, Shuffle(False)).datapipe_adapter_fns, list)
-
-
-def test_shuffling_and_sharding_pipes_are_found_in_mixed_graphs() -> None:
-    pipe = TorchMapping(shuffled_and_sharded())
-    assert [type(found) for found in find_dps(traverse_dps(pipe), Shuffler)] == [Shuffler]
-    assert [type(found) for found in find_dps(traverse_dps(pipe), ShardingFilter)] == [ShardingFilter]
-    assert isinstance(MapDataPipe, type)
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])

@@ -221,20 +221,6 @@ def test_signals_are_left_to_the_threads_of_the_program() -> None:
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
-def test_a_child_that_goes_on_reading_is_watched_by_a_thread_of_its_own() -> None:
-    with DataLoader2(IterableWrapper(range(100)), stall_warning=5) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        child = os.fork()
-        if child == 0:
-            with contextlib.suppress(BaseException):
-                next(iterator)
-                wait_for(lambda: watching_threads() == 1)
-                os._exit(0)
-            os._exit(1)
-        assert os.waitpid(child, 0)[1] == 0
-
-
 def test_forks_of_other_threads_at_any_moment_find_none_of_its_locks_held() -> None:
     over = threading.Event()
 

@@ -96,7 +96,7 @@ def test_a_shuffle_buffer_of_streams_is_restored_at_every_position(folder, kind)
 
 
 @each_kind
-def test_a_copy_of_a_stream_that_was_read_in_part_goes_on_there(folder, kind):
+def test_a_copy_of_a_partly_read_stream_resumes_at_its_position(folder, kind):
     [(_, stream)] = opened(folder, f"d.*.{kind}").decompress()
     assert stream.read(1234) == TEXT[:1234]
     state = pickle.dumps(stream)
@@ -149,7 +149,7 @@ def test_closing_the_stream_closes_the_file_that_it_reads(folder):
         assert open_files() == before
 
 
-def test_a_bare_file_is_left_to_whoever_opened_it(folder):
+def test_a_bare_file_is_closed_by_its_opener_alone(folder):
     with open(folder / "a.txt.gz", "rb") as file:
         [(_, stream)] = Decompressor([("a.txt.gz", file)])
         assert stream.read() == b"alpha\n"
@@ -387,7 +387,7 @@ def test_what_is_no_archive_is_an_error_that_names_pipe_and_path(tmp_path, name,
         assert open_files() == before
 
 
-def test_a_pipe_goes_on_after_an_error_in_one_file(folder, tmp_path):
+def test_a_pipe_continues_after_an_error_in_one_file(folder, tmp_path):
     (tmp_path / "0.gz").write_bytes(b"no gzip at all")
     (tmp_path / "1.gz").write_bytes(gzip.compress(b"fine"))
     found = []

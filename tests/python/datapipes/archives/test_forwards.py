@@ -84,6 +84,14 @@ def test_a_member_of_a_streamed_archive_that_was_left_too_long_ago_says_what_to_
         first.read()
 
 
+def test_a_member_of_a_compressed_archive_seeks_back_by_decompressing_from_the_start() -> None:
+    data = archive_of([("a", 700_000, tarfile.REGTYPE), ("b", 700_000, tarfile.REGTYPE)], tarfile.PAX_FORMAT)
+    for number, (_, stream) in enumerate(TarArchiveLoader([("x.tar.gz", io.BytesIO(gzip.compress(data, 1)))])):
+        for start in (0, 600_000, 5):
+            assert stream.seek(start) == start
+            assert stream.read() == bytes([number + 65]) * (700_000 - start)
+
+
 def test_zeros_behind_a_gzip_stream_and_several_streams_are_read() -> None:
     data = archive_of([("a", 513, tarfile.REGTYPE), ("b", 1, tarfile.REGTYPE)], tarfile.GNU_FORMAT)
     file = gzip.compress(data[:1000]) + gzip.compress(data[1000:]) + bytes(5000)

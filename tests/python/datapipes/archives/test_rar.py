@@ -307,7 +307,7 @@ def test_compressed_members_are_read_and_restored_by_a_program(program, name):
     assert len(found[0][1]) == 2048
 
 
-def test_compressed_members_go_on_where_a_copy_was_made(program):
+def test_copies_of_compressed_members_resume_at_their_position(program):
     build = functools.partial(loader, "rar5-crc")
     check_restore(lambda: build().readlines(return_path=False).header(12))
     check_restore(lambda: build().shuffle(buffer_size=2).set_seed(1), seeded=True)

@@ -107,7 +107,7 @@ NAMES = st.one_of(st.text("ab/é", min_size=1, max_size=8), st.sampled_from(["n"
     start=st.sampled_from([0, 1, 700]),
     cuts=st.lists(st.integers(0, 3), max_size=5),
 )
-def test_any_archive_is_gone_on_with_any_number_of_times(
+def test_any_archive_is_resumed_any_number_of_times(
     tmp_path: Path,
     members: list[tuple[str, int]],
     style: int,
@@ -240,7 +240,7 @@ def gone_on(build: Any, url: str, count: int) -> tuple[list[Any], Any]:
 
 
 @pytest.mark.parametrize("build", [http, by_fsspec])
-def test_a_shard_on_a_server_is_gone_on_with_by_a_ranged_read(web: Any, build: Any) -> None:
+def test_a_shard_on_a_server_is_resumed_by_a_ranged_read(web: Any, build: Any) -> None:
     shard = shard_of()
     url = web.url("a.tar", shard)
     head, pipe = gone_on(build, url, 35)
@@ -265,7 +265,7 @@ def test_a_shard_on_a_server_is_gone_on_with_by_a_ranged_read(web: Any, build: A
         {"endless": 1},
     ],
 )
-def test_a_server_of_any_habit_is_gone_on_with(web: Any, habit: dict[str, Any]) -> None:
+def test_a_read_resumes_on_servers_of_all_kinds(web: Any, habit: dict[str, Any]) -> None:
     """Without ranges, or if nothing shows whether the shard is the same, it sends bytes that are dropped."""
     url = web.url("a.tar", shard_of(), **habit)
     head, pipe = gone_on(http, url, 35)
@@ -290,7 +290,7 @@ def content_of(pair: Any) -> tuple[str, bytes]:
     return pair[0].rpartition("/")[2], pair[1].read()
 
 
-def test_workers_go_on_inside_their_shards(web: Any) -> None:
+def test_workers_resume_inside_their_shards(web: Any) -> None:
     shards = [shard_of(number) for number in range(2)]
     urls = [web.url(f"{number}.tar", shard) for number, shard in enumerate(shards)]
 

@@ -96,7 +96,7 @@ def test_files_that_wait_are_part_of_the_state_and_closed_when_the_join_is_aband
     assert items == [(path, f"content of {Path(path).name}".encode()) for path in paths]
 
 
-def test_a_join_that_breaks_leaves_no_file_open_and_starts_anew(paths: list[str]) -> None:
+def test_a_join_that_fails_leaves_no_file_open_and_starts_over(paths: list[str]) -> None:
     before = open_files()
     keys = [paths[0], "missing"]
     pipe = IterableWrapper(keys, deepcopy=False).zip_with_iter(

@@ -111,7 +111,7 @@ def test_children_read_in_step_let_no_item_wait() -> None:
 
 
 @pytest.mark.parametrize("split", ["demux", "round_robin_demux"])
-def test_streams_that_wait_for_a_child_are_closed_when_the_children_start_anew(split: str) -> None:
+def test_streams_that_wait_for_a_child_are_closed_when_the_children_start_over(split: str) -> None:
     streams = [StreamWrapper(io.BytesIO()) for _ in range(6)]
     pipe = IterableWrapper(list(enumerate(streams)), deepcopy=False)
     left, _ = pipe.demux(2, lambda item: item[0] % 2) if split == "demux" else pipe.round_robin_demux(2)

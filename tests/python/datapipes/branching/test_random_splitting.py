@@ -90,7 +90,7 @@ def test_one_child_is_read_at_a_time() -> None:
         list(left.zip(right))
 
 
-def test_overriding_the_seed_splits_anew_for_all_children_from_the_next_iteration_on() -> None:
+def test_overriding_the_seed_changes_the_split_of_all_children_in_the_next_iteration() -> None:
     left, right = halves(0)
     reader = iter(left)
     head = [next(reader)]
@@ -111,7 +111,7 @@ def test_without_a_seed_the_children_agree_on_one_that_is_drawn_once() -> None:
     assert list(left) != split[0]
 
 
-def test_a_restored_child_goes_on_in_the_split_of_the_saved_one() -> None:
+def test_a_restored_child_resumes_in_the_split_of_the_saved_one() -> None:
     left, _ = halves(0)
     left.override_seed(3)
     reader = iter(left)

@@ -209,7 +209,7 @@ def test_sections_that_read_far_ahead_lose_nothing(tmp_path, small_limits, betwe
         assert content(folder) == made(*kept)
 
 
-def test_an_endless_source_of_the_same_items_goes_on_though_a_batch_never_fills(tmp_path):
+def test_an_endless_source_of_the_same_items_continues_though_a_batch_never_fills(tmp_path):
     section = IterableWrapper([str(tmp_path / name) for name in "ab"]).cycle().on_disk_cache()
     paths = iter(section.batch(3).unbatch().map(Maker()).end_caching())
     assert names(next(paths) for _ in range(5)) == [*"ababa"]
@@ -288,7 +288,7 @@ def sums(folder, kind="sha256", **contents):
 
 
 @pytest.mark.parametrize("kind", ["sha256", "md5"])
-def test_a_file_with_another_checksum_is_made_anew(tmp_path, kind):
+def test_a_file_with_another_checksum_is_recreated(tmp_path, kind):
     (tmp_path / "a").write_text("spoilt")
     hashes = sums(tmp_path, kind, a="content of a", b="content of b")
     maker = Maker()
@@ -321,7 +321,7 @@ def test_text_is_hashed_as_it_lies_in_the_file(tmp_path):
     assert names(cached(tmp_path, "a", lambda path: (path, ["gr", "ün"]), mode="t", hash_dict=hashes)) == ["a"]
 
 
-def test_a_file_that_the_users_check_refuses_is_made_anew(tmp_path):
+def test_a_file_that_the_users_check_refuses_is_recreated(tmp_path):
     (tmp_path / "a").write_text("")
     (tmp_path / "b").write_text("good")
     list(cached(tmp_path, "ab", extra_check_fn=os.path.getsize))
@@ -331,7 +331,7 @@ def test_a_file_that_the_users_check_refuses_is_made_anew(tmp_path):
 # What goes wrong --------------------------------------------------------------------------------------------------
 
 
-def test_a_source_or_a_pipe_that_raises_leaves_nothing_and_the_next_epoch_goes_on(tmp_path):
+def test_a_source_or_a_pipe_that_raises_leaves_nothing_and_the_next_epoch_continues(tmp_path):
     broken = [True]
 
     def maker(path):

@@ -171,7 +171,7 @@ def test_what_is_no_regular_file_is_no_list_and_hangs_nobody(tmp_path, kind):
     assert (tmp_path / "victim").read_bytes() == before
 
 
-def test_members_elsewhere_are_made_anew_with_a_warning_unless_the_folder_is_named(tmp_path):
+def test_members_elsewhere_are_recreated_with_a_warning_unless_the_folder_is_named(tmp_path):
     lists, files = tmp_path / "lists", tmp_path / "files"
 
     def section(**options):
@@ -213,7 +213,7 @@ def test_folders_that_are_reached_by_links_and_relative_paths_are_the_same_folde
 
 @pytest.mark.parametrize("how", ["hash_dict", "extra_check_fn"])
 @pytest.mark.parametrize("folder_item", [False, True])
-def test_damaged_members_are_made_anew_like_single_files(tmp_path, how, folder_item):
+def test_damaged_members_are_recreated_like_single_files(tmp_path, how, folder_item):
     files = {f"{'pack/' if folder_item else ''}{name}": f"content of {name}".encode() for name in "abc"}
     paths = {os.path.join(tmp_path, name): data for name, data in files.items()}
     options = {

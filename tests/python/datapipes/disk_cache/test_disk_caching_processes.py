@@ -199,7 +199,7 @@ def test_a_killed_writer_blocks_nobody_and_another_makes_the_file(folder, result
     assert len(os.listdir(folder)) == 3 + (moment is after_the_rename), "at most an empty lock file is left"
 
 
-def test_who_waits_for_a_writer_that_is_killed_goes_on_at_once(folder, results, start):
+def test_a_process_that_waits_for_a_killed_writer_continues_at_once(folder, results, start):
     def hang():
         def maker(path):
             results.note("writing")

@@ -134,7 +134,7 @@ def test_reading_a_large_object_keeps_little_of_it(cluster):
         tracemalloc.stop()
 
 
-def test_a_copy_of_a_stream_goes_on_in_the_same_version_or_fails(cluster):
+def test_a_copy_of_a_stream_resumes_in_the_same_version_or_fails(cluster):
     versions = Client(cluster).bucket("vacant").object("changing")
     versions.get_writer().put_content(b"before")
     [(_, stream)] = AISFileLoader(["ais://vacant/changing"], cluster)
@@ -174,7 +174,7 @@ def test_a_missing_bucket_is_the_librarys_error_with_pipe_and_url(cluster, make)
     assert "ais://no-such-bucket/x" in note
 
 
-def test_a_missing_object_is_an_error_at_once_and_the_loader_goes_on_afterwards(cluster):
+def test_a_missing_object_is_an_error_at_once_and_the_loader_continues(cluster):
     source = ["ais://first/train/01.bin", "ais://first/missing", "ais://first/train/02.bin"]
     items = iter(AISFileLoader(source, cluster))
     assert read(next(items))[1] == b"\x01"

@@ -117,7 +117,7 @@ def test_a_listing_is_restored_at_every_position(folder, memory):
     assert len(check_restore(build)) == 4 + 1 + 4
 
 
-def test_a_restored_listing_goes_on_behind_its_last_name_though_others_came_and_went(memory):
+def test_a_restored_listing_resumes_after_its_last_name_though_others_came_and_went(memory):
     pipe = FSSpecFileLister("memory://tests", "*.*")
     items = iter(pipe)
     assert [next(items), next(items)][1].endswith("b.txt")

@@ -73,7 +73,7 @@ def test_several_buckets_and_prefixes_come_one_after_the_other():
 
 
 @pytest.mark.parametrize("at_once", [KEYS_PER_PAGE * 3 // 5, 1000])
-def test_listings_of_many_pages_are_complete_and_go_on_within_a_page(at_once, monkeypatch):
+def test_listings_of_many_pages_are_complete_and_resume_within_a_page(at_once, monkeypatch):
     monkeypatch.setattr("torchdata.datapipes.iter.stores.s3._KEYS_PER_PAGE", at_once)
     assert listed("s3://many") == urls("many")
     assert listed("s3://many/0004") == urls("many", "0004")
@@ -246,7 +246,7 @@ def test_after_an_error_nothing_of_an_object_is_taken_for_its_end(client):
         client.delete_object(Bucket="vacant", Key="changing")
 
 
-def test_a_shard_is_gone_on_with_behind_its_last_member(client, tmp_path, monkeypatch):
+def test_a_shard_is_resumed_after_its_last_member(client, tmp_path, monkeypatch):
     import tarfile
 
     (tmp_path / "member").write_bytes(LARGE[:1_000_000])

@@ -44,7 +44,7 @@ def test_what_does_not_exist_is_an_error_that_names_pipe_and_url(make):
         list(make(["s3://no-such-bucket/x"]))
 
 
-def test_a_missing_object_is_an_error_when_its_turn_comes_and_the_loader_goes_on_afterwards():
+def test_a_missing_object_is_an_error_in_its_turn_and_the_loader_continues():
     source = ["s3://first/train/1.bin", "s3://first/train/missing", "s3://first/train/2.bin"]
     pipe = S3FileLoader(source)
     items = iter(pipe)

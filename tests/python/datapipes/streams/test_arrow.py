@@ -91,7 +91,7 @@ def test_a_state_is_exact_at_every_row_and_frame_and_reads_no_part_before_it(fol
     assert read == [4, 5, 6, 7, 8]
 
 
-def test_a_state_goes_on_in_frames_of_another_size(folder: Path) -> None:
+def test_a_state_resumes_with_frames_of_another_size(folder: Path) -> None:
     pipe = ArrowReader(folder, ["a"], rows=False, frame_size=3)
     next(iter(pipe))
     state = save_state(pipe)
@@ -100,7 +100,7 @@ def test_a_state_goes_on_in_frames_of_another_size(folder: Path) -> None:
     assert [frame["a"].tolist() for frame in other][:2] == [[3], [4, 5, 6, 7]]
 
 
-def test_workers_share_row_groups_before_they_are_read_and_go_on_exactly(folder: Path) -> None:
+def test_workers_share_row_groups_before_they_are_read_and_resume_exactly(folder: Path) -> None:
     def loader(method: str = "fork") -> DataLoader2[Any]:
         pipe = ArrowParts(folder).shuffle().sharding_filter().read_arrow(["a"])
         run = DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, method))
@@ -186,7 +186,7 @@ def test_row_groups_of_all_files_come_in_an_order_of_the_seed(folder: Path) -> N
     assert all(orders[0][orders[0].index(starts[number]) + number - starts[number]] == number for number in range(30))
 
 
-def test_lists_of_parts_are_read_at_once_and_gone_on_with(folder: Path) -> None:
+def test_lists_of_parts_are_read_at_once_and_resumed(folder: Path) -> None:
     parts = ArrowParts(folder)
     frames = list(parts.to_iter_datapipe().batch(2).read_arrow(["a"], rows=False))
     assert [frame["a"].tolist() for frame in frames] == [

@@ -111,7 +111,7 @@ def test_a_pipe_reads_the_version_of_its_dataset_and_refuses_states_of_others(da
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_workers_share_ranges_before_they_are_read_and_go_on_exactly(dataset: Any, method: str) -> None:
+def test_workers_share_ranges_before_they_are_read_and_resume_exactly(dataset: Any, method: str) -> None:
     assert values(LanceReader([3], dataset)) == [3]  # the parent has used lance
 
     def loader() -> DataLoader2[Any]:
@@ -178,7 +178,7 @@ def test_a_damaged_file_is_named(dataset: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:on_error has skipped:RuntimeWarning")
-def test_rows_that_are_not_there_are_skipped_by_on_error_and_states_go_on(dataset: Any) -> None:
+def test_missing_rows_are_skipped_by_on_error_and_states_resume(dataset: Any) -> None:
     def build() -> Any:
         return LanceReader([3, 30, 4, "x", [5, 99], 6], dataset, ["a"]).on_error("skip")
 
@@ -196,7 +196,7 @@ def test_rows_that_are_not_there_are_skipped_by_on_error_and_states_go_on(datase
     seed=st.integers(0, 5),
     cuts=st.lists(st.integers(0, 9), max_size=4),
 )
-def test_any_dataset_yields_each_row_once_and_is_gone_on_with_any_number_of_times(
+def test_any_dataset_yields_each_row_once_and_is_resumed_any_number_of_times(
     tmp_path_factory: pytest.TempPathFactory,
     sizes: list[int],
     deleted: set[int],

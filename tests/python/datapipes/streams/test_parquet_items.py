@@ -96,7 +96,7 @@ def test_any_files_yield_all_rows_in_order_and_are_restored_anywhere(
 
 
 @pytest.mark.parametrize(("size", "taken", "first"), [(None, 3, 30), (10, 3, 30), (4, 8, 30), (4, 9, 30)])
-def test_a_restored_pipe_reads_no_row_group_before_the_one_where_it_goes_on(
+def test_a_restored_pipe_reads_no_row_group_before_the_one_at_which_it_resumes(
     size: int | None, taken: int, first: int, tmp_path: Path
 ) -> None:
     """Nothing could be read of the earlier ones: by then they hold noise."""
@@ -121,7 +121,7 @@ def test_a_restored_pipe_reads_no_row_group_before_the_one_where_it_goes_on(
         list(build())
 
 
-def test_a_state_goes_on_at_its_row_where_items_have_another_size_now() -> None:
+def test_a_state_resumes_at_its_row_if_items_have_another_size() -> None:
     content = parquet_bytes(pyarrow.table({"id": range(9)}), 4)
     items = iter(pipe := loaded(content, library="numpy", dataframe_size=2))
     assert [ids_of(next(items)) for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]

@@ -132,7 +132,7 @@ def test_data_that_do_not_fit_the_mode_are_an_error_and_leave_the_old_file(tmp_p
     assert open_files() == before
 
 
-def test_a_file_that_cannot_be_written_is_an_error_that_names_it_and_the_pipe_goes_on_anew(tmp_path):
+def test_a_file_that_cannot_be_written_is_an_error_that_names_it_in_each_epoch(tmp_path):
     (tmp_path / "file").write_text("no folder")
     pipe = Saver(IterableWrapper([(str(tmp_path / "file" / "below"), "x")]))
     for _ in range(2):

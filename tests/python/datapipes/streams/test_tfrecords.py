@@ -345,7 +345,7 @@ def test_an_error_in_a_stream_arrives_as_it_is_and_closes_the_file() -> None:
     assert any("'file'" in note for note in failure.value.__notes__)
 
 
-def test_a_damaged_record_is_where_a_state_goes_on() -> None:
+def test_a_state_resumes_at_the_damaged_record() -> None:
     data = ONE + ONE[:-1] + b"!"
     pipe = IterableWrapper([("file", io.BytesIO(data))]).load_from_tfrecord()
     items = iter(pipe)

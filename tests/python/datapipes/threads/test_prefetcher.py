@@ -16,7 +16,6 @@ import pytest
 
 from random_graphs.check import start
 from random_graphs.users import Unstated, UnstatedTwice, drawn, is_odd, kept
-from torchdata._native import ReadAheadQueue
 from torchdata.datapipes._pipe.graph.traversal import walk
 from torchdata.datapipes._pipe.state.halting import beginning_unread
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Prefetcher
@@ -187,11 +186,6 @@ def _fails_at_3(item: int) -> int:
     return item
 
 
-def test_a_queue_without_room_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        ReadAheadQueue("a test", 0)
-
-
 class Seekable(IterDataPipe[int]):
     """Counts from its position; loading a state lets another thread run before it returns."""
 
@@ -238,25 +232,6 @@ def test_a_pass_that_begins_unread_reads_where_somebody_waits_and_once_it_may() 
     assert list(iterator) == list(range(1, 50))
     load_state(pipe, saved)
     assert list(pipe) == list(range(50))
-
-
-def test_a_pass_that_begins_unread_can_be_begun_anew_and_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Prefetcher, "patience", 1000.0)  # for which nobody waits
-    pipe = IterableWrapper(range(30)).map(drawn).prefetch(4)
-    over = Unstated(pipe)
-    random.seed(3)
-    iterator = iter(over)
-    first = [next(iterator) for _ in range(5)]
-    saved = save_state(over), save_generators()
-    rest = list(iterator)
-    with beginning_unread():
-        iter(pipe)
-        iter(pipe)
-        load_state(over, saved[0])
-        load_generators(saved[1])
-        iterator = iter(over)
-    assert list(iterator) == rest
-    assert len(first + rest) == 30
 
 
 def test_loading_the_beginning_halts_a_thread_that_would_draw_random_numbers() -> None:

@@ -111,7 +111,7 @@ def test_the_exception_of_a_call_comes_in_its_place_and_the_results_after_it_can
     assert list(pipe.header(3)) == [0, 10, 20]
 
 
-def test_whoever_keeps_an_exception_keeps_no_thread_alive() -> None:
+def test_a_kept_exception_keeps_no_thread_alive() -> None:
     iterator = iter(IterableWrapper(range(100)).threadpool_map(fails_at_3))
     with pytest.raises(LookupError) as caught:
         list(iterator)
@@ -261,7 +261,7 @@ def test_saving_does_not_wait_for_calls_with_items_that_cannot_change() -> None:
     assert len(state["pipes"][-1]["state"]["tasks"]) == 3
 
 
-def test_saving_gives_up_on_a_call_that_blocks_and_the_iteration_goes_on(
+def test_saving_gives_up_on_a_call_that_blocks_and_the_iteration_continues(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gate = Gate((1,))

@@ -9,7 +9,6 @@ import time
 
 import pytest
 import requests
-import urllib3
 
 from process_checks import MULTIPROCESSING, loader, nothing_is_left  # noqa: F401
 from stream_checks import open_files
@@ -135,21 +134,6 @@ def test_a_host_that_refuses_is_a_connection_error(web):
         opened(HttpReader, "http://127.0.0.1:1/x")
 
 
-@pytest.mark.parametrize("chunked", [{}, {"chunked": 1}])
-def test_a_connection_that_drops_is_an_error_and_not_the_end(web, chunked):
-    before = open_files()
-    url = web.url("a", b"x" * 100_000, drop=50_000, **chunked)
-    pipe = HttpReader([url], max_retries=0)
-    [(_, stream)] = pipe
-    for _ in range(2):  # what follows the lost bytes is never taken for the file
-        with pytest.raises(urllib3.exceptions.ProtocolError, match=r"HttpReader was reading 'http.*drop=50000"):
-            stream.read()
-    del stream
-    assert open_files() == before
-    assert opened(HttpReader, web.url("a"))[0][1] == b"x" * 100_000
-    assert [title for title, _ in pipe] == [url]
-
-
 def test_a_server_that_never_answers_is_a_timeout(web, monkeypatch):
     url = web.url("a", b"x" * 10, wait="never")
     with pytest.raises(requests.Timeout, match=r"HttpReader cannot open 'http.*0.2 s of silence"):
@@ -159,13 +143,6 @@ def test_a_server_that_never_answers_is_a_timeout(web, monkeypatch):
     monkeypatch.setattr(_http, "DEFAULT_TIMEOUT", (0.3, 0.3))
     with pytest.raises(requests.Timeout, match="raise it"):
         opened(HttpReader, url)
-
-
-def test_a_server_that_falls_silent_is_a_timeout(web):
-    [(_, stream)] = HttpReader([web.url("a", b"x" * 10, wait="never", after=4)], timeout=0.2, max_retries=0)
-    assert stream.read(4) == b"xxxx"
-    with pytest.raises(urllib3.exceptions.ReadTimeoutError, match=r"HttpReader was reading 'http.* from byte 4 on: "):
-        stream.read()
 
 
 def test_waiting_for_ever_must_be_asked_for():
@@ -343,32 +320,6 @@ def content(pair):
     url, stream = pair
     with stream:
         return url, stream.read()
-
-
-@pytest.mark.parametrize(
-    ("query", "error"),
-    [
-        ({"status": 503}, requests.HTTPError),
-        ({"drop": 4}, urllib3.exceptions.ProtocolError),
-        ({"wait": "never"}, requests.Timeout),
-        ({"wait": "never", "after": 4}, urllib3.exceptions.ReadTimeoutError),
-    ],
-)
-def test_a_failure_in_a_worker_arrives_with_its_type_and_url(web, query, error):
-    urls = [web.url("a", b"x" * 100), web.url("a", **query), web.url("a")]
-    pipe = (
-        IterableWrapper(urls).sharding_filter(MULTIPROCESSING).read_from_http(timeout=0.5, max_retries=0).map(content)
-    )
-    dl = loader(pipe)
-    try:
-        with pytest.raises(error) as failure:
-            list(dl)
-        text = str(failure.value) + "".join(getattr(failure.value, "__notes__", ()))
-        assert urls[1] in text
-        assert "HttpReader" in text
-        assert next(iter(dl)) == (urls[0], b"x" * 100)
-    finally:
-        dl.shutdown()
 
 
 def test_a_pipe_and_its_errors_pickle(web):
