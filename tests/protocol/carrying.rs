@@ -28,7 +28,7 @@ pub struct Up {
 }
 
 /// The words of a worker: its acknowledgement, and the epoch in which it starves.
-type Said = (Option<u64>, u32);
+type Said = (bool, u32);
 
 /// A frame from the main process to a worker.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -54,7 +54,7 @@ pub struct Carrier {
     told: (u64, u64, u32),
     said: Said,
     /// The acknowledgement that the main process sees.
-    acknowledged: Option<u64>,
+    acknowledged: bool,
     /// Whether the host has exited.
     is_cut: bool,
 }
@@ -69,8 +69,8 @@ impl Carrier {
             arrived: VecDeque::new(),
             to_tell: VecDeque::new(),
             told: (0, Grant::NONE, 0),
-            said: (None, 0),
-            acknowledged: None,
+            said: (false, 0),
+            acknowledged: false,
             is_cut: false,
         }
     }
@@ -189,8 +189,8 @@ impl World {
         true
     }
 
-    /// The acknowledgement of a call that the main process sees.
-    pub fn acknowledged(&self, index: usize) -> Option<u64> {
+    /// Whether the main process sees the acknowledgement of the call.
+    pub fn acknowledged(&self, index: usize) -> bool {
         self.elsewhere.carriers.get(index).map_or(self.children[index].acknowledged, |carrier| carrier.acknowledged)
     }
 

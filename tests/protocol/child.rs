@@ -167,11 +167,9 @@ impl World {
                 (child.read, child.pass, child.made, child.exhausted, child.failed) = (0, 0, (0, 0), false, false);
                 child.begin(setting, &ordered);
             }
-            (Step::Apply | Step::Skip, Command::Call(_)) => {
-                child.acknowledged = Some(child.place());
-                if step == Step::Apply {
-                    self.apply(setting, index);
-                }
+            (Step::Apply, Command::Call) => {
+                child.acknowledged = true;
+                self.apply(setting, index);
                 let child = &mut self.children[index];
                 if !setting.rules.calls {
                     child.rest();
@@ -182,32 +180,14 @@ impl World {
         }
     }
 
-    /// Applies the function to the graph of a child, for the first time in this epoch or at the position of its
-    /// predecessor.
+    /// Applies the function to the graph of a child.
     fn apply(&mut self, setting: &Setting, index: usize) {
         let child = &mut self.children[index];
-        child.due = None;
         child.applied += 1;
-        let place = child.place();
-        let is_first = self.kept.met[index].is_none();
-        self.kept.met[index].get_or_insert(place);
         // If a stop or another epoch is ordered, no more items of this epoch are computed.
         let goes_on = !Obedience::is_superseded(child.pump.stream().epoch(), child.order);
-        if setting.restarts && is_first && goes_on && place < self.kept.had[index] {
+        if setting.restarts && goes_on && child.place() < self.kept.had[index] {
             self.broken = Some("a function is met before items that main has from before it");
-        }
-    }
-
-    /// Applies a due function before the next item is requested.
-    fn meet_due(&mut self, setting: &Setting, index: usize) {
-        let child = &self.children[index];
-        let place = child.place();
-        if child.due.is_some_and(|due| due <= place) {
-            self.apply(setting, index);
-        }
-        let met = self.kept.met[index].is_some_and(|met| met <= place);
-        if setting.restarts && met != (self.children[index].applied > 0) {
-            self.broken = Some("a function is met between other items than before");
         }
     }
 
@@ -247,9 +227,6 @@ impl World {
     pub fn pump(&mut self, setting: &Setting, index: usize) -> &'static str {
         if self.children[index].pump.departing.is_some() {
             return self.send(setting, index);
-        }
-        if !self.children[index].pump.ending {
-            self.meet_due(setting, index);
         }
         let (child, links, first) = self.writer(setting, index);
         let pump = &mut child.pump;

@@ -1,7 +1,7 @@
 //! Positions in the main process: the contents of a state at each moment, whether they are correct, and resuming from
 //! them.
 
-use torchdata_core::protocol::{Account, Books, Calls, Command, Dealt, Share, Snapshot};
+use torchdata_core::protocol::{Account, Books, Command, Dealt, Share, Snapshot};
 
 use super::explore::Fingerprint;
 use super::memory::{Kind, Link};
@@ -60,7 +60,6 @@ impl Place {
                 starts: vec![(sent, given.items - sent.items, Some(given.checksum))],
                 turn: 0,
                 share: if share.pass > 1 { Account::default() } else { share.account },
-                calls: Vec::new(),
             }));
             shares.push(share);
         }
@@ -76,7 +75,6 @@ impl Place {
                 starts: accounts.iter().zip(&shares).map(start).collect(),
                 turn: accounts.iter().map(|account| account.items as usize).sum::<usize>() % shares.len(),
                 share: Account::default(),
-                calls: Vec::new(),
             }));
         }
         children
@@ -255,7 +253,7 @@ impl World {
     /// Begins or resumes an epoch.
     pub fn begin_epoch(&mut self, setting: &Setting, going_on: Option<Part<GoingOn>>) {
         self.number += 1;
-        self.begin_calls(setting);
+        self.kept.had.fill(0);
         self.begin_collecting(setting);
         let starts: Vec<Account> =
             going_on.iter().flat_map(|going_on| going_on.place.workers.iter().map(|(given, _)| *given)).collect();
@@ -308,8 +306,6 @@ impl World {
     /// New processes with new links.
     fn replace_everything(&mut self, setting: &Setting) {
         self.children = setting.fresh_children();
-        self.kept.calls = Calls::new(setting.children()).into();
-        self.kept.met.fill(None);
         let links = self.out.iter_mut().chain(self.dealt.iter_mut()).chain(self.elsewhere.dealing.iter_mut());
         links.for_each(|link| *link = Link::new());
         (0..setting.workers).for_each(|worker| self.renew_carrier(setting, worker));

@@ -4,7 +4,7 @@ use torchdata_core::protocol::{Command, Next, Stream};
 
 use super::memory::Kind;
 use super::saving::{Ordered, digest};
-use super::world::{Act, After, Child, Doing, Ended, Main, Rules, Setting, Take, Thread, WORKERS, World};
+use super::world::{Act, After, Doing, Ended, Main, Rules, Setting, Take, Thread, WORKERS, World};
 
 /// The result of requesting an item.
 pub enum Asked {
@@ -22,7 +22,7 @@ impl Setting {
         let mut push = |name, after: After| take(Act::Main(name), after);
         if !matches!(world.main, Main::Stopping(_) | Main::Reading(_)) {
             // Sending commands and waiting for answers also check for exits.
-            if world.is_dead() && !(self.restarts && world.main == Main::Between) && !world.awaits_dispatcher(self) {
+            if world.is_dead() && !(self.restarts && world.main == Main::Between) {
                 let mut learnt = world.clone();
                 if !self.restarts || !learnt.replace_dead(self) {
                     learnt.main = Main::Stopping(0);
@@ -76,23 +76,17 @@ impl Setting {
                 on.main = Main::Reading(false);
                 push("lets them go on", Ok(on));
                 if after.called == 0 {
-                    after.note_call(self);
+                    after.called = 1;
                     after.main = Main::Calling(self.children(), true);
                     push("calls while they halt", Ok(after));
                 }
             }
             Main::Calling(0, paused) => {
-                let obeyed = |world: &World| {
-                    let mut children = world.children.iter().enumerate();
-                    children.all(|(index, child)| {
-                        let took_place = child.due.is_some() || child.applied > 0;
-                        world.acknowledged(index).is_some() || world.rests(index) || self.restarts && took_place
-                    })
-                };
+                let obeyed =
+                    |world: &World| (0..self.children()).all(|index| world.acknowledged(index) || world.rests(index));
                 if obeyed(world) {
                     let mut children = world.children.iter().enumerate();
-                    let met = |child: &Child| child.applied + u8::from(child.due.is_some());
-                    if !children.all(|(index, child)| met(child) == 1 || world.rests(index)) {
+                    if !children.all(|(index, child)| child.applied == 1 || world.rests(index)) {
                         return push(
                             "has all answers",
                             Err("a function was not applied once by each child".to_owned()),
@@ -108,16 +102,7 @@ impl Setting {
             }
             Main::Calling(left, paused) => {
                 let index = left - 1;
-                let is_gone = after.is_gone(index);
-                if after.rests(index) {
-                    after.kept.calls.rest(FUNCTION, index);
-                } else {
-                    after.kept.calls.tell(FUNCTION, index);
-                    if is_gone && self.restarts {
-                        return push("finds one gone", Ok(after)); // the exit is handled in a later step
-                    }
-                }
-                if after.tell(index, plainly(CALL)) {
+                if after.rests(index) || after.tell(index, plainly(Command::Call)) {
                     after.main = Main::Calling(index, paused);
                     push("calls a child", Ok(after));
                 }
@@ -177,7 +162,7 @@ impl Setting {
         }
         if self.calls && idle && world.called == 0 {
             let mut after = world.clone();
-            after.note_call(self);
+            after.called = 1;
             after.main = Main::Calling(self.children(), false);
             push("calls", after);
         }
@@ -201,10 +186,6 @@ impl Setting {
         take(Act::Main("asks for an item"), stepped.map(|()| after));
     }
 }
-
-/// The only function that the main process calls.
-pub const FUNCTION: u64 = 1;
-pub const CALL: Command = Command::Call(FUNCTION);
 
 pub fn plainly(command: Command) -> Ordered {
     Ordered { command, epoch: 0, start: None }

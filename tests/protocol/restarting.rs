@@ -4,13 +4,12 @@
 //! children are replaced together, because items in transit to the exited one are unknown to the others. Items that the
 //! main process has received are drained first, and the replacements recompute the same number of items.
 
-use torchdata_core::protocol::{Account, Command, Judgement, Period, TRIES};
+use torchdata_core::protocol::{Account, Command, Judgement, TRIES};
 
 use super::going_on::Place;
-use super::main_process::plainly;
 use super::memory::{Kind, Link, Unit};
 use super::saving::{Ordered, Resumption, digest};
-use super::world::{Doing, Kept, Main, Setting, World};
+use super::world::{Main, Setting, World};
 
 /// More items than an epoch has.
 const ALL: u64 = 1 << 62;
@@ -18,7 +17,7 @@ const ALL: u64 = 1 << 62;
 impl Setting {
     /// Returns whether failing is too early, because a child can still be replaced.
     pub fn is_to_go_on(&self, world: &World) -> bool {
-        self.restarts && self.fails_at.is_none() && usize::from(self.deaths - world.deaths) < TRIES
+        self.restarts && world.called == 0 && self.fails_at.is_none() && usize::from(self.deaths - world.deaths) < TRIES
     }
 }
 
@@ -38,51 +37,8 @@ impl World {
         self.kept.replacing.rests(index)
     }
 
-    /// Records the function that will be sent next.
-    pub fn note_call(&mut self, setting: &Setting) {
-        self.called = 1;
-        (0..setting.children()).for_each(|child| self.settle(child));
-        self.kept.calls.note();
-    }
-
-    /// Begins an epoch: functions of earlier epochs were applied before it.
-    pub fn begin_calls(&mut self, setting: &Setting) {
-        (0..setting.children()).for_each(|child| self.settle(child));
-        self.kept.calls.begin(false);
-        self.kept
-            .met
-            .iter_mut()
-            .zip(self.children.iter())
-            .for_each(|(met, child)| *met = (child.applied > 0).then_some(0));
-        if self.called > 0 {
-            let Kept { replacing, met, .. } = &mut *self.kept;
-            let resting = (0..setting.children()).filter(|&child| replacing.rests(child));
-            resting.for_each(|child| met[child] = Some(0));
-        }
-        self.kept.had.fill(0);
-    }
-
-    /// Records the position of a child, according to the words that outlive it.
-    fn settle(&mut self, child: usize) {
-        let place = self.acknowledged(child);
-        if let ([number], Some(place)) = (&self.kept.calls.unsettled(child)[..], place) {
-            self.kept.calls.settle(*number, child, place);
-        }
-    }
-
-    /// Returns whether replacing must wait, because the dispatching process is running and will apply the function
-    /// next, at a position that is still unknown.
-    pub fn awaits_dispatcher(&self, setting: &Setting) -> bool {
-        let mut looked = self.clone();
-        let index = setting.workers;
-        setting.restarts && setting.dispatches && self.children[index].doing != Doing::Gone && {
-            looked.settle(index);
-            !looked.kept.calls.is_placed(index)
-        }
-    }
-
     /// Handles exited children: they are replaced, or are not needed again in this epoch. Returns false if this was
-    /// tried too often.
+    /// tried too often, or if a function was applied.
     pub fn replace_dead(&mut self, setting: &Setting) -> bool {
         let dead = |world: &Self, index: usize| world.is_gone(index) && !world.rests(index);
         let dead: Vec<usize> = (0..setting.children()).filter(|&index| dead(self, index)).collect();
@@ -105,21 +61,13 @@ impl World {
         if replaced.is_empty() {
             return true;
         }
-        if setting.dispatches {
-            self.settle(setting.workers);
-            if !self.kept.calls.is_placed(setting.workers) {
-                return false;
-            }
+        if self.called > 0 {
+            return false; // a replacement would lack the function
         }
         self.drain(setting, replaced.iter().copied()); // the others were killed for the replacement
         let ended: Vec<bool> = (0..setting.workers).map(|worker| self.has_ended(worker)).collect();
         let received: Vec<Account> = (0..setting.workers).map(|worker| self.received(setting, worker)).collect();
         for &worker in replaced.iter().filter(|&&child| child < setting.workers) {
-            self.settle(worker);
-            if setting.carried && !self.kept.calls.unsettled(worker).is_empty() {
-                self.kept.met[worker] = None; // its acknowledgement was lost, together with all later items
-            }
-            self.kept.calls.settle_behind(worker, received[worker].items);
             self.kept.had[worker] = received[worker].items;
         }
         let place = Place::at(setting, &self.kept.books, received);
@@ -139,17 +87,6 @@ impl World {
             }
             self.kept.told |= 1 << index;
             let mut start = starts[index].clone();
-            let (mut ahead, mut within) =
-                (self.kept.calls.ahead(index, true, false), self.kept.calls.within(index, Period::Now));
-            if !setting.rules.placing {
-                ahead.extend(std::mem::take(&mut within).iter().map(|&(_, number)| number));
-            }
-            for number in ahead {
-                let _ = self.tell(index, plainly(Command::Call(number))); // there is room
-            }
-            if !within.is_empty() {
-                start.calls = within;
-            }
             let mut command = Command::Epoch(self.number);
             if self.kept.replacing.repeats(index, &ended) {
                 command = Command::Repeat(self.number);

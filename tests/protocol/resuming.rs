@@ -189,12 +189,6 @@ fn replacing_only_the_dispatching_process_leaves_workers_waiting_or_wrong() {
 }
 
 #[test]
-fn a_replacement_that_applies_a_function_before_the_epoch_recomputes_other_items() {
-    let setting = Setting { restarts: true, calls: true, deaths: 1, ..saving(1, false, &[1, 1]) };
-    found(setting, |rules| rules.placing = false, "a function is met");
-}
-
-#[test]
 fn a_call_that_is_applied_while_items_are_recomputed_affects_items_received_before_it() {
     let setting = Setting { restarts: true, calls: true, deaths: 1, ..saving(1, false, &[1, 1]) };
     found(setting, |rules| rules.holding = false, "a function is met");

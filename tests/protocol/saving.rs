@@ -33,8 +33,6 @@ pub struct Resumption {
     pub turn: usize,
     /// The dispatched items that a worker had read.
     pub share: Account,
-    /// The functions to apply, as (number of items before it, number of the function).
-    pub calls: Vec<(u64, u64)>,
 }
 
 /// A command in transit, and its attachments.
@@ -76,9 +74,6 @@ impl Child {
             self.relay = None;
         }
         let Some(start) = &ordered.start else { return };
-        let last = start.calls.last().copied();
-        self.due = last.map(|(place, _)| place);
-        last.iter().for_each(|&(_, number)| self.obedience.expect(number));
         if let Some(graph) = start.graph {
             (self.epoch, self.read, self.pass) = (graph.epoch, graph.read, graph.pass);
             (self.made, self.exhausted) = (graph.made, graph.exhausted);

@@ -7,7 +7,7 @@
 use std::cell::RefCell;
 use std::collections::{HashSet, VecDeque};
 
-use torchdata_core::protocol::{Account, BETWEEN, Books, Calls, Collecting, Dealt, Obedience, Replacing};
+use torchdata_core::protocol::{Account, Books, Collecting, Dealt, Obedience, Replacing};
 
 use super::carrying::Carrier;
 use super::explore::{self, ByFingerprint, Fingerprint, Model};
@@ -46,8 +46,6 @@ pub struct Rules {
     pub receiving: bool,
     /// With a dispatching process, all children are replaced together.
     pub together: bool,
-    /// A replacement applies the function between the same two items.
-    pub placing: bool,
     /// A call waits until a worker has recomputed the items that the main process has.
     pub holding: bool,
     /// Words from another machine are stored when they arrive, even if there is no room for the units before them.
@@ -72,7 +70,6 @@ pub const PRESENT: Rules = Rules {
     joining: true,
     receiving: true,
     together: true,
-    placing: true,
     holding: true,
     words_at_once: true,
     own_frames: true,
@@ -151,12 +148,10 @@ pub struct Child {
     pub control: VecDeque<Ordered>,
     pub order: u64,
     pub obedience: Obedience,
-    /// Its acknowledgement of the call, with the number of items before it. It outlives the child.
-    pub acknowledged: Option<u64>,
+    /// Whether it has acknowledged the call.
+    pub acknowledged: bool,
     /// How many times it has applied the function.
     pub applied: u8,
-    /// The number of items after which it applies the function by itself.
-    pub due: Option<u64>,
     pub pump: Pump,
     /// The worker that receives the graph's item, and whether the item is dropped.
     pub target: usize,
@@ -194,9 +189,8 @@ impl Child {
             control: VecDeque::new(),
             order: 0,
             obedience: Obedience::new(dispatches),
-            acknowledged: None,
+            acknowledged: false,
             applied: 0,
-            due: None,
             pump: Pump::new(links),
             target: 0,
             skips: false,
@@ -222,12 +216,11 @@ impl Child {
         let made: u64 = self.pump.accounts.iter().map(|account| account.items).sum();
         let waits = self.pump.departing.as_ref().is_some_and(|(_, unit)| unit.item().is_some());
         let passed = u64::from(self.pump.stream().pass().saturating_sub(1)) << 32;
-        if self.obedience.runs() { passed + made + u64::from(waits) } else { BETWEEN }
+        if self.obedience.runs() { passed + made + u64::from(waits) } else { u64::MAX }
     }
 
     /// Records that it has left the epoch, or reached its end.
     pub fn rest(&mut self) {
-        self.applied += u8::from(self.due.take().is_some());
         self.doing = Doing::Idle;
         self.obedience.leave();
     }
@@ -269,9 +262,6 @@ pub enum Ended {
 /// The parts of a world that few steps change, combined so that other steps copy one reference.
 #[derive(Debug, Clone, Hash)]
 pub struct Kept {
-    pub calls: Part<Calls>,
-    /// By child: the number of items in this epoch before the function was first applied.
-    pub met: Part<Vec<Option<u64>>>,
     /// By child: the number of its items that the main process had when the child was started as a replacement.
     pub had: Part<Vec<u64>>,
     pub books: Part<Books<Graph>>,
@@ -433,8 +423,6 @@ impl Model for Setting {
             lanes: self.fresh_lanes(),
         };
         let kept = Kept {
-            calls: Calls::new(self.children()).into(),
-            met: vec![None; self.children()].into(),
             had: vec![0; self.children()].into(),
             books: Books::remembering(self.workers, self.look_back, self.look_back).into(),
             all: Books::new(self.workers).into(),

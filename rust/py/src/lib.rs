@@ -103,7 +103,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<transport::collector::ItemStream>()?;
     module.add_class::<protocol::PyObedience>()?;
     module.add_class::<protocol::PyReplacing>()?;
-    module.add_class::<protocol::PyCalls>()?;
     module.add_function(wrap_pyfunction!(protocol::order_of, module)?)?;
     module.add_class::<queue::ReadAheadQueue>()?;
     module.add_class::<queue::ReadAheadHold>()?;

@@ -5,19 +5,16 @@ use std::sync::{Mutex, PoisonError};
 
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
-use torchdata_core::protocol::{
-    Acknowledged, BETWEEN, Calls, Command, Obedience, Period, Replacing, Step, TRIES, UNTOLD,
-};
+use torchdata_core::protocol::{Acknowledged, Command, Obedience, Replacing, Step, TRIES};
 
-/// Returns the command of a kind: "epoch" or "repeat" with the number of an epoch, "call" with the number of a
-/// function, or "stop".
+/// Returns the command of a kind: "epoch" or "repeat" with the number of an epoch, "call", or "stop".
 fn command(kind: &str, number: u64) -> PyResult<Command> {
     let epoch =
         || u32::try_from(number).map_err(|_| PyValueError::new_err(format!("{number} is not the number of an epoch")));
     match kind {
         "epoch" => epoch().map(Command::Epoch),
         "repeat" => epoch().map(Command::Repeat),
-        "call" => Ok(Command::Call(number)),
+        "call" => Ok(Command::Call),
         "stop" => Ok(Command::Stop),
         _ => Err(PyValueError::new_err(format!("{kind:?} is not a command"))),
     }
@@ -47,7 +44,7 @@ impl PyObedience {
         Self(Mutex::new(Obedience::new(dispatches)))
     }
 
-    /// Returns the next step for a command ("leave", "run", "apply", "skip" or "end"), and whether to acknowledge it
+    /// Returns the next step for a command ("leave", "run", "apply" or "end"), and whether to acknowledge it
     /// before and after that step.
     fn obey(&self, kind: &str, number: u64) -> PyResult<(&'static str, bool, bool)> {
         let command = command(kind, number)?;
@@ -57,17 +54,12 @@ impl PyObedience {
             Step::Run(Acknowledged::Done) => ("run", false, true),
             Step::Run(Acknowledged::Both) => ("run", true, true),
             Step::Apply => ("apply", false, true),
-            Step::Skip => ("skip", false, true),
             Step::End => ("end", false, false),
         })
     }
 
     fn leave(&self) {
         self.with(Obedience::leave);
-    }
-
-    fn expect(&self, number: u64) {
-        self.with(|obedience| obedience.expect(number));
     }
 
     #[getter]
@@ -155,82 +147,5 @@ impl PyReplacing {
     #[staticmethod]
     fn repeats_earlier(outlives: bool, begins: bool) -> bool {
         Replacing::repeats_earlier(outlives, begins)
-    }
-}
-
-/// The functions that the main process applies to the graphs of all children. See `torchdata_core::protocol::Calls` for
-/// the methods.
-#[pyclass(frozen, name = "Calls", module = "torchdata._native")]
-pub struct PyCalls {
-    calls: Mutex<Calls>,
-    children: usize,
-}
-
-impl PyCalls {
-    fn with<T>(&self, child: usize, look: impl FnOnce(&mut Calls) -> T) -> PyResult<T> {
-        if child >= self.children {
-            return Err(PyIndexError::new_err(format!("there are {} children", self.children)));
-        }
-        Ok(look(&mut self.calls.lock().unwrap_or_else(PoisonError::into_inner)))
-    }
-
-    fn of_all<T>(&self, look: impl FnOnce(&mut Calls) -> T) -> T {
-        look(&mut self.calls.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
-#[pymethods]
-impl PyCalls {
-    #[classattr]
-    const BETWEEN: u64 = BETWEEN;
-    #[classattr]
-    const UNTOLD: u64 = UNTOLD;
-
-    #[new]
-    fn new(children: usize) -> Self {
-        Self { calls: Mutex::new(Calls::new(children)), children }
-    }
-
-    fn begin(&self, again: bool) {
-        self.of_all(|calls| calls.begin(again));
-    }
-
-    fn note(&self) -> u64 {
-        self.of_all(Calls::note)
-    }
-
-    fn tell(&self, number: u64, child: usize) -> PyResult<()> {
-        self.with(child, |calls| calls.tell(number, child))
-    }
-
-    fn rest(&self, number: u64, child: usize) -> PyResult<()> {
-        self.with(child, |calls| calls.rest(number, child))
-    }
-
-    fn unsettled(&self, child: usize) -> PyResult<Vec<u64>> {
-        self.with(child, |calls| calls.unsettled(child))
-    }
-
-    fn settle(&self, number: u64, child: usize, place: u64) -> PyResult<()> {
-        self.with(child, |calls| calls.settle(number, child, place))
-    }
-
-    fn settle_behind(&self, child: usize, received: u64) -> PyResult<()> {
-        self.with(child, |calls| calls.settle_behind(child, received))
-    }
-
-    fn is_placed(&self, child: usize) -> PyResult<bool> {
-        self.with(child, |calls| calls.is_placed(child))
-    }
-
-    fn ahead(&self, child: usize, runs: bool, repeats: bool) -> PyResult<Vec<u64>> {
-        self.with(child, |calls| calls.ahead(child, runs, repeats))
-    }
-
-    /// Returns the functions that it applies within the current or the previous epoch, as (number of items before it,
-    /// number of the function).
-    fn within(&self, child: usize, earlier: bool) -> PyResult<Vec<(u64, u64)>> {
-        let period = if earlier { Period::Earlier } else { Period::Now };
-        self.with(child, |calls| calls.within(child, period))
     }
 }

@@ -19,7 +19,7 @@ from hosts import hosts_have_ended, read_here_and_there  # noqa: F401 - one is a
 from one_rank import Alone
 from process_checks import is_gone, nothing_is_left  # noqa: F401 - one is a fixture
 from ray_cluster import of_ray
-from remote_pipelines import DEALT, PIPELINES, array, as_it_is, dealt, double, failing, numbered, plain, wide
+from remote_pipelines import DEALT, PIPELINES, array, dealt, double, failing, numbered, plain, wide
 from torchdata.dataloader2 import (
     DataLoader2,
     DistributedReadingService,
@@ -204,11 +204,11 @@ def _kill(backend: Spawned, deals: bool, victims: list[str], function: Any, dice
         for epoch in wanted:
             got: list[Any] = []
             kill_at = set(dice.sample(range(10, LONG - 100), 2))
-            call_at = set() if deals else {at + dice.randrange(3) for at in kill_at}
+            pause_at = set() if deals else {at + dice.randrange(3) for at in kill_at}
             for item in loader:
                 got.append(item)
-                if len(got) in call_at:
-                    loader.reading_service._pause(as_it_is)
+                if len(got) in pause_at:
+                    loader.reading_service._pause()
                     loader.reading_service._resume()
                 if len(got) in kill_at:
                     backend.kill(loader, dice.choice(victims), dice)

@@ -308,7 +308,6 @@ def test_every_class_is_tried_here_or_holds_no_objects():
     holds_none = {
         "ArenaBuffer",
         "BellBoard",
-        "Calls",
         "Carrier",
         "Finalized",
         "HandingIterator",

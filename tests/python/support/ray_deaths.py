@@ -23,7 +23,7 @@ from typing import Any
 from drivers.frame import Driver
 from process_checks import MULTIPROCESSING
 from ray_cluster import add, join, nodes, raylet_of
-from remote_pipelines import array, as_it_is, drawn, many, numbered, plain, reading, wide
+from remote_pipelines import array, drawn, many, numbered, plain, reading, wide
 from torchdata._engine import snapshots
 from torchdata._engine.remote.dispatching import DispatchingChild
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService, RayReadingService, WorkerExitedError
@@ -201,7 +201,7 @@ class Run:
         """Causes an event, immediately or a moment later, concurrently with the main process."""
         if kind == "call":
             self.happened[kind] += 1
-            loader.reading_service._pause(as_it_is)
+            loader.reading_service._pause()
             loader.reading_service._resume()
         elif kind in ("raylet", "stop raylet", "node"):
             self.happened[kind] += 1

@@ -39,9 +39,9 @@ const BESIDE: u64 = 1 << 63;
 const UNIT_HEAD: usize = 16;
 
 /// The control words of a carrier's two links that the other side needs, in sealed form. From the inbound link: the
-/// order, and the epoch in which the producer starves. From the outbound link: the grant, the number of acknowledged
-/// messages, and the position of the last acknowledgement.
-pub type Words = [u64; 5];
+/// order, and the epoch in which the producer starves. From the outbound link: the grant, and the number of acknowledged
+/// messages.
+pub type Words = [u64; 4];
 
 /// Units in transit.
 #[derive(Debug, Default)]
@@ -185,7 +185,7 @@ impl Carrier {
             unit: Unit::default(),
             progress: Progress::default(),
             lack: Lack::Nothing,
-            given: [crate::integrity::seal(0); 5], // the initial values in a new link
+            given: [crate::integrity::seal(0); 4], // the initial values in a new link
         })
     }
 
@@ -193,13 +193,11 @@ impl Carrier {
         let (incoming, outgoing) = (self.incoming.header(), self.outgoing.header());
         // SYNC(order), SYNC(starve), SYNC(grant), SYNC(acknowledge): pair with Producer::order, Announcer::starve,
         // Consumer::grant and Consumer::acknowledge.
-        let acknowledged = outgoing.acknowledged.load(Ordering::Acquire);
         [
             incoming.order.load(Ordering::Acquire),
             incoming.starving.load(Ordering::Acquire),
             outgoing.granted.load(Ordering::Acquire),
-            acknowledged,
-            outgoing.obeyed_at.load(Ordering::Relaxed),
+            outgoing.acknowledged.load(Ordering::Acquire),
         ]
     }
 
@@ -224,7 +222,7 @@ impl Carrier {
     }
 
     /// Stores words from the other machine for the processes on this machine.
-    pub fn put_words(&self, [order, starving, granted, acknowledged, obeyed_at]: Words) {
+    pub fn put_words(&self, [order, starving, granted, acknowledged]: Words) {
         let (incoming, outgoing) = (self.incoming.header(), self.outgoing.header());
         // SYNC(order): pairs with Probe::is_superseded.
         outgoing.order.store(order, Ordering::Release);
@@ -232,8 +230,7 @@ impl Carrier {
         outgoing.starving.store(starving, Ordering::Release);
         // SYNC(grant): pairs with Producer::permit.
         incoming.granted.store(granted, Ordering::Release);
-        incoming.obeyed_at.store(obeyed_at, Ordering::Relaxed);
-        // SYNC(acknowledge): pairs with Producer::acknowledged and Probe::obeyed_at.
+        // SYNC(acknowledge): pairs with Producer::acknowledged.
         incoming.acknowledged.store(acknowledged, Ordering::Release);
         self.peer.ring();
     }

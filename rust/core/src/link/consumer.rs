@@ -194,10 +194,9 @@ impl Consumer {
         self.receiving.stream()
     }
 
-    /// Acknowledges `count` messages. `place` is the position of this process at that time.
-    pub fn acknowledge(&self, count: u64, place: u64) {
-        self.layout.header().obeyed_at.store(seal(place), Ordering::Relaxed);
-        // SYNC(acknowledge): pairs with Producer::acknowledged and Probe::obeyed_at.
+    /// Acknowledges `count` messages.
+    pub fn acknowledge(&self, count: u64) {
+        // SYNC(acknowledge): pairs with Producer::acknowledged.
         self.layout.header().acknowledged.store(seal(count), Ordering::Release);
         self.peer.ring();
     }

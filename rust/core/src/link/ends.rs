@@ -132,19 +132,6 @@ impl Probe {
         let order = open(word).ok_or(Corrupted("the ordered epoch cannot be read"))?;
         Ok(Obedience::is_superseded(epoch, order))
     }
-
-    /// Returns the consumer's position at its last acknowledgement, or None if it has acknowledged fewer than `count`
-    /// messages. Only valid while no other message is in transit.
-    pub fn obeyed_at(&self, count: u64) -> Result<Option<u64>, Corrupted> {
-        let header = self.layout.header();
-        // SYNC(acknowledge): pairs with Consumer::acknowledge.
-        let obeyed = open(header.acknowledged.load(Ordering::Acquire));
-        let place = open(header.obeyed_at.load(Ordering::Relaxed));
-        let (Some(obeyed), Some(place)) = (obeyed, place) else {
-            return Err(Corrupted("the acknowledgement of a message cannot be read"));
-        };
-        Ok((obeyed >= count).then_some(place))
-    }
 }
 
 /// Reports to the consumer of a link that its producer starves: it waits for another process.

@@ -27,7 +27,7 @@ use crate::stats::{Flow, FlowRef};
 /// "tdrslink" in ASCII.
 const MAGIC: u64 = u64::from_le_bytes(*b"tdrslink");
 /// Must change with the layout of the header, the units or the rings.
-const VERSION: u32 = 8;
+const VERSION: u32 = 9;
 /// Space for the header: one page, so that the rings are page-aligned.
 const HEADER_LEN: usize = 4096;
 /// The alignment of blocks and of the arena.
@@ -115,8 +115,6 @@ pub(crate) struct Header {
     pub order: Word,
     /// The number of messages that the consumer has acknowledged. Written only by the consumer.
     pub acknowledged: Word,
-    /// The consumer's position at the last acknowledgement. Written only by the consumer, before `acknowledged`.
-    pub obeyed_at: Word,
     /// Whether items should ring the bell. Lowered while the consumer only waits for other links. Written only by the
     /// consumer.
     pub items_wanted: CachePadded<Wanted>,
@@ -143,10 +141,9 @@ const _: () = {
     assert!(std::mem::offset_of!(Header, starving) == 7 * LINE);
     assert!(std::mem::offset_of!(Header, order) == 8 * LINE);
     assert!(std::mem::offset_of!(Header, acknowledged) == 9 * LINE);
-    assert!(std::mem::offset_of!(Header, obeyed_at) == 10 * LINE);
-    assert!(std::mem::offset_of!(Header, items_wanted) == 11 * LINE);
-    assert!(std::mem::offset_of!(Header, ahead) == 12 * LINE);
-    assert!(std::mem::offset_of!(Header, sent) == 13 * LINE);
+    assert!(std::mem::offset_of!(Header, items_wanted) == 10 * LINE);
+    assert!(std::mem::offset_of!(Header, ahead) == 11 * LINE);
+    assert!(std::mem::offset_of!(Header, sent) == 12 * LINE);
     assert!(size_of::<Header>() <= HEADER_LEN);
 };
 
@@ -184,7 +181,7 @@ impl Layout {
         for cursor in [&header.tail, &header.head, &header.return_tail, &header.return_head] {
             cursor.store(cursor::BIRTH, Ordering::Relaxed);
         }
-        for word in [&header.granted, &header.starving, &header.order, &header.acknowledged, &header.obeyed_at] {
+        for word in [&header.granted, &header.starving, &header.order, &header.acknowledged] {
             word.store(seal(0), Ordering::Relaxed);
         }
         header.items_wanted.raise();

@@ -17,14 +17,12 @@
 //! | [`Books`] | the main process, a worker that reads dispatched items | the snapshots to keep |
 //! | [`Obedience`] | a child | how a command affects the running epoch, and when it is acknowledged |
 //! | [`Replacing`] | the main process | which children are replaced after an exit, and when to give up |
-//! | [`Calls`] | the main process | which functions a replacement applies, in which order and between which items |
 //!
 //! The model checker verifies three properties. There is no deadlock. No item is lost, duplicated or delivered to
 //! another epoch. The exit of a process causes an error, and never looks like a normal end.
 
 mod account;
 mod books;
-mod calls;
 mod collecting;
 mod dealing;
 mod grant;
@@ -36,7 +34,6 @@ mod stream;
 
 pub use account::Account;
 pub use books::{Books, Dealt, Place, Share, Snapshot};
-pub use calls::{BETWEEN, Calls, Period, UNTOLD};
 pub use collecting::{Collecting, Next};
 pub use dealing::{Deal, Dealing};
 pub use grant::{Grant, Reader, Wish};

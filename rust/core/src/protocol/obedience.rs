@@ -7,9 +7,8 @@ pub enum Command {
     Epoch(u32),
     /// Repeat the end of this epoch to restore the state that outlives it. The main process already has all its items.
     Repeat(u32),
-    /// Apply the function with this number to the graph, between two items. The running epoch continues. Functions are
-    /// counted from 1 and may be sent twice. Number 0 only requests an acknowledgement.
-    Call(u64),
+    /// Apply a function to the graph, between two items. The running epoch continues.
+    Call,
     /// Exit.
     Stop,
 }
@@ -20,7 +19,7 @@ impl Command {
     pub fn order(self) -> Option<u64> {
         match self {
             Self::Epoch(epoch) | Self::Repeat(epoch) => Some(u64::from(epoch)),
-            Self::Call(_) => None,
+            Self::Call => None,
             Self::Stop => Some(1 << 32),
         }
     }
@@ -35,8 +34,6 @@ pub enum Step {
     Run(Acknowledged),
     /// Apply the function, acknowledge the command, then continue.
     Apply,
-    /// Acknowledge the command without applying its function, which was applied before, then continue.
-    Skip,
     /// Exit.
     End,
 }
@@ -58,24 +55,18 @@ pub enum Acknowledged {
 pub struct Obedience {
     dispatches: bool,
     runs: bool,
-    /// The latest function that was applied, or that the child will apply by itself in this run.
-    applied: u64,
 }
 
 impl Obedience {
     /// Creates the state of a worker, or of a dispatching process.
     pub fn new(dispatches: bool) -> Self {
-        Self { dispatches, runs: false, applied: 0 }
+        Self { dispatches, runs: false }
     }
 
     /// Returns the next step for a command.
     pub fn obey(&mut self, command: Command) -> Step {
         match command {
-            Command::Call(number) if number > self.applied => {
-                self.applied = number;
-                Step::Apply
-            }
-            Command::Call(_) => Step::Skip,
+            Command::Call => Step::Apply,
             _ if self.runs => Step::Leave,
             Command::Stop => Step::End,
             Command::Epoch(_) => self.run(Acknowledged::Begun),
@@ -92,12 +83,6 @@ impl Obedience {
     /// Records that the epoch has ended or was abandoned.
     pub fn leave(&mut self) {
         self.runs = false;
-    }
-
-    /// Records that functions up to this number were sent together with the epoch. The child applies them at the
-    /// positions of its predecessor.
-    pub fn expect(&mut self, number: u64) {
-        self.applied = self.applied.max(number);
     }
 
     /// Returns whether an epoch runs.
@@ -130,25 +115,12 @@ mod tests {
     }
 
     #[test]
-    fn a_call_leaves_the_epoch_running_and_is_applied_once() {
+    fn a_call_leaves_the_epoch_running() {
         let mut child = Obedience::new(false);
-        assert_eq!(child.obey(Command::Call(0)), Step::Skip, "it asks for the acknowledgement alone");
-        assert_eq!(child.obey(Command::Call(1)), Step::Apply);
+        assert_eq!(child.obey(Command::Call), Step::Apply);
         child.obey(Command::Epoch(1));
-        assert_eq!(
-            [1, 2, 2, 1].map(|number| child.obey(Command::Call(number))),
-            [Step::Skip, Step::Apply, Step::Skip, Step::Skip]
-        );
+        assert_eq!(child.obey(Command::Call), Step::Apply);
         assert!(child.runs());
-    }
-
-    #[test]
-    fn functions_that_come_with_an_epoch_are_not_applied_when_they_are_called() {
-        let mut child = Obedience::new(false);
-        child.obey(Command::Call(1));
-        child.expect(3);
-        child.expect(2);
-        assert_eq!([3, 4].map(|number| child.obey(Command::Call(number))), [Step::Skip, Step::Apply]);
     }
 
     #[test]
@@ -160,7 +132,7 @@ mod tests {
 
     #[test]
     fn epochs_and_the_end_are_ordered_ahead_and_only_later_ones_end_a_wait() {
-        assert_eq!(Command::Call(9).order(), None);
+        assert_eq!(Command::Call.order(), None);
         for epoch in [1, 2, u32::MAX] {
             let order = [Command::Epoch(epoch), Command::Repeat(epoch)].map(|command| command.order().unwrap());
             assert_eq!(order.map(|order| Obedience::is_superseded(epoch, order)), [false, false]);

@@ -91,7 +91,7 @@ impl PyCarrier {
     }
 
     fn put_words(&self, py: Python<'_>, words: Vec<u64>) -> PyResult<()> {
-        let words = Words::try_from(words).map_err(|_| PyValueError::new_err("there are five words"))?;
+        let words = Words::try_from(words).map_err(|_| PyValueError::new_err("there are four words"))?;
         py.detach(|| self.held().put_words(words));
         Ok(())
     }

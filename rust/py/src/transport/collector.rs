@@ -320,10 +320,9 @@ impl Collector {
         Ok(self.access.hold()?.peers.links().iter().map(Consumer::leased).collect())
     }
 
-    /// Acknowledges `count` messages to the sender, with the current position of this process (see `Link.obeyed_at`).
-    #[pyo3(signature = (count, place = 0))]
-    fn acknowledge(&self, count: u64, place: u64) -> PyResult<()> {
-        self.access.hold()?.peers.links()[0].acknowledge(count, place);
+    /// Acknowledges `count` messages to the sender.
+    fn acknowledge(&self, count: u64) -> PyResult<()> {
+        self.access.hold()?.peers.links()[0].acknowledge(count);
         Ok(())
     }
 

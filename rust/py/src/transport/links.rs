@@ -53,12 +53,6 @@ impl PyLink {
         self.0.has_consumer()
     }
 
-    /// Returns the reader's position at its last acknowledgement (see `Collector.acknowledge`), or None if it has
-    /// acknowledged fewer than `count` messages.
-    fn obeyed_at(&self, count: u64) -> PyResult<Option<u64>> {
-        self.0.probe().obeyed_at(count).map_err(errors::corrupted)
-    }
-
     fn sent(&self) -> (u64, u64) {
         self.0.sent()
     }
