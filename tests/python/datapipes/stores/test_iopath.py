@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 
 import pytest
 from iopath.common.file_io import HTTPURLHandler, PathHandler, PathManager
@@ -17,7 +16,6 @@ from torchdata.datapipes.iter import (
     IoPathSaver,
     IterableWrapper,
 )
-from torchdata.datapipes.state import load_state, save_state
 
 NAMES = ["a.txt", "b.txt", "c.png", "été 100%.txt"]
 
@@ -103,17 +101,6 @@ def test_each_pipe_has_a_path_manager_of_its_own_for_urls():
     for pipe in pipes:
         with pytest.raises(KeyError, match="http"):
             pipe.register_handler(HTTPURLHandler())
-
-
-def test_a_restored_listing_resumes_after_its_last_name_though_others_came(folder):
-    pipe = IoPathFileLister(folder, "*.*")
-    items = iter(pipe)
-    assert [next(items), next(items)][1].endswith("b.txt")
-    state = pickle.loads(pickle.dumps(save_state(pipe)))
-    os.remove(f"{folder}/a.txt")
-    other = IoPathFileLister(folder, "*.*")
-    load_state(other, state)
-    assert [os.path.basename(name) for name in other] == ["c.png", "été 100%.txt"]
 
 
 @pytest.mark.parametrize(("mode", "kind"), [("r", str), ("rt", str), ("rb", bytes)])
