@@ -103,6 +103,14 @@ def test_a_copy_counts_for_itself(make: Any) -> None:
     assert (copied.stats().items, loader.stats().items) == (6, 6)
 
 
+def test_new_workers_count_from_zero() -> None:
+    loader = StatefulDataLoader(Photos(), batch_size=4, num_workers=1, multiprocessing_context="fork")
+    list(loader)
+    earlier = loader.stats()
+    list(loader)
+    assert loader.stats(earlier).items == 6
+
+
 def test_few_batches_are_timed_unless_all_are_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
     from torchdata._observe.stats.batches import BatchClock
 
