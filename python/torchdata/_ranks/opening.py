@@ -71,7 +71,7 @@ class Opening:
         return meeting, self._left
 
     def give_up(self, blame: Blame) -> None:
-        """Tells the ranks that come later why rank 0 no longer waits for them."""
+        """Records in the store, for later ranks, why rank 0 no longer waits for them."""
         with suppress(RanksLostError):
             self._ask_store(lambda store: store.set("blame", json.dumps(blame)))
 

@@ -95,7 +95,7 @@ class TorchGroup(UncopyableGroup):
 
     Raises:
         RuntimeError: `torch.distributed` cannot be used (see `require_initialized`).
-        PrefetchTimeoutError: other ranks did not open the group, or gave up before this one came.
+        PrefetchTimeoutError: other ranks did not open the group, or gave up before this one did.
         RanksLostError: rank 0 or the store of the job no longer exists, or does not answer.
     """
 
