@@ -115,16 +115,17 @@ class MpiGroup(UncopyableGroup):
         """Returns whether this rank has given up.
 
         Raises:
-            RanksLostError: another rank has given up, so that the operation never ends.
+            PrefetchTimeoutError: another rank has given up, so that the operation never ends.
         """
         status = self._mpi.Status()
         if self._comm.Iprobe(source=self._mpi.ANY_SOURCE, tag=_LAST_WORDS, status=status):
             words = bytearray(status.Get_count(self._mpi.BYTE))
             self._comm.Recv([words, self._mpi.BYTE], source=status.Get_source(), tag=_LAST_WORDS)
             self._tell_others(bytes(words), _LAST_WORDS)
-            raise RanksLostError(
+            raise PrefetchTimeoutError(
+                self._timeout,
                 f"{self._whose} on rank {self.rank}: {describe_ranks([status.Get_source()])} of {self.world_size} gave "
-                f"up before: {words.decode(errors='replace')}"
+                f"up before: {words.decode(errors='replace')}",
             )
         return self._given_up
 

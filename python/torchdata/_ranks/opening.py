@@ -23,6 +23,9 @@ from torchdata._ranks.group import PrefetchTimeoutError, RanksLostError
 from torchdata._ranks.waiting import describe_ranks
 from torchdata._threads import start
 
+#: Why a group failed: what happened, to which ranks, and the rank that gave up.
+Blame = tuple[str, list[int], int]
+
 #: Seconds between two checks for rank 0. They grow, because many ranks must not query the store often.
 _FIRST_NAP, _LONGEST_NAP = 0.001, 0.05
 
@@ -55,8 +58,8 @@ class Opening:
         """Returns the remaining seconds."""
         return max(self._until - time.monotonic(), 0.0)
 
-    def meet(self) -> tuple[Meeting, float]:
-        """Returns the meeting, and the remaining seconds for all ranks to join it.
+    def meet(self) -> tuple[Meeting | Blame, float]:
+        """Returns the meeting, or why rank 0 has already given it up, and the remaining seconds for all ranks to join.
 
         Raises:
             PrefetchTimeoutError: rank 0, and possibly others, did not begin to iterate.
@@ -64,6 +67,11 @@ class Opening:
         """
         meeting = self._host() if self._rank == 0 else self._join()
         return meeting, self._left
+
+    def give_up(self, blame: Blame) -> None:
+        """Records in the store, for later ranks, why rank 0 no longer waits for them."""
+        with suppress(RanksLostError):
+            self._ask_store(lambda store: store.set("blame", json.dumps(blame)))
 
     def agree(self, key: str, value: str) -> str:
         """Returns the first value that any process has set for a key.
@@ -87,7 +95,7 @@ class Opening:
         store.set("begun/0", "")
         store.set("hub", offer)
 
-    def _join(self) -> Meeting:
+    def _join(self) -> Meeting | Blame:
         offer = self._ask_store(self._look_for_hub)
         if isinstance(offer, list):
             absent = describe_ranks(self._members[rank] for rank in offer)
@@ -110,7 +118,12 @@ class Opening:
                     attempts.append(f"{address}: {error.strerror or error}")
                 if not self._left:
                     break
-            if not self._left:
+            with suppress(RanksLostError):
+                blame = self._ask_store(lambda store: store.check(["blame"]) and json.loads(store.get("blame")))
+                if blame:
+                    what, ranks, by = blame
+                    return what, ranks, by
+            if time.monotonic() > self._until + Meeting.WATCH:  # rank 0 gives up at about the same time
                 hub = f"rank {self._members[0]} of {self._job_size}"
                 raise RanksLostError(
                     f"{self._me}: {hub}, to which all others connect, did not answer within "

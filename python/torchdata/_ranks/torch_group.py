@@ -93,7 +93,7 @@ class TorchGroup(UncopyableGroup):
 
     Raises:
         RuntimeError: `torch.distributed` cannot be used (see `require_initialized`).
-        PrefetchTimeoutError: other ranks did not open the group.
+        PrefetchTimeoutError: other ranks did not open the group, or gave up before this one did.
         RanksLostError: rank 0 or the store of the job no longer exists, or does not answer.
     """
 
@@ -112,9 +112,14 @@ class TorchGroup(UncopyableGroup):
             prefix = f"torchdata/{sha256(repr(members).encode()).hexdigest()[:16]}/{number}"
             self._seeds = f"torchdata/seeds of {self.world_size}/{number}"
         self._agreements = 0
-        meeting, left = Opening(dist, prefix, members, timeout, whose).meet()
+        opening = Opening(dist, prefix, members, timeout, whose)
+        meeting, left = opening.meet()
+        if not isinstance(meeting, Meeting):
+            raise self._failure(*meeting)
         blame = meeting.open(left)
         if blame is not None:
+            if self.rank == 0:
+                opening.give_up(blame)
             raise self._failure(*blame)
         self._meeting: Meeting = meeting
         self._descriptors: list[int] = []
@@ -176,13 +181,11 @@ class TorchGroup(UncopyableGroup):
             )
         fault = f"{describe_ranks(members[rank] for rank in ranks)} of {size} {_FAULTS[what]}"
         if what in ("absent", "late"):
-            message = (
+            return PrefetchTimeoutError(
+                self._timeout,
                 f"{me}: {fault} within {self._timeout:g} s: {_EXCUSES[what]}; raise the timeout if that is how it "
-                "should be"
+                "should be",
             )
-            if self.rank not in ranks:
-                return PrefetchTimeoutError(self._timeout, message)
-            return RanksLostError(message)
         if what == "dead":
             fault += " (its connection broke)"
         elif what == "silent":
