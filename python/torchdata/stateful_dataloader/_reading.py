@@ -226,7 +226,10 @@ class Reader:
         base = place if later is None else base_of(place)
         now: _Now = place.get("now"), place.get("now_since", 0)
         self._trails = Trails.of(place) if self.reading.is_iterable else Trails()
-        with put_back_afterwards(GLOBAL if random is None and later else ()):
+        # A dataset's state may contain the global generators. A state saved before the first loop contains those of the
+        # main process, whereas a worker of an uninterrupted loader has its own.
+        keeps = place.get("unstarted") or (random is None and later)
+        with put_back_afterwards(GLOBAL if keeps else ()):
             set_all(random or {})  # `iter(dataset)` may use the generators
             if base is not None and base.get("unbegun"):
                 self._go_back(base)

@@ -232,6 +232,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
                 self._lives_on or (state["unstarted"] and any(map(_has_state, state["places"])))
             )
             places = self._places_for_workers(state) if state is not None and loads else []
+            if state is not None and state["unstarted"]:  # the main process read these states: see `Reader.restore`
+                places = [place and {**place, "unstarted": True} for place in places]
             self._begin(places or [None] * self._num_workers, True, 0)
         else:
             self._sampler_iter = self._order.restore(state)

@@ -168,6 +168,37 @@ def test_random_draws_continue_from_a_state_of_before_the_first_loop(name: str) 
     assert epochs_of(later, 2) == whole
 
 
+class SavesItsGenerator(Noisy):
+    """A dataset whose state is the generator of its process."""
+
+    kinds = ("torch",)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"generator": torch.get_rng_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        torch.set_rng_state(state["generator"])
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_generator_in_the_state_of_an_unstarted_dataset_does_not_reach_the_workers(
+    workers: int, persistent: bool
+) -> None:
+    def make() -> Any:
+        return StatefulDataLoader(
+            SavesItsGenerator(), num_workers=workers, persistent_workers=persistent and workers > 0
+        )
+
+    seed_all()
+    loader = make()
+    state = loader.state_dict()
+    whole = epochs_of(loader, 2)
+    later = make()
+    later.load_state_dict(state)
+    assert epochs_of(later, 2) == whole
+
+
 def test_seeds_of_workers_continue() -> None:
     def make() -> Any:
         return StatefulDataLoader(Noisy(), batch_size=4, num_workers=2)
