@@ -106,7 +106,7 @@ class StatefulIterator(_BaseDataLoaderIter):
             self._base_seed = state.base_seed if state.base_seed is not None else self._base_seed
             if state.shared_seed is not None:
                 self._shared_seed = state.shared_seed
-            self._IterableDataset_len_called: int | None = state.length_called
+            self._IterableDataset_len_called = state.length_called
             self._passing_over = state.passing_over
         self._reading = Reading(
             kind=self._dataset_kind,

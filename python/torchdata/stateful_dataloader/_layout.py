@@ -120,7 +120,7 @@ def _shown(order: OrderState) -> Any:
 
 
 def _dump_ours(state: EpochState) -> dict[str, Any]:
-    order, moments = state.order, {}
+    order, moments = state.order, dict[str, Any]()
     if order.at_iter is not None:
         moments["iter"] = order.at_iter
     if order.at_first is not None:

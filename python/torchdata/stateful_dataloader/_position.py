@@ -201,7 +201,7 @@ class EpochState(NamedTuple):
     finished: bool = False
     unstarted: bool = False
     skipped: Counts | None = None
-    length_called: int | None = None
+    length_called: Any = None
     base_seed: Any = None
     shared_seed: int | None = None
     next_worker: int = 0
