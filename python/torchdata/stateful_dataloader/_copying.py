@@ -7,6 +7,8 @@ copied when a shard writes to it, as after a fork.
 
 All copies share some objects: locks, and objects that processes share anyway (values and queues of multiprocessing,
 tensors in shared memory, memory-mapped files). Read-only arrays are shared as well.
+
+`holds_shared_memory` finds tensors in shared memory, which must not be copied when workers start by spawn.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from torchdata._engine.items.codec import loads
 from torchdata._engine.processes.crossing import SharedPickle
 from torchdata._engine.workers.group import pickled_program
 
-__all__ = ["Copies"]
+__all__ = ["Copies", "holds_shared_memory"]
 
 #: Modules that define classes of objects shared between processes.
 _SHARED_BY_PROCESSES = frozenset(
@@ -87,3 +89,36 @@ def _is_same_in_all(obj: Any) -> bool:
     if isinstance(obj, torch.Tensor):
         return bool(obj.untyped_storage().is_shared())
     return cls in (_thread.LockType, _thread.RLock) or cls.__module__ in _SHARED_BY_PROCESSES
+
+
+class _SharedMemoryFound(Exception):
+    """Raised when a tensor in shared memory is found."""
+
+
+class _Nowhere:
+    """A file that discards its contents."""
+
+    def write(self, data: bytes) -> int:
+        return len(data)
+
+
+class _Searching(pickle.Pickler):
+    """Searches for tensors in shared memory. Its output is discarded."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, (torch.Tensor, torch.storage.UntypedStorage, torch.storage.TypedStorage)):
+            if obj.is_shared():
+                raise _SharedMemoryFound
+            return bool, ()
+        return NotImplemented
+
+
+def holds_shared_memory(program: Any) -> bool:
+    """Returns whether a program refers to tensors in shared memory."""
+    try:
+        _Searching(_Nowhere(), protocol=5).dump(program)
+    except _SharedMemoryFound:
+        return True
+    except Exception:  # cloudpickle may be able to pickle it
+        return False
+    return False

@@ -1,9 +1,12 @@
-"""Checks whether a state fits a loader: defines what each state records about its loader, and compares it on loading.
+"""What is known about a loader without reading: its state before the first loop, and whether a state fits it.
 
 Role: pure functions in the main process. Between two epochs, the loader may differ from the loader of the state:
 the dataset may have grown, and there may be more ranks. Within an epoch, the order depends on them, so a difference is
 an error. If the state was saved before the first batch of an epoch, a different order restarts the epoch, because no
 batch can be lost or repeated.
+
+The state before the first loop creates no iterator of a dataset or of a user's sampler. The keys of torchdata 0.11
+never change, so states of such iterators are stored in this package's part of a state instead.
 """
 
 from __future__ import annotations
@@ -14,64 +17,139 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.utils.data.dataloader import _InfiniteConstantSampler
 
-from torchdata.stateful_dataloader._state import is_over
-from torchdata.stateful_dataloader.sampler import BatchSampler
+from torchdata._stateful import copied, is_stateful, state_of
+from torchdata.stateful_dataloader._generators import GLOBAL, encoded, read
+from torchdata.stateful_dataloader._position import UNKNOWN, EpochState, LoaderFacts, OrderState, ReadingPosition
+from torchdata.stateful_dataloader.sampler import (
+    BatchIndices,
+    BatchSampler,
+    RandomIndices,
+    RandomSampler,
+    endless_state,
+)
 
-__all__ = ["facts_of", "fitted", "shards_of"]
+__all__ = [
+    "facts_of", "fitted", "innermost_of", "is_own_iterator", "iterates_as", "shards_of", "unstarted",
+    "unstarted_sampler",
+]  # fmt: skip
 
 
-def facts_of(loader: Any) -> dict[str, Any]:
-    """Returns what a state records about its loader, without unknown values.
+def innermost_of(index_sampler: Any) -> Any:
+    """Returns the sampler of indices, which a batch sampler may wrap."""
+    return getattr(index_sampler, "sampler", index_sampler)
 
-    "sampler" is the class that provides the indices, unless that is a list or another sequence, and "length" is the
-    number of samples of a map-style dataset. "rank" and "ranks" come from a sampler that splits the dataset among
-    ranks. Without such a sampler, "rank" comes from `torch.distributed`.
-    """
-    index_sampler = loader._index_sampler
-    sampler = getattr(index_sampler, "sampler", index_sampler)
-    facts: dict[str, Any] = {}
-    if not isinstance(sampler, Sequence):  # a list, a tuple or a range may contain the same indices
-        facts["sampler"] = type(sampler).__name__
+
+def is_own_iterator(dataset: Any) -> bool:
+    """Returns whether an iterable dataset is its own iterator, so that the keys of the iterator's state are known."""
+    return hasattr(dataset, "__next__")
+
+
+def iterates_as(one: Any, cls: Any) -> bool:
+    """Returns whether the object's iterators belong to a sampler class."""
+    of_object: Any = type(one)
+    return isinstance(one, cls) and of_object.__iter__ is cls.__iter__
+
+
+# -- before the first loop ---------------------------------------------------------------------------------
+
+
+def unstarted(loader: Any) -> EpochState:
+    """Returns the state before the first loop, with the generators that will determine the order and the seeds."""
+    kind, dataset, workers = int(loader._dataset_kind), loader.dataset, loader.num_workers
+    sampler, iterator = unstarted_sampler(loader._index_sampler)
+    generators = loader._drawing.encoded(loader._drawing.now())
+    # Samples may be drawn from the program's generators if there are no workers.
+    random = None if workers else {name: encoded(read(name)) for name in GLOBAL}
+    places = []
+    for _ in range(workers or 1):  # each worker has a separate copy, because a checkpoint is loaded into it
+        told = _told(dataset)
+        own, inner = (None, told) if kind and is_own_iterator(dataset) else (told, None)
+        places.append(ReadingPosition(own, inner, random=random, later=[] if kind else None))
+    return EpochState(
+        OrderState(sampler=sampler, iterator=iterator, generators=generators),
+        places,
+        workers,
+        facts_of(loader),
+        unstarted=True,
+        length_called=loader._IterableDataset_len_called,
+        kind=kind,
+        is_own_iterator=is_own_iterator(dataset),
+    )
+
+
+def unstarted_sampler(index_sampler: Any) -> tuple[Any, Any]:
+    """Returns the states of a sampler and of its iterator, or `UNKNOWN`."""
+    own, inner, iterator = _told(index_sampler), innermost_of(index_sampler), None
+    if isinstance(inner, _InfiniteConstantSampler):
+        iterator = None if index_sampler is inner else endless_state(0, 0)
+    elif iterates_as(index_sampler, BatchSampler):
+        told = _told(inner)
+        iterator = BatchIndices(index_sampler).state_unstarted(None if told is UNKNOWN else told)
+    elif iterates_as(index_sampler, RandomSampler):
+        iterator = RandomIndices(index_sampler).state_dict()
+    return own, iterator
+
+
+def _told(one: Any) -> Any:
+    """Returns a copy of an object's state; None if it has no state, `UNKNOWN` if the state is not available yet."""
+    if not is_stateful(one):
+        return None
+    try:
+        state = copied(state_of(one))
+    except AttributeError:  # it is its own iterator and has not begun
+        return UNKNOWN
+    return UNKNOWN if state is None else state
+
+
+# -- fitting -----------------------------------------------------------------------------------------------
+
+
+def facts_of(loader: Any) -> LoaderFacts:
+    """Returns what a state records about its loader."""
+    sampler, length = innermost_of(loader._index_sampler), None
+    # A list, a tuple or a range may contain the same indices.
+    name = None if isinstance(sampler, Sequence) else type(sampler).__name__
     if loader._dataset_kind == 0:
         with contextlib.suppress(Exception):  # some datasets raise an error
-            facts["length"] = len(loader.dataset)
+            length = len(loader.dataset)
     ranks, rank = getattr(sampler, "num_replicas", None), getattr(sampler, "rank", None)
     if type(ranks) is int and type(rank) is int:
-        return facts | {"rank": rank, "ranks": ranks}
+        return LoaderFacts(name, length, rank, ranks)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        facts["rank"] = torch.distributed.get_rank()
-    return facts
+        return LoaderFacts(name, length, torch.distributed.get_rank())
+    return LoaderFacts(name, length)
 
 
-def fitted(state: dict[str, Any], loader: Any, strict: bool) -> dict[str, Any]:
+def fitted(state: EpochState, loader: Any, strict: bool) -> EpochState:
     """Compares a loader with the loader that saved a state, and returns the state in a form for this loader.
 
     Args:
-        state: a state as `_state.normalized` returns it.
+        state: the state.
         loader: the loader that resumes from the state.
         strict: whether a different order inside an epoch is an error, and recomputed samples are compared.
 
     Raises:
         ValueError: the remaining epoch cannot be reproduced exactly.
     """
-    there, here = state["loader"], facts_of(loader)
-    if here.get("rank") != there.get("rank") and "rank" in here and "rank" in there:
+    there, here = state.facts, facts_of(loader)
+    if here.rank != there.rank and None not in (here.rank, there.rank):
         warnings.warn(
-            f"StatefulDataLoader: rank {here['rank']} loads the state of rank {there['rank']}, with its random numbers "
+            f"StatefulDataLoader: rank {here.rank} loads the state of rank {there.rank}, with its random numbers "
             "and the state of its dataset, so both ranks may draw the same augmentations. Save one state per rank, and "
             "load in each rank its own",
             RuntimeWarning,
             stacklevel=3,
         )
     if not strict:
-        places = [place and {**place, "digest": None} for place in state["places"]]
-        state = {**state, "digest": None, "places": places}
-    if is_over(state):
+        places = [place and place._replace(digest=None) for place in state.places]
+        state = state._replace(order=state.order._replace(digest=None), places=places)
+    if state.is_over:
         return state
     order, size = _other_order(there, here), _other_size(state, loader)
-    if (order or size) and loader._dataset_kind == 0 and state["_sampler_iter_yielded"] == 0:
-        return {**state, "unstarted": True}
+    if (order or size) and loader._dataset_kind == 0 and state.order.yielded == 0:
+        return state._replace(unstarted=True)
     if order and strict:
         raise ValueError(order)
     if size:
@@ -80,7 +158,7 @@ def fitted(state: dict[str, Any], loader: Any, strict: bool) -> dict[str, Any]:
     return state
 
 
-def _other_order(there: dict[str, Any], here: dict[str, Any]) -> str:
+def _other_order(there: LoaderFacts, here: LoaderFacts) -> str:
     """Returns the error message for a different order of the epoch; empty if the order is the same."""
     for name, message in (
         ("sampler", "with a {there} as its sampler, and this loader has a {here}. Give the loader the same `shuffle`, "
@@ -89,31 +167,32 @@ def _other_order(there: dict[str, Any], here: dict[str, Any]) -> str:
          "{there} ranks"),
         ("length", "of a dataset with {there} samples, and this one has {here}. Load the same dataset"),
     ):  # fmt: skip
-        if name in there and name in here and there[name] != here[name]:
+        old, new = getattr(there, name), getattr(here, name)
+        if None not in (old, new) and old != new:
             return (
                 "StatefulDataLoader: the state was saved inside an epoch "
-                + message.format(there=there[name], here=here[name])
+                + message.format(there=old, here=new)
                 + ", or a state that was saved at the end of an epoch. load_state_dict(state, strict=False) passes "
                 "over as many batches of the new order"
             )
     return ""
 
 
-def _other_size(state: dict[str, Any], loader: Any) -> str:
+def _other_size(state: EpochState, loader: Any) -> str:
     """Returns the error message for a different batch size, unless the position in samples is known."""
     index_sampler = loader._index_sampler
-    old, new = state["batch_size"], getattr(index_sampler, "batch_size", None)
+    old, new = state.order.batch_size, getattr(index_sampler, "batch_size", None)
     if old is None or new is None or old == new:
         return ""
     if loader._dataset_kind == 1:
-        if all(place is None or _is_exact(place) for place in state["places"]):
+        if all(place is None or _is_exact(place) for place in state.places):
             return ""
         why = "the data set tells no place for each sample, so its place is a number of batches"
     elif type(index_sampler) is not BatchSampler:
         why = f"the place in the {type(index_sampler).__name__} is a number of batches. Give the loader `batch_size`"
     elif loader.error_fill:
         why = "with error_fill=True a batch has samples of several batches of the sampler"
-    elif state["indices"]:
+    elif state.order.indices:
         why = "it holds batches that were drawn and not given, because it was saved with in_order=False"
     else:
         return ""
@@ -123,18 +202,16 @@ def _other_size(state: dict[str, Any], loader: Any) -> str:
     )
 
 
-def _is_exact(place: dict[str, Any]) -> bool:
+def _is_exact(place: ReadingPosition) -> bool:
     """Returns whether the position in a stream is a state of the dataset, rather than a number of batches."""
-    told = place["dataset_state"] is not None or place["dataset_iter_state"] is not None
-    return place["ended"] or (told and not place["since"] and place["later"] is None)
+    return place.ended or (place.is_of_dataset and not place.since and place.later is None)
 
 
-def _check_workers(state: dict[str, Any], loader: Any) -> None:
-    there, here = state["_num_workers"], loader.num_workers
+def _check_workers(state: EpochState, loader: Any) -> None:
+    there, here = state.workers, loader.num_workers
     if there == here or loader._dataset_kind == 1:
         return
-    parts = "dataset_state", "collate_state"
-    if any(place is not None and place[part] is not None for place in state["places"] for part in parts):
+    if any(place is not None and not (place.dataset is place.collate is None) for place in state.places):
         warnings.warn(
             f"the dataset or collate_fn has a state of its own in each worker; it was saved with {there} workers, "
             f"and the {here} of this loader get those states in turn",
@@ -142,15 +219,12 @@ def _check_workers(state: dict[str, Any], loader: Any) -> None:
         )
 
 
-def shards_of(state: dict[str, Any] | None, loader: Any) -> int:
+def shards_of(state: EpochState | None, loader: Any) -> int:
     """Returns among how many workers the dataset is split in an epoch; 0 for a loader without workers.
 
     Args:
-        state: the state to resume from, in the form that `_state.normalized` returns; None for a new epoch.
+        state: the state to resume from; None for a new epoch.
         loader: the loader.
     """
     workers: int = loader.num_workers
-    if state is None or is_over(state) or loader._dataset_kind == 0:
-        return workers
-    shards: int = state["_num_workers"]
-    return shards
+    return workers if state is None or state.is_over or loader._dataset_kind == 0 else state.workers

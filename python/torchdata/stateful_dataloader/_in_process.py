@@ -1,14 +1,25 @@
-"""The iterator of a loader without workers, which reads in the main process."""
+"""The iterators of a loader without workers, which read in the main process.
+
+Role: run in the reading thread. `ShardsInProcessIterator` finishes an epoch that workers had begun: it reads the shards
+in turn. Each shard has a copy of the dataset, its own random numbers and worker info, as in a worker process. Between
+two batches, the program's values are restored.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any, ClassVar
 
 import torch
-from torch.utils.data import IterDataPipe, MapDataPipe
+from torch.utils.data import IterDataPipe, MapDataPipe, default_collate, default_convert
 
+from torchdata._engine.processes.interrupts import InterruptsDeferred
 from torchdata._native import SharedIterator
+from torchdata._observe.stats.counting import Counting
 from torchdata._stateful import copied, state_of
+from torchdata.datapipes._pipe.state.exchanging import ShardGlobals, one_at_a_time
 from torchdata.stateful_dataloader._drawing import Drawing
 from torchdata.stateful_dataloader._generators import (
     GLOBAL,
@@ -21,12 +32,14 @@ from torchdata.stateful_dataloader._generators import (
     set_all,
 )
 from torchdata.stateful_dataloader._iterator import StatefulIterator
-from torchdata.stateful_dataloader._pinning import pinned
+from torchdata.stateful_dataloader._pool import pinned
+from torchdata.stateful_dataloader._position import Counts, EpochState, ReadingPosition
 from torchdata.stateful_dataloader._reading import Reader
-from torchdata.stateful_dataloader._skipping import NOTHING, Counts, Skipped
-from torchdata.stateful_dataloader._state import is_over
+from torchdata.stateful_dataloader._skipping import NOTHING, Skipped
+from torchdata.stateful_dataloader._with_workers import WorkersIterator
+from torchdata.stateful_dataloader._worker import Batches, Job, Shard, Start
 
-__all__ = ["InProcessIterator"]
+__all__ = ["InProcessIterator", "ShardsInProcessIterator"]
 
 #: A placeholder for no index.
 _NONE = object()
@@ -35,7 +48,7 @@ _NONE = object()
 class InProcessIterator(SharedIterator, StatefulIterator):
     """Reads each batch in this process when it is requested."""
 
-    def __init__(self, loader: Any, state: dict[str, Any] | None) -> None:
+    def __init__(self, loader: Any, state: EpochState | None) -> None:
         #: The global generators that had been used when the state was saved.
         self._moved: Moment = self._set_program_s(loader._drawing, state) if state is not None else {}
         super().__init__(loader, state)
@@ -58,7 +71,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         self._before = 0
         #: The counts of skipped samples before it, if samples may be skipped.
         self._counts: Counts = {}, 0
-        if state is not None and not is_over(state):
+        if state is not None and not state.is_over:
             self._go_on(state)
             return
         self._order.begin(self._sampler_iter)
@@ -66,49 +79,47 @@ class InProcessIterator(SharedIterator, StatefulIterator):
             self._then = {name: read(name) for name in GLOBAL}
             self._marks = {name: mark_of(name) for name in GLOBAL}
             self._collate = copied(state_of(self._collate_fn))
-        if state is None or (state["_num_workers"] and self._reading.is_iterable and not state["unstarted"]):
-            self._reader.begin()
-        else:
+        if state is not None and not (state.workers and self._reading.is_iterable and not state.unstarted):
             with put_back_afterwards(GLOBAL):
-                self._reader.restore({**state["places"][0], "random": None})
-            self._reader.begin()
+                self._reader.restore((state.places[0] or ReadingPosition())._replace(random=None))
+        self._reader.begin()
 
-    def _set_program_s(self, drawing: Drawing, state: dict[str, Any]) -> Moment:
+    def _set_program_s(self, drawing: Drawing, state: EpochState) -> Moment:
         """Resumes the program's global generators if they were used while the epoch was read.
 
         The dataset shares these generators with the program. A generator that the program has seeded for a new epoch is
         kept.
         """
-        place = state["places"][0]
-        if state["_num_workers"] or place is None:
+        place = state.places[0]
+        if state.workers or place is None:
             return {}
-        moved = {name: decoded(name, one) for name, one in (place["random"] or {}).items()}
-        if is_over(state):
+        moved = {name: decoded(name, one) for name, one in (place.random or {}).items()}
+        if state.is_over:
             moved = {name: one for name, one in moved.items() if not drawing.was_set(name, one)}
         set_all(moved)
         drawing.loaded(moved)
-        return {} if is_over(state) else moved
+        return {} if state.is_over else moved
 
-    def _go_on(self, state: dict[str, Any]) -> None:
-        self._sampler_iter = self._order.restore(state)
-        place = state["places"][0] or {}
+    def _go_on(self, state: EpochState) -> None:
+        self._sampler_iter = self._order.restore(state.order)
+        place = state.places[0]
         then = {}
-        if self._moved:
-            then = {name: decoded(name, one) for name, one in (place.get("random_then") or {}).items()}
-        self._num_yielded = state["_num_yielded"]
-        behind, moved = place.get("random_since", 0), self._moved
-        if behind:  # the snapshot is from a worker, whose generators were saved some batches earlier
-            place = {**place, "now": moved, "now_since": behind}
+        if self._moved and place:
+            then = {name: decoded(name, one) for name, one in (place.then or {}).items()}
+        self._num_yielded = state.given
+        behind, moved = place.now_since if place else 0, self._moved
+        if place and behind:  # the snapshot is from a worker, whose generators were saved some batches earlier
+            place = place._replace(now=moved)
         with put_back_afterwards(GLOBAL):
             self._then = {name: read(name) for name in GLOBAL} | then
-            place = place and {**place, "random": None}
+            place = place and place._replace(random=None)
             if not self._has_read:  # the epoch begins here, as in `__init__`
                 set_all(self._then)
                 self._moved = {}
                 if self._reading.is_iterable:
                     self._marks = {name: mark_of(name) for name in GLOBAL}
             if place and self._reads_again(place):
-                self._collate = place["collate_state"]
+                self._collate = place.collate
             if place:
                 self._restore(place)
             else:
@@ -119,17 +130,16 @@ class InProcessIterator(SharedIterator, StatefulIterator):
             self._marks = {name: mark_of(name) for name in GLOBAL}
         self._pass_over()
 
-    def _restore(self, place: dict[str, Any]) -> None:
+    def _restore(self, place: ReadingPosition) -> None:
         """Moves the reading to a position in this epoch."""
         if self._reads_again(place):
             # Read from the beginning, with the generators from that time.
             set_all(self._then)
-            place = {**place, "collate_state": self._collate, "since": self._num_given}
+            place = place._replace(collate=self._collate, since=self._num_given)
         self._reader.restore(place)
 
-    def _reads_again(self, place: dict[str, Any]) -> bool:
-        states = place["dataset_state"], place["dataset_iter_state"]
-        return self._reading.is_iterable and all(one is None for one in states)
+    def _reads_again(self, place: ReadingPosition) -> bool:
+        return self._reading.is_iterable and not place.is_of_dataset
 
     def _next_data(self) -> Any:
         skipped, data = self._skipped, NOTHING
@@ -142,7 +152,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
                 self._marks = {name: mark_of(name) for name in GLOBAL}
             if self._reader.must_go_back:
                 with put_back_afterwards(GLOBAL):
-                    self._restore({**copied(self._reader.place()), "random": None})
+                    self._restore(self._reader.place().copied()._replace(random=None))
             self._reader.keep_place()
             data = self._reader.read(self._index) if skipped is None else self._read_counting(skipped)
             if data is NOTHING:
@@ -193,7 +203,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the iterator."""
         is_under_way = self._is_under_way
-        place = copied(self._reader.place(is_given=not is_under_way))
+        place = self._reader.place(is_given=not is_under_way).copied()
         if not is_under_way:
             self._reader.took(place)
         begins = not self._has_read and not self._finished
@@ -201,15 +211,165 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         # Before the first batch, it is unknown which generators the samples use.
         moved = GLOBAL if begins else self._moved_names()
         now = {name: encoded(read(name)) for name in moved}
-        place = {**place, "random": now, "random_since": 0}
-        if again:
-            place["collate_state"] = self._collate
+        then, collate = place.then, self._collate if again else place.collate
         if again or (begins and self._reading.is_iterable):
-            then = {name: encoded(self._then[name]) for name in moved}
-            place["random_then"] = {name: one for name, one in then.items() if one != now[name]}
+            at_first = {name: encoded(self._then[name]) for name in moved}
+            then = {name: one for name, one in at_first.items() if one != now[name]}
+        place = place._replace(collate=collate, random=now, then=then, now_since=0)
         waiting = [self._index] if is_under_way else []
-        return self._state(waiting, [place], 0, self._counts if is_under_way else None)
+        return self._state(waiting, [place], skipped=self._counts if is_under_way else None)
 
     def _moved_names(self) -> list[str]:
         """Returns the global generators that were used while this epoch was read."""
         return [name for name, mark in self._marks.items() if name in self._moved or mark_of(name) != mark]
+
+
+# -- shards ------------------------------------------------------------------------------------------------
+
+
+class LocalPool:
+    """Shards that are read in this process, as a substitute for a `Pool`.
+
+    Args:
+        job: the task of the epoch's workers.
+        pin: copies a batch to pinned memory; None returns batches unchanged.
+    """
+
+    #: As in `Pool`. This process needs no orders and has no workers, and no other thread ends the epoch.
+    is_ordered = False
+    pids: ClassVar[list[int]] = []
+
+    def __init__(self, job: Job, pin: Callable[[Any], Any] | None) -> None:
+        self._job, self._pin = job, pin
+        self._shards: list[Shard] = []
+        self._units: list[Batches] = []
+        self._program = ShardGlobals()
+        self._running: Shard | None = None
+        self._turn = 0
+        self._ended: set[int] = set()
+        #: By shard: the snapshot before its first batch, if it provides one.
+        self.told: dict[int, bytes] = {}
+        self.is_ending = False
+        #: The counters of this process; None if nothing is counted.
+        self.counting: Counting | None = None
+
+    @contextlib.contextmanager
+    def _entered(self, shard: Shard | None) -> Iterator[None]:
+        """Context in which the process has the globals of a shard; None for a shard that is being created."""
+        with one_at_a_time():
+            try:
+                with InterruptsDeferred():
+                    self._program.leave()
+                    if shard is not None:
+                        shard.globals.enter()
+                    self._running = shard
+                yield
+            finally:
+                with InterruptsDeferred():
+                    if self._running is not None:
+                        self._running.globals.leave()
+                    self._running = None
+                    if self._program.is_away:
+                        self._program.enter()
+
+    @contextlib.contextmanager
+    def outside(self) -> Iterator[None]:
+        """Context in which the process has the program's generators, even in a signal handler while a shard is read.
+
+        Other threads wait until the batch is read.
+        """
+        with one_at_a_time():
+            shard = self._running
+            if shard is None:
+                yield
+                return
+            shard.globals.leave()
+            self._program.enter()
+            try:
+                yield
+            finally:
+                self._program.leave()
+                shard.globals.enter()
+
+    def begin(self, ahead: int, shared_seed: int | None, places: list[Any], fresh: bool, fillers: int) -> None:
+        """See `Pool.begin`. Fillers are not needed, because reading starts with the shard whose turn it is."""
+        self._turn = fillers
+        for number, place in enumerate(places):
+            with self._entered(None):
+                job = self._job.copied()
+                if job.reading.collate_fn in (default_collate, default_convert):
+                    job.reading.collate_fn = _Unseen(job.reading.collate_fn)
+                self._running = shard = Shard(job, number, "", is_local=True, counting=self.counting)
+                self._shards.append(shard)
+                units = shard.begin_epoch(True, shared_seed, fresh, Start(place))
+                self._units.append(units)
+                if units.news.before is not None:
+                    self.told[number] = units.news.before
+
+    def wait(self, hand: list[Any]) -> None:
+        """See `Pool.wait`."""
+        while not hand:
+            left = [number for number in range(len(self._units)) if number not in self._ended]
+            if not left:
+                raise StopIteration
+            number = next((one for one in left if one >= self._turn), left[0])
+            with self._entered(self._shards[number]):
+                reader = self._shards[number].reader
+                assert reader is not None
+                if reader.must_go_back:
+                    reader.restore(reader.place().copied())
+                reader.keep_place()
+                hand.extend(islice(self._units[number], 1))  # no Python code runs between the two steps
+            if not hand:
+                self._ended.add(number)
+                self._turn = number + 1
+        shard, order, batch, news = hand[0]
+        if self._pin is not None and batch is not None:
+            hand[0] = shard, order, self._pin(batch), news
+
+    def note(self, unit: Any) -> None:
+        """See `Pool.note`."""
+        self._turn = unit[0] + 1
+
+    def end_epoch(self) -> None:
+        """See `Pool.end_epoch`."""
+
+    def shutdown(self) -> None:
+        """Stops reading."""
+        self.is_ending = True
+        self._units = []
+
+
+class _Unseen:
+    """Hides the worker from PyTorch's functions, which would otherwise create each batch in shared memory."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self.func = function  # the same attribute as a `partial`, so that statistics name the function
+
+    def __call__(self, samples: Any) -> Any:
+        worker: Any = torch.utils.data._utils.worker
+        info, worker._worker_info = worker._worker_info, None
+        try:
+            return self.func(samples)
+        finally:
+            worker._worker_info = info
+
+
+class ShardsInProcessIterator(WorkersIterator):
+    """Reads the workers' shards in this process, each batch when it is requested."""
+
+    _pool: LocalPool
+
+    def _new_pool(self, loader: Any, job: Job) -> LocalPool:
+        device = self._pin_memory_device
+        return LocalPool(job, (lambda batch: pinned(batch, device)) if self._pin_memory else None)
+
+    def _count_into_pool(self) -> None:
+        how = self._reading
+        clock = self._recorder.begin_here(self, how.dataset, how.is_iterable, how.collate_fn)
+        self._pool.counting = None if clock is None else self._recorder.counting  # each shard has its own clock
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state of the iterator."""
+        with self._pool.outside():
+            return super().state_dict()

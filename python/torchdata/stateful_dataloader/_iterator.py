@@ -10,7 +10,7 @@ import logging
 import os
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -19,12 +19,12 @@ from torchdata._native import Turn
 from torchdata._observe.stats.batches import BatchRecorder
 from torchdata._threads import end_at_exit
 from torchdata.stateful_dataloader._drawing import Drawing
-from torchdata.stateful_dataloader._fitting import facts_of, shards_of
+from torchdata.stateful_dataloader._fitting import facts_of, is_own_iterator, shards_of
+from torchdata.stateful_dataloader._layout import dump
 from torchdata.stateful_dataloader._order import IndexOrder
+from torchdata.stateful_dataloader._position import Counts, EpochState, ReadingPosition
 from torchdata.stateful_dataloader._reading import Reading
-from torchdata.stateful_dataloader._skipping import Counts, Skipped
-from torchdata.stateful_dataloader._state import is_over, laid_out
-from torchdata.stateful_dataloader._unstarted import is_own_iterator
+from torchdata.stateful_dataloader._skipping import Skipped
 
 __all__ = ["StatefulIterator", "logger"]
 
@@ -43,7 +43,7 @@ class StatefulIterator(_BaseDataLoaderIter):
 
     Args:
         loader: the loader.
-        state: the state to resume from, in the form that `_state.normalized` returns; None for a new epoch.
+        state: the state to resume from; None for a new epoch.
     """
 
     _sampler_iter: Iterator[Any]
@@ -57,7 +57,7 @@ class StatefulIterator(_BaseDataLoaderIter):
         @property
         def turn(self) -> Turn: ...
 
-    def __init__(self, loader: Any, state: dict[str, Any] | None) -> None:
+    def __init__(self, loader: Any, state: EpochState | None) -> None:
         end_at_exit(self.turn)
         #: The id of the process that created this iterator.
         self._process = os.getpid()
@@ -76,11 +76,11 @@ class StatefulIterator(_BaseDataLoaderIter):
         #: Whether the epoch of the state was over, and its workers would have been kept for the next one.
         self._lives_on = False
         #: What was skipped in the epoch; None if samples are not skipped.
-        self._skipped = Skipped.of(loader, None if state is None or is_over(state) else state["skipped"])
+        self._skipped = Skipped.of(loader, None if state is None or state.is_over else state.skipped)
         #: How many batches were not returned because all their samples were skipped.
         self._num_empty = 0
-        if state is not None and not is_over(state) and state["skipped"] is not None:
-            self._num_empty = state["_sampler_iter_yielded"] - state["_num_yielded"]
+        if state is not None and not state.is_over and state.skipped is not None:
+            self._num_empty = state.order.yielded - state.given
         #: How many batches to pass over, for a state without a position in the dataset.
         self._passing_over = 0
         #: The number of workers that the dataset sees. A resume keeps the epoch's number even if the loader has another
@@ -88,26 +88,26 @@ class StatefulIterator(_BaseDataLoaderIter):
         self._num_shards: int = shards_of(state, loader)
         if state is None:
             self._begin_drawing(loader)
-        elif is_over(state):
-            self._order.follow(state)
+        elif state.is_over:
+            self._order.follow(state.order, state.unstarted)
             self._lives_on = (
-                bool(loader.persistent_workers and state["_num_workers"] and state["_base_seed"] is not None)
-                and not state["unstarted"]
+                bool(loader.persistent_workers and state.workers and state.base_seed is not None)
+                and not state.unstarted
             )
             if self._lives_on:
                 with self._drawing.untouched():
                     super().__init__(loader)
-                self._base_seed = state["_base_seed"]
+                self._base_seed = state.base_seed
             else:
                 self._begin_drawing(loader)
         else:
             with self._drawing.untouched():
                 super().__init__(loader)
-            self._base_seed = state["_base_seed"] if state["_base_seed"] is not None else self._base_seed
-            if state["_shared_seed"] is not None:
-                self._shared_seed = state["_shared_seed"]
-            self._IterableDataset_len_called = state["_IterableDataset_len_called"]
-            self._passing_over = state["passing_over"]
+            self._base_seed = state.base_seed if state.base_seed is not None else self._base_seed
+            if state.shared_seed is not None:
+                self._shared_seed = state.shared_seed
+            self._IterableDataset_len_called = state.length_called
+            self._passing_over = state.passing_over
         self._reading = Reading(
             kind=self._dataset_kind,
             dataset=self._dataset,
@@ -220,35 +220,39 @@ class StatefulIterator(_BaseDataLoaderIter):
         self._given_before = self._num_given
 
     def _state(
-        self, waiting: list[Any], places: list[Any], last_worker: int, skipped: Counts | None = None
+        self,
+        waiting: list[Any],
+        places: Sequence[ReadingPosition | None],
+        next_worker: int = 0,
+        skipped: Counts | None = None,
     ) -> dict[str, Any]:
         """Returns the state of the loader in its saved form.
 
         Args:
             waiting: the indices of batches that the user has not received, in the order in which they were drawn.
             places: the reading position of each worker, or of the main process.
-            last_worker: the worker that provided the last batch.
+            next_worker: the worker that returns the next batch.
             skipped: the counts of skipped samples; None for the counts so far.
         """
         reading = self._reading
         batches = (self._num_given, (reading.batch_size or 0) * reading.auto_collation)
         iterable = batches if reading.is_iterable else None
-        theirs, ours = self._order.state(waiting, self._finished, iterable, self._in_order)
-        main = theirs | {
-            "_num_yielded": self._num_yielded,
-            "_iterator_finished": self._finished,
-            "_IterableDataset_len_called": self._IterableDataset_len_called,
-            "_base_seed": self._base_seed,
-            "_shared_seed": self._shared_seed,
-            "_dataset_kind": int(reading.kind),
-            "is_iterable": reading.is_iterable,
-            "is_own_iterator": is_own_iterator(reading.dataset),
-            "last_worker": last_worker,
-        }
-        ours = ours | {"loader": self._facts}
-        if self._skipped is not None:
-            ours = ours | {"skipped": self._skipped.state(skipped)}
-        return laid_out(main, places, ours, self._num_shards)
+        state = EpochState(
+            self._order.state(waiting, self._finished, iterable, self._in_order),
+            places,
+            self._num_shards,
+            self._facts,
+            given=self._num_yielded,
+            finished=self._finished,
+            skipped=None if self._skipped is None else skipped or self._skipped.counts,
+            length_called=self._IterableDataset_len_called,
+            base_seed=self._base_seed,
+            shared_seed=self._shared_seed,
+            next_worker=next_worker,
+            kind=int(reading.kind),
+            is_own_iterator=is_own_iterator(reading.dataset),
+        )
+        return dump(state)
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:

@@ -30,21 +30,22 @@ from torch.utils.data import RandomSampler as TorchRandomSampler
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from torchdata._stateful import copied, give, is_stateful, state_of
-from torchdata.stateful_dataloader._drawing import Drawing
+from torchdata.stateful_dataloader._drawing import Drawing, Draws, Replay
+from torchdata.stateful_dataloader._fitting import innermost_of, iterates_as, unstarted_sampler
 from torchdata.stateful_dataloader._generators import GLOBAL, Moment
-from torchdata.stateful_dataloader._redrawing import Draws, Replay
-from torchdata.stateful_dataloader._state import UNKNOWN
-from torchdata.stateful_dataloader._unstarted import shown, unstarted_sampler
+from torchdata.stateful_dataloader._position import UNKNOWN, OrderState
 from torchdata.stateful_dataloader.sampler import (
     BatchIndices,
     BatchSampler,
     RandomIndices,
     RandomSampler,
     StatefulDistributedSampler,
+    endless_state,
     pass_over,
+    samples_in,
 )
 
-__all__ = ["IndexOrder", "generators_drawn_by", "innermost_of"]
+__all__ = ["IndexOrder", "generators_drawn_by"]
 
 #: Samplers that draw only from torch's global generator, and only with their first index.
 _KNOWN = (
@@ -62,9 +63,8 @@ _KNOWN = (
 )
 
 
-def innermost_of(index_sampler: Any) -> Any:
-    """Returns the sampler of indices, which a batch sampler may wrap."""
-    return getattr(index_sampler, "sampler", index_sampler)
+def _changes(before: Moment, after: Moment) -> Moment:
+    return {key: value for key, value in after.items() if before.get(key) != value}
 
 
 def _is_known(index_sampler: Any) -> bool:
@@ -246,8 +246,8 @@ class IndexOrder:
 
     def state(
         self, waiting: list[Any], finished: bool, batches: tuple[int, int] | None, in_order: bool = True
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Returns the state at this position: the part with keys of torchdata 0.11, and this package's part.
+    ) -> OrderState:
+        """Returns the state at this position.
 
         Args:
             waiting: the indices of batches that the user has not received, in the order in which they were drawn.
@@ -259,46 +259,48 @@ class IndexOrder:
             self._draw_ahead()
         waiting = [*waiting, *self._owed, *([list(self._spare)] if self._spare else [])]
         given = self.drawn - len(waiting)
-        theirs: dict[str, Any] = {
-            "_sampler_iter_state": None, "_index_sampler_state": None, "_sampler_iter_yielded": given
-        }  # fmt: skip
-        ours: dict[str, Any] = {}
+        indices: list[Any] = []
         if waiting and (self._has_holes or not in_order):  # the sampler's state is from after all drawn indices
-            ours["indices"], waiting = waiting, []
-        now = self._drawing.now()
+            indices, waiting = waiting, []
+        now, iterator, inner = self._drawing.now(), None, innermost_of(self._sampler)
+        epoch = inner.epoch if isinstance(inner, DistributedSampler) and not finished else None
         if self._keeps_place:
-            now |= self._kept_state(given, waiting, theirs, ours)
-        elif batches is not None:
-            theirs["_sampler_iter_yielded"], size = batches
-            theirs["_sampler_iter_state"] = {"samples_yielded": batches[0] * size} if size else None
+            state, then = self._kept_state(OrderState(given, indices=indices), waiting)
+            return state._replace(batch_size=self._size, epoch=epoch, generators=self._drawing.encoded(now | then))
+        if batches is not None:
+            given, iterator = batches[0], endless_state(*batches) if batches[1] else None
         elif isinstance(self._iterator, (BatchIndices, RandomIndices)):
-            theirs["_sampler_iter_state"] = self._iterator.state_before(self._size_of(waiting))
-        moments: dict[str, Any] = {"now": self._drawing.encoded(now)}
-        if not (self._is_plain or self._keeps_place or self._comes_of_a_generator or finished):
-            moments = self._beginning(now)
-            ours |= self._read_ahead(waiting)
-        inner = innermost_of(self._sampler)
-        if isinstance(inner, DistributedSampler) and not finished:
-            ours["epoch"] = inner.epoch
-        return theirs, ours | {"generators": moments, "batch_size": self._size}
+            iterator = self._iterator.state_before(self._size_of(waiting))
+        state = OrderState(given, None, iterator, indices=indices, batch_size=self._size, epoch=epoch)
+        if self._is_plain or self._comes_of_a_generator or finished:
+            return state._replace(generators=self._drawing.encoded(now))
+        return self._with_beginning(state, now, waiting)
 
     def _size_of(self, indices: list[Any]) -> int:
         """Returns the number of indices, or of samples if this package creates the batches."""
         return sum(map(len, indices)) if isinstance(self._iterator, BatchIndices) else len(indices)
 
-    def _read_ahead(self, waiting: list[Any]) -> dict[str, Any]:
-        """Returns how far the sampler has read beyond what the user received, whether it has ended, and its draws.
+    def _with_beginning(self, state: OrderState, now: Moment, waiting: list[Any]) -> OrderState:
+        """Adds what a sampler needs to be iterated again: the generators of the beginning, how far it has read, and its
+        draws. Generators that equal those of the previous moment are included only once.
 
         The checksum of its indices later shows whether the sampler repeats them.
         """
         has_ended = self._ended or self._is_used_up
         if isinstance(self._iterator, BatchIndices):
             has_ended |= self._iterator.has_ended
-        found = {
-            "ahead": self._size_of(waiting) + len(self._early), "used_up": has_ended, "draws": list(self._draws.noted),
-            "digest": None if self._is_known or not self.drawn else self._draws.digest,
-        }  # fmt: skip
-        return {key: value for key, value in found.items() if value}
+        at_iter = self._drawing.encoded(self._at_iter)
+        at_first = None if self._at_first is None else self._drawing.encoded(self._at_first)
+        at_now, last = self._drawing.encoded(now), at_iter if at_first is None else at_first
+        return state._replace(
+            ahead=self._size_of(waiting) + len(self._early),
+            used_up=has_ended,
+            draws=list(self._draws.noted),
+            digest=None if self._is_known or not self.drawn else self._draws.digest,
+            at_iter=at_iter,
+            at_first=at_first and _changes(at_iter, at_first),
+            generators=_changes(last, at_now),
+        )
 
     @property
     def _keeps_user_s(self) -> bool:
@@ -317,56 +319,41 @@ class IndexOrder:
         except StopIteration:
             return
 
-    def _kept_state(self, given: int, waiting: list[Any], theirs: dict[str, Any], ours: dict[str, Any]) -> Moment:
-        """Returns the state of a user's sampler after the indices that the user received."""
+    def _kept_state(self, state: OrderState, waiting: list[Any]) -> tuple[OrderState, Moment]:
+        """Adds the state of a user's sampler after the indices that the user received, and returns its generators."""
         if not self._kept:
-            known = unstarted_sampler(self._sampler)
-            theirs |= {key: state for key, state in known.items() if state is not UNKNOWN}
-            return {}
-        given += len(ours.get("indices", []))
+            own, inner = (None if one is UNKNOWN else one for one in unstarted_sampler(self._sampler))
+            return state._replace(sampler=own, iterator=inner), {}
+        given = state.yielded + len(state.indices)
         taken = [kept for kept in self._kept if kept[0] <= max(given, 1)]
         number, sampler, iterator, then = taken[-1] if taken else self._kept[0]
-        saved = {"_index_sampler_state": copied(sampler), "_sampler_iter_state": copied(iterator)}
-        theirs |= saved | {"_sampler_iter_state": shown(self._sampler, saved["_sampler_iter_state"])}
-        ours["sampler"] = {key: state for key, state in saved.items() if state is not None}
+        state = state._replace(
+            sampler=copied(sampler), iterator=copied(iterator), is_users=True,
+            is_batched=iterates_as(self._sampler, BatchSampler),
+        )  # fmt: skip
         if given == 0:  # the first index was drawn but not received
-            ours["indices"] = waiting[:1]
+            state = state._replace(indices=waiting[:1])
         elif given > number:
-            ours["indices_since"] = given - number
+            state = state._replace(indices_since=given - number)
         # After a resume, the sampler repeats the draws that it has made since.
         drawn = {key for key, last in self._draws.last.items() if last >= number}
-        return {key: state for key, state in then.items() if isinstance(key, int) or key in drawn}
-
-    def _beginning(self, now: Moment) -> dict[str, Any]:
-        """Returns the generators at the beginning of the epoch and now. Unchanged values are included only once."""
-        moments: dict[str, Any] = {"iter": self._drawing.encoded(self._at_iter)}
-        last = moments["iter"]
-        for name, moment in (("first", self._at_first), ("now", now)):
-            if moment is not None:
-                plain = self._drawing.encoded(moment)
-                moments[name] = {key: value for key, value in plain.items() if last.get(key) != value}
-                last = plain
-        return moments
+        return state, {key: one for key, one in then.items() if isinstance(key, int) or key in drawn}
 
     # -- restoring ---------------------------------------------------------------------------------
 
-    def restore(self, state: dict[str, Any]) -> Iterator[Any]:
-        """Resumes from a saved position, and returns the sampler's iterator.
-
-        Args:
-            state: a state in the form that `_state.normalized` returns.
-        """
+    def restore(self, state: OrderState) -> Iterator[Any]:
+        """Resumes from a saved position, and returns the sampler's iterator."""
         iter_, first, now = self._moments(state)
         self._at_iter, self._at_first = iter_, first
         self.begin(iter(()))
-        self._has_holes = len(state["indices"]) > 1 or (self._fills and bool(state["indices"]))
+        self._has_holes = len(state.indices) > 1 or (self._fills and bool(state.indices))
         with self._drawing.going_on(now):
-            if "iter" not in state["generators"] or self._never_ends:
+            if state.at_iter is None or self._never_ends:
                 self._load(state)
                 self._drawing.set(self._settled(now))
                 if self._is_kept and self.drawn:
-                    saved = state["_index_sampler_state"], state["_sampler_iter_state"]
-                    self._kept.append((self.drawn - state["indices_since"], *saved, self._drawing.now()))
+                    number = self.drawn - state.indices_since
+                    self._kept.append((number, state.sampler, state.iterator, self._drawing.now()))
                     # Some samplers apply a loaded state only with their first index, and an epoch may be left before
                     # that.
                     self._draw_ahead()
@@ -388,66 +375,63 @@ class IndexOrder:
         for batch in owed[full:]:
             self._spare.extend(batch)
 
-    def _moments(self, state: dict[str, Any]) -> tuple[Moment, Moment | None, Moment]:
-        moments = state["generators"]
-        iter_ = moments.get("iter", {})
-        first = None if "first" not in moments else iter_ | moments["first"]
-        now = (iter_ if first is None else first) | moments.get("now", {})
+    def _moments(self, state: OrderState) -> tuple[Moment, Moment | None, Moment]:
+        iter_ = state.at_iter or {}
+        first = None if state.at_first is None else iter_ | state.at_first
+        now = (iter_ if first is None else first) | (state.generators or {})
         return (
             self._drawing.decoded(iter_),
             None if first is None else self._drawing.decoded(first),
             self._drawing.decoded(now),
         )
 
-    def _load(self, state: dict[str, Any]) -> None:
+    def _load(self, state: OrderState) -> None:
         """Restores a sampler by its own state, or by its iterator's state."""
-        drawn = state["_sampler_iter_yielded"] + len(state["indices"])
-        if is_stateful(self._sampler) and state["_index_sampler_state"] is not None:
-            give(self._sampler, state["_index_sampler_state"])
+        drawn = state.yielded + len(state.indices)
+        if is_stateful(self._sampler) and state.sampler is not None:
+            give(self._sampler, state.sampler)
         self._iterator = iter(self._sampler)
-        if state["_sampler_iter_state"] is not None and is_stateful(self._iterator):
-            give(self._iterator, state["_sampler_iter_state"])
-        elif state["_index_sampler_state"] is None and not self._never_ends:
+        if state.iterator is not None and is_stateful(self._iterator):
+            give(self._iterator, state.iterator)
+        elif state.sampler is None and not self._never_ends:
             pass_over(self._iterator, drawn)
-        self._pass_batches(state["indices_since"], state)
+        self._pass_batches(state.indices_since, state.batch_size)
         self.drawn = drawn
-        self._owed.extend(state["indices"])
+        self._owed.extend(state.indices)
         self._is_kept = self._keeps_place
 
-    def _replay(self, first: Moment, state: dict[str, Any]) -> None:
+    def _replay(self, first: Moment, state: OrderState) -> None:
         """Reads a new iterator of the sampler up to the position of the saved one.
 
         Args:
             first: the generators before the first index.
             state: the state.
         """
-        given = self.drawn = state["_sampler_iter_yielded"] + len(state["indices"])
-        self._owed.extend(state["indices"])
+        given = self.drawn = state.yielded + len(state.indices)
+        self._owed.extend(state.indices)
         batches = self._iterator if isinstance(self._iterator, BatchIndices) else None
-        size = (state["batch_size"] or 1) if batches is not None else 1
+        size = (state.batch_size or 1) if batches is not None else 1
         if batches is not None:
-            told = state["_sampler_iter_state"]
-            samples = told.get("samples_yielded") if isinstance(told, dict) else None
-            given = samples if type(samples) is int else given * size
+            samples = samples_in(state.iterator)
+            given = given * size if samples is None else samples
         # After its end, less than a batch may have been read and dropped.
-        ahead = state["ahead"] + (size if state["used_up"] else 0)
+        ahead = state.ahead + (size if state.used_up else 0)
         replay = Replay(self._iterator if batches is None else iter(self._sampler.sampler))
         self._drawing.set(first)
-        draws = [(number, self._drawing.decoded(moment, first)) for number, moment in state["draws"]]
-        digest = replay.run(given, ahead, draws, self._drawing, state["digest"])
-        self._draws.begin(first, state["draws"], digest)
+        draws = [(number, self._drawing.decoded(moment, first)) for number, moment in state.draws]
+        digest = replay.run(given, ahead, draws, self._drawing, state.digest)
+        self._draws.begin(first, state.draws, digest)
         self._draws.stand()
-        self._early, self._is_used_up, self._is_kept = replay.early, state["used_up"], False
+        self._early, self._is_used_up, self._is_kept = replay.early, state.used_up, False
         if batches is None:
             self._iterator = replay
         else:
             batches.start_from(replay, given)
 
-    def _pass_batches(self, count: int, state: dict[str, Any]) -> None:
-        """Reads as many samples as `count` indices, or batches of indices, contained when the state was saved."""
+    def _pass_batches(self, count: int, old: int | None) -> None:
+        """Reads as many samples as `count` indices, or batches of `old` indices, contained when the state was saved."""
         if count == 0:
             return
-        old = state["batch_size"]
         if not isinstance(self._iterator, BatchIndices) or old is None or old == self._size:
             pass_over(self._iterator, count)
         else:  # the last batch may have been shorter
@@ -459,29 +443,33 @@ class IndexOrder:
         own = inner.generator if isinstance(inner, TorchRandomSampler) else None
         return {key: one for key, one in now.items() if own is None or not self._drawing.is_own(key, own)}
 
-    def follow(self, state: dict[str, Any]) -> None:
-        """Moves the sampler and the generators to their positions at the end of a state's epoch."""
+    def follow(self, state: OrderState, unstarted: bool) -> None:
+        """Moves the sampler and the generators to their positions at the end of a state's epoch.
+
+        Args:
+            state: the state.
+            unstarted: whether nothing was read yet.
+        """
         _, _, now = self._moments(state)
         with self._drawing.going_on(now):
-            saved = state["_index_sampler_state"], state["_sampler_iter_state"]
-            inner = innermost_of(self._sampler)
+            inner, is_saved = innermost_of(self._sampler), not (state.sampler is None and state.iterator is None)
             if isinstance(inner, StatefulDistributedSampler):
                 inner.next_yielded = None  # this counts the indices of that epoch; the next epoch may have more
-            elif not state["unstarted"] and self._keeps_user_s and any(one is not None for one in saved):
+            elif not unstarted and self._keeps_user_s and is_saved:
                 self._load(state)
                 self._owed.clear()
                 self._end_again(state)
             self._drawing.set(now)
 
-    def _end_again(self, state: dict[str, Any]) -> None:
+    def _end_again(self, state: OrderState) -> None:
         """Leaves a user's sampler in the state that it had at its end, for the following epochs."""
         try:
             next(self._iterator)
         except StopIteration:
             return
         # The sampler had prepared itself for the next epoch. Iterating now would begin that epoch too early.
-        sampler, inner = state["_index_sampler_state"], innermost_of(self._sampler)
-        if is_stateful(self._sampler) and sampler is not None:
-            give(self._sampler, sampler)
-        elif is_stateful(inner) and "sampler_state" in (state["_sampler_iter_state"] or {}):
-            give(inner, state["_sampler_iter_state"]["sampler_state"])
+        inner = innermost_of(self._sampler)
+        if is_stateful(self._sampler) and state.sampler is not None:
+            give(self._sampler, state.sampler)
+        elif is_stateful(inner) and isinstance(self._iterator, BatchIndices):
+            self._iterator.give_sampler(state.iterator)

@@ -2,7 +2,7 @@
 
 Role: used where the dataset is read: in the main process, or in each worker. Owns the fetcher of an epoch.
 
-A snapshot is a dict. It contains the states at one moment within an epoch or at its end, and the batches that were read
+A `ReadingPosition` contains the states at one moment within an epoch or at its end, and the batches that were read
 after this moment (`since`). A resume loads the states, and then reads and drops these batches. The states therefore
 need not be saved at each batch.
 
@@ -31,7 +31,6 @@ from torchdata._stateful import copied, give, is_same, is_stateful, state_of
 from torchdata.datapipes._pipe.witnessing import Digest
 from torchdata.stateful_dataloader._cadence import Cadence
 from torchdata.stateful_dataloader._fetching import Indexed, Stream
-from torchdata.stateful_dataloader._frozen import freeze
 from torchdata.stateful_dataloader._generators import (
     GLOBAL,
     Moment,
@@ -40,10 +39,10 @@ from torchdata.stateful_dataloader._generators import (
     read,
     set_all,
 )
+from torchdata.stateful_dataloader._position import ReadingPosition, Trails, freeze
 from torchdata.stateful_dataloader._skipping import IndexedFetcher, StreamFetcher
-from torchdata.stateful_dataloader._trails import STATES, Trails, base_of
 
-__all__ = ["NO_PLACE", "Reader", "Reading"]
+__all__ = ["Reader", "Reading"]
 
 #: Generators to set while batches are recomputed, and how many batches are read after setting them.
 _Now = tuple[Moment | None, int]
@@ -55,11 +54,6 @@ _ENDED = b"", b""
 _KEPT_EVERY = 64
 #: More batches than any fetcher reads.
 _NEVER = 1 << 62
-#: A snapshot without any information: before the first batch, if nothing has a state.
-NO_PLACE: dict[str, Any] = {
-    "dataset_state": None, "dataset_iter_state": None, "collate_state": None, "random": None, "ended": False,
-    "base": None, "later": None, "digest": None,
-}  # fmt: skip
 
 
 @dataclass
@@ -118,7 +112,7 @@ class Reader:
         #: Whether a batch was interrupted, for example by Ctrl-C.
         self._is_cut_off = False
         #: The snapshot from which this epoch resumed; None if the epoch started from its beginning.
-        self._came_from: dict[str, Any] | None = None
+        self._came_from: ReadingPosition | None = None
         #: Whether the dataset loaded a state in this process. A generator may not have applied it yet.
         self._was_given_state = False
         self._trial: _Trial | None = None
@@ -193,48 +187,47 @@ class Reader:
         """Begins an epoch."""
         if self.has_ended and self.restores_place and not self._trails.stand_at_an_end:
             with contextlib.suppress(Exception):  # an optional state that is not available now
-                self.took(copied(self._state()))
+                self.took(self._state().copied())
         if self._trails.is_unknown and self.reading.is_iterable:
-            self._trails = Trails.before_all(self._states_now())
+            self._trails = Trails(self._states_now())
         self._count_last()
         self._trails.begin()
         self._fetch_anew()
         self.count, self._is_over, self._came_from = 0, False, None
         self._is_cut_off = False
 
-    def _states_now(self) -> dict[str, Any]:
+    def _states_now(self) -> ReadingPosition:
         """Returns the states of dataset and collate function before anything is read."""
-        states: dict[str, Any] = dict.fromkeys(STATES)
-        for key, one in (("dataset_state", self.reading.dataset), ("collate_state", self.reading.collate_fn)):
-            with contextlib.suppress(Exception):  # the dataset has no state before it begins
-                states[key] = copied(state_of(one))
-        return states
+        states = []
+        for one in (self.reading.dataset, self.reading.collate_fn):
+            try:
+                states.append(copied(state_of(one)))
+            except Exception:  # the dataset has no state before it begins
+                states.append(None)
+        return ReadingPosition(dataset=states[0], collate=states[1], unbegun=True)
 
-    def restore(self, place: dict[str, Any]) -> None:
+    def restore(self, place: ReadingPosition) -> None:
         """Resumes from a saved position.
 
         Args:
-            place: the snapshot, with the batches read later in `since`. Its generators are set unless they are
-                None. The generators in `now`, if any, are set before the last `now_since` batches.
+            place: the position. Its generators are set unless they are None.
 
         Raises:
             ValueError: the dataset ends before this position.
         """
         self.count, self._is_over, self._is_uncounted, self._is_cut_off = 0, False, False, False
         self._came_from = place if self.reading.is_iterable else None
-        later, random = place["later"], place["random"]
-        base = place if later is None else base_of(place)
-        now: _Now = place.get("now"), place.get("now_since", 0)
-        self._trails = Trails.of(place) if self.reading.is_iterable else Trails()
+        later, random, base = place.later, place.random, place.origin
+        now: _Now = place.now, place.now_since
+        self._trails = Trails(place if self.reading.is_iterable else None)
         # A dataset's state may contain the global generators. A state saved before the first loop contains those of the
         # main process, whereas a worker of an uninterrupted loader has its own.
-        keeps = place.get("unstarted") or (random is None and later)
-        with put_back_afterwards(GLOBAL if keeps else ()):
+        with put_back_afterwards(GLOBAL if place.unstarted or (random is None and later) else ()):
             set_all(random or {})  # `iter(dataset)` may use the generators
-            if base is not None and base.get("unbegun"):
+            if base is not None and base.unbegun:
                 self._go_back(base)
             elif base is not None:
-                self._go_on(base, random or {}, place["since"], now if not later else _NO_NOW, is_left=bool(later))
+                self._go_on(base, random or {}, place.since, now if not later else _NO_NOW, is_left=bool(later))
             for count in later[:-1] if later else ():
                 self._fetch_anew()
                 self._read_again(count, _NO_NOW, is_left=True)
@@ -258,23 +251,23 @@ class Reader:
         if reading.is_iterable and not self.restores_place:
             self._fetcher.watch()
 
-    def _go_on(self, base: dict[str, Any], random: Moment, since: Any, now: _Now, is_left: bool) -> None:
+    def _go_on(self, base: ReadingPosition, random: Moment, since: Any, now: _Now, is_left: bool) -> None:
         """Resumes within an epoch, or at its end."""
-        if base["ended"] and all(base[part] is None for part in STATES):
+        if base.ended and not base.has_state:
             self._is_over = True
             return
         self._load(base)
         set_all(random)
-        if base["ended"]:
+        if base.ended:
             self._end_again(base)
         else:
             before = [*map(mark_of, GLOBAL)]
             self._read_again(since, now, is_left)
-            if base.get("digest") is not None and self.digest not in (None, base["digest"]):
+            if base.digest is not None and self.digest not in (None, base.digest):
                 # If the program draws from the same global generators between two batches, the samples' numbers change
                 # as well.
                 draws = before != [*map(mark_of, GLOBAL)]
-                self._complain(since, draws or Digest.differ_in_numbers_alone(base["digest"], self.digest or 0))
+                self._complain(since, draws or Digest.differ_in_numbers_alone(base.digest, self.digest or 0))
 
     def _complain(self, since: Any, is_noise: bool) -> None:
         """Warns, or raises ValueError, because a stream without a state does not repeat itself.
@@ -299,31 +292,31 @@ class Reader:
             "load_state_dict(state, strict=False) of the loader resumes anyway, after the same number of batches"
         )
 
-    def _go_back(self, base: dict[str, Any]) -> None:
+    def _go_back(self, base: ReadingPosition) -> None:
         """Restores the states that dataset and collate function had before the first epoch, unless they still have
         them.
         """
         now = self._states_now()
-        for key, one in (("dataset_state", self.reading.dataset), ("collate_state", self.reading.collate_fn)):
-            if not is_stateful(one) or base[key] is None:
-                continue
-            if self._was_given_state or not is_same(base[key], now[key]):
-                give(one, base[key])
+        for one, state, present in (
+            (self.reading.dataset, base.dataset, now.dataset), (self.reading.collate_fn, base.collate, now.collate)
+        ):  # fmt: skip
+            if is_stateful(one) and state is not None and (self._was_given_state or not is_same(state, present)):
+                give(one, state)
                 self._was_given_state = True
 
-    def _load(self, base: dict[str, Any]) -> None:
+    def _load(self, base: ReadingPosition) -> None:
         """Loads the states of dataset, iterator and collate function."""
         self._was_given_state = True
         reading, dataset = self.reading, self.reading.dataset
-        own, part = self._of_dataset(base), base["dataset_iter_state"]
+        own, part = self._of_dataset(base), base.iterator
         if is_stateful(dataset) and own is not None:
             if reading.is_iterable and hasattr(dataset, "__dict__"):
                 self._trial = _Trial(dict(vars(dataset)), freeze(own))
             # A dataset that is its own iterator may reject a state before `iter`. It is loaded again after `iter`.
-            with contextlib.suppress(*(() if base["dataset_state"] is not None else (Exception,))):
+            with contextlib.suppress(*(() if base.dataset is not None else (Exception,))):
                 give(dataset, own)
-        if is_stateful(reading.collate_fn) and base["collate_state"] is not None:
-            give(reading.collate_fn, base["collate_state"])
+        if is_stateful(reading.collate_fn) and base.collate is not None:
+            give(reading.collate_fn, base.collate)
         self._fetch_anew()
         if reading.is_iterable and self.restores_place:
             self._fetcher.position = None
@@ -332,13 +325,12 @@ class Reader:
         if self._iterator is not dataset or not is_same(state_of(dataset), part):
             give(self._iterator, part)
 
-    def _of_dataset(self, base: dict[str, Any]) -> Any:
+    def _of_dataset(self, base: ReadingPosition) -> Any:
         """Returns the dataset's part of a snapshot."""
-        part = base["dataset_state"]
-        is_iterator = part is None and hasattr(self.reading.dataset, "__next__")
-        return base["dataset_iter_state"] if is_iterator else part
+        is_iterator = base.dataset is None and hasattr(self.reading.dataset, "__next__")
+        return base.iterator if is_iterator else base.dataset
 
-    def _end_again(self, base: dict[str, Any]) -> None:
+    def _end_again(self, base: ReadingPosition) -> None:
         """Moves the dataset to its end again, so that it has applied the loaded state, which must not affect later
         epochs.
 
@@ -482,7 +474,7 @@ class Reader:
 
     # -- snapshots -----------------------------------------------------------------------------------
 
-    def place(self, is_given: bool = True) -> dict[str, Any]:
+    def place(self, is_given: bool = True) -> ReadingPosition:
         """Returns a snapshot of the reading position.
 
         Args:
@@ -490,22 +482,22 @@ class Reader:
         """
         is_inside = self.count - (not is_given and self._is_uncounted) > 0
         if self.reading.is_iterable and self.restores_place and (self._is_cut_off or not is_given):
-            return self._state() | self._trails.told_inside() if is_inside else self._place_at_the_beginning()
+            return self._trails.inside(self._state()) if is_inside else self._place_at_the_beginning()
         if not self.reading.is_iterable or self.count or self.has_ended:
             state = self._state()
             # this digest would cover one batch too many
-            return state if is_given or not self._is_uncounted else {**state, "digest": None}
+            return state if is_given or not self._is_uncounted else state._replace(digest=None)
         return self._place_at_the_beginning()
 
-    def _place_at_the_beginning(self) -> dict[str, Any]:
+    def _place_at_the_beginning(self) -> ReadingPosition:
         if self._came_from is not None:
             return self._came_from
         if not self.restores_place:
             return self._state()
         # for user code that inspects the state, the current states are included
-        return self._state() | self._trails.told()
+        return self._trails.at_the_beginning(self._state())
 
-    def took(self, place: Any) -> None:
+    def took(self, place: ReadingPosition | bytes) -> None:
         """Records a snapshot that was taken.
 
         Args:
@@ -522,20 +514,20 @@ class Reader:
         if not self._cadence.is_due(now := time.monotonic(), 0.0) and self._trails.is_inside:
             return
         with contextlib.suppress(Exception):  # an optional state that is not available now
-            self.took(copied(self._state()))
+            self.took(self._state().copied())
         self._cadence.took(time.monotonic(), time.monotonic() - now)
 
-    def _state(self) -> dict[str, Any]:
+    def _state(self) -> ReadingPosition:
         reading, iterator = self.reading, self._iterator
-        return NO_PLACE | {
-            "dataset_state": None if iterator is reading.dataset else state_of(reading.dataset),
-            "dataset_iter_state": state_of(iterator),
-            "collate_state": state_of(reading.collate_fn),
-            "random": self._generators() if self._generators is not None else None,
-            "since": 0 if reading.is_iterable else [],
-            "ended": self.has_ended,
-            "digest": self.digest,
-        }
+        return ReadingPosition(
+            None if iterator is reading.dataset else state_of(reading.dataset),
+            state_of(iterator),
+            state_of(reading.collate_fn),
+            self._generators() if self._generators is not None else None,
+            0 if reading.is_iterable else [],
+            self.has_ended,
+            self.digest,
+        )
 
 
 @dataclass

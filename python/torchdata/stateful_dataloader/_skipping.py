@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 import operator
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import GeneratorType
 from typing import Any
 
@@ -35,17 +35,15 @@ from torchdata.datapipes._pipe.skipping import (
 )
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.stateful_dataloader._fetching import Indexed, Stream, has_passed_a_generator
+from torchdata.stateful_dataloader._position import Counts
 
-__all__ = ["NOTHING", "Counts", "IndexedFetcher", "Skipped", "StreamFetcher", "check_on_error"]
+__all__ = ["NOTHING", "IndexedFetcher", "Skipped", "StreamFetcher", "check_on_error"]
 
 #: A placeholder for a batch with only skipped samples.
 NOTHING = object()
 
 #: Maximum number of consecutive exceptions without a sample, after which the dataset's iterator counts as stuck.
 _MOST_IN_A_ROW = 10_000
-
-#: The number of skipped samples by kind of exception, and the number of all samples including skipped ones.
-Counts = tuple[dict[str, int], int]
 
 
 def check_on_error(
@@ -348,14 +346,14 @@ class Skipped:
         place = str(codes[0]) if len(codes) == 1 else type(loader.dataset).__qualname__
         return cls(place, loader.error_limit, loader.error_log, counts, epoch)
 
-    def count(self, samples: int, skipped: list[dict[str, Any]]) -> None:
+    def count(self, samples: int, skipped: Sequence[dict[str, Any]]) -> None:
         """Counts the samples of a batch that is returned or passed over, and the samples that were left out."""
         kinds, seen = self.counts
         for line in skipped:
             kinds = plus_one(kinds, line["error"])
         self.counts = kinds, seen + samples
 
-    def tell(self, skipped: list[dict[str, Any]], worker: int | None = None) -> None:
+    def tell(self, skipped: Sequence[dict[str, Any]], worker: int | None = None) -> None:
         """Writes the samples left out of a batch to the log, and checks the limit.
 
         Args:
@@ -411,8 +409,3 @@ class Skipped:
 
     def _table(self) -> str:
         return table_of({(kind, self._place): count for kind, count in self.counts[0].items()})
-
-    def state(self, counts: Counts | None = None) -> dict[str, Any]:
-        """Returns the counts in the form that a state contains: the given counts, or all so far."""
-        kinds, seen = counts or self.counts
-        return {"kinds": dict(kinds), "seen": seen}

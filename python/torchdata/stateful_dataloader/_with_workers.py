@@ -2,6 +2,12 @@
 
 Role: runs in the main process. Draws indices at the same times as PyTorch's loader: first all indices that the workers
 may be ahead, and then one with each batch.
+
+`RestartingIterator` replaces workers that exit, or that hang and are killed. For each worker, the iterator stores its
+last snapshot, the batches received since then, and the outstanding orders. A replacement process loads this snapshot,
+like a loader that resumes. It then reads and drops the batches that the main process has received. The outstanding
+orders are sent to it. Before the first batch of an epoch, a worker has no snapshot in that epoch. Its replacement
+therefore repeats what the worker had read in the previous epoch, and begins the new epoch after that.
 """
 
 from __future__ import annotations
@@ -9,9 +15,11 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import threading
+import weakref
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing.context import BaseContext
 from typing import Any
 
@@ -21,109 +29,22 @@ from torch.utils.data.dataloader import _sharding_worker_init_fn
 
 from torchdata._engine.items.failures import reraise
 from torchdata._engine.processes.interrupts import InterruptsDeferred, is_of_handler
+from torchdata._engine.snapshots import Account
+from torchdata._engine.workers import restart
 from torchdata._engine.workers.group import Group
+from torchdata._engine.workers.hangs import Survived
 from torchdata._engine.workers.restart import Restarts
 from torchdata._native import HandingIterator
 from torchdata._stateful import is_stateful
 from torchdata.stateful_dataloader._copying import Copies
-from torchdata.stateful_dataloader._frozen import thaw
-from torchdata.stateful_dataloader._generators import (
-    GLOBAL,
-    decoded,
-    decoded_of_worker,
-    encoded,
-    encoded_of_worker,
-    read,
-)
+from torchdata.stateful_dataloader._generators import GLOBAL, decoded, decoded_of_worker, read
 from torchdata.stateful_dataloader._iterator import StatefulIterator
-from torchdata.stateful_dataloader._pinning import PinnedUnits
-from torchdata.stateful_dataloader._pool import Pool
-from torchdata.stateful_dataloader._reading import NO_PLACE
+from torchdata.stateful_dataloader._pool import PinnedUnits, Pool
+from torchdata.stateful_dataloader._position import EpochState, Progress, ReadingPosition
 from torchdata.stateful_dataloader._skipping import Skipped
-from torchdata.stateful_dataloader._state import is_over
-from torchdata.stateful_dataloader._trails import STATES
-from torchdata.stateful_dataloader._worker import Job
+from torchdata.stateful_dataloader._worker import NO_NEWS, Job, News, Received, Start
 
-__all__ = ["WorkersIterator"]
-
-
-@dataclass
-class _Progress:
-    """What the main process knows about the position of one worker."""
-
-    #: The last snapshot of its reading, frozen or as loaded; None before the first one.
-    place: bytes | dict[str, Any] | None = None
-    #: The batches that it has returned since the snapshot: their number, or their indices for a map-style dataset.
-    since: Any = 0
-    ended: bool = False
-    #: A checksum of some of its samples in this epoch, if its position is a number of batches.
-    digest: int | None = None
-
-    def load(self, place: dict[str, Any] | None) -> None:
-        """Takes over a saved snapshot."""
-        if place is not None:
-            self.place, self.ended, self.digest = place, place["ended"], place["digest"]
-
-    def count(self, index: Any) -> None:
-        """Counts a batch."""
-        if isinstance(self.since, list):
-            self.since.append(index)
-        else:
-            self.since += 1
-
-    def stand(self, frozen: bytes) -> None:
-        """Records the worker's snapshot; empty bytes mean that nothing has changed."""
-        self.since = [] if isinstance(self.since, list) else 0
-        if frozen:
-            self.place = frozen
-        elif isinstance(self.place, dict):
-            self.place = {**self.place, "since": self.since}
-
-    def reached(self) -> dict[str, Any]:
-        """Returns the position that the worker has reached, in the form that a reader restores."""
-        if isinstance(self.place, bytes):
-            self.place = thaw(self.place)  # thawed only once, for any number of requests
-        place: Any = self.place or NO_PLACE | {"since": type(self.since)()}
-        since, later = place["since"], place["later"]
-        if later:  # the snapshot is from an earlier epoch
-            later = [*later[:-1], later[-1] + self.since]
-        else:
-            since = since + self.since
-        ended = self.ended or place["ended"]
-        reached: dict[str, Any] = {**place, "since": since, "later": later, "ended": ended, "digest": self.digest}
-        if "now" in reached:
-            reached["now_since"] += self.since
-        return reached
-
-    def saved(self, is_stateful: bool, base_seed: int, worker: int) -> dict[str, Any] | None:
-        """Returns the part of the position that is saved.
-
-        Args:
-            is_stateful: whether the worker's dataset has a state. If not, the position matters only if its generators
-                were used.
-            base_seed: the seed of the workers.
-            worker: the number of the worker.
-        """
-        place = self.reached()
-        has_place = self.place is not None or not self.since
-        if isinstance(self.since, list) and not is_stateful and not place["random"] and has_place:
-            return None
-        return {**place, "random": encoded_of_worker(place["random"] or {}, base_seed, worker)}
-
-    def saved_of_program(self) -> dict[str, Any]:
-        """Returns the saved part for a worker that continues from a loader without workers."""
-        place = self.reached()
-        then, later = place["random"] or {}, place["later"]
-        now = place.pop("now", then)
-        behind = place.pop("now_since", later[-1] if later else place["since"])
-        random, random_then = ({name: encoded(one) for name, one in moment.items()} for moment in (now, then))
-        random_then = {name: one for name, one in random_then.items() if one != random.get(name)}
-        return {**place, "random": random, "random_then": random_then, "random_since": behind}
-
-
-def _has_state(place: dict[str, Any] | None) -> bool:
-    return place is not None and any(place[part] is not None for part in STATES)
-
+__all__ = ["RestartingIterator", "WorkersIterator", "survived_by"]
 
 _SHUT_DOWN = "the workers of this iterator were shut down before the epoch was over, so there are no more batches"
 _LEFT = "another thread has called iter(loader), which has persistent workers: the epoch that this one read is left"
@@ -141,7 +62,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         AssertionError: the loader's `prefetch_factor` is 0.
     """
 
-    def __init__(self, loader: Any, state: dict[str, Any] | None) -> None:
+    def __init__(self, loader: Any, state: EpochState | None) -> None:
         super().__init__(loader, state)
         #: The number of workers that a dataset sees, which is the number of shards. A process runs one or more shards.
         self._num_workers = max(1, self._num_shards)
@@ -219,9 +140,9 @@ class WorkersIterator(HandingIterator, StatefulIterator):
 
     # -- epochs --------------------------------------------------------------------------------------
 
-    def _start(self, loader: Any, state: dict[str, Any] | None) -> None:
+    def _start(self, loader: Any, state: EpochState | None) -> None:
         """Begins the first epoch of this iterator, or resumes it."""
-        if state is None or is_over(state):
+        if state is None or state.is_over:
             # As in PyTorch, the sampler's iterator is created twice and the seed of pipes is drawn twice; the first
             # seed counts.
             seed = self._shared_seed
@@ -229,17 +150,17 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             if not self._lives_on:
                 self._shared_seed = seed
             loads = state is not None and (
-                self._lives_on or (state["unstarted"] and any(map(_has_state, state["places"])))
+                self._lives_on or (state.unstarted and any(place and place.has_state for place in state.places))
             )
             places = self._places_for_workers(state) if state is not None and loads else []
-            if state is not None and state["unstarted"]:  # the main process read these states: see `Reader.restore`
-                places = [place and {**place, "unstarted": True} for place in places]
+            if state is not None and state.unstarted:  # the main process read these states: see `Reader.restore`
+                places = [place and place._replace(unstarted=True) for place in places]
             self._begin(places or [None] * self._num_workers, True, 0)
         else:
-            self._sampler_iter = self._order.restore(state)
-            self._num_yielded = state["_num_yielded"]
-            same = state["_num_workers"] == self._num_shards
-            first = state["next_worker"] if same and self._in_order else 0
+            self._sampler_iter = self._order.restore(state.order)
+            self._num_yielded = state.given
+            same = state.workers == self._num_shards
+            first = state.next_worker if same and self._in_order else 0
             self._begin(self._places_for_workers(state), False, first)
             self._pass_over()
 
@@ -250,22 +171,22 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             super()._reset(loader, first_iter)
         self._order.begin(self._sampler_iter)
 
-    def _places_for_workers(self, state: dict[str, Any]) -> list[Any]:
+    def _places_for_workers(self, state: EpochState) -> list[ReadingPosition | None]:
         """Returns a position for each worker. With another number of workers, positions are reused."""
-        places = state["places"]
-        if not is_over(state) and not self._num_shards:
+        places = state.places
+        if not state.is_over and not self._num_shards:
             return [self._place_of_program(places[0], state)]
-        found: list[Any] = []
+        found: list[ReadingPosition | None] = []
         for number in range(self._num_workers):
             place = places[number % len(places)]
             if place is not None:
-                same = len(places) == self._num_workers and state["_num_workers"]
-                random = place["random"] if same else None  # generators belong to a worker by its number
-                place = {**place, "random": decoded_of_worker(random or {}, int(self._base_seed), number)}
+                same = len(places) == self._num_workers and state.workers
+                random = place.random if same else None  # generators belong to a worker by its number
+                place = place._replace(random=decoded_of_worker(random or {}, int(self._base_seed), number))
             found.append(place)
         return found
 
-    def _place_of_program(self, place: dict[str, Any] | None, state: dict[str, Any]) -> dict[str, Any] | None:
+    def _place_of_program(self, place: ReadingPosition | None, state: EpochState) -> ReadingPosition | None:
         """Returns a position saved without workers in the form for a worker that continues from it.
 
         Batches that were read with the generators from the beginning of the epoch are recomputed with these. Later
@@ -273,14 +194,14 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         """
         if place is None:
             return None
-        now = {name: decoded(name, one) for name, one in (place["random"] or {}).items()}
-        then = {name: decoded(name, one) for name, one in (place.get("random_then") or {}).items()}
-        place = {**place, "random": now | then, "now": now, "now_since": place.get("random_since", 0)}
-        if not _has_state(place) and place["later"] is None:
-            place["since"] = max(state["_num_yielded"], state["_sampler_iter_yielded"])
+        now = {name: decoded(name, one) for name, one in (place.random or {}).items()}
+        then = {name: decoded(name, one) for name, one in (place.then or {}).items()}
+        place = place._replace(random=now | then, now=now)
+        if not place.has_state and place.later is None:
+            place = place._replace(since=max(state.given, state.order.yielded))
         return place
 
-    def _begin(self, places: list[Any], fresh: bool, first: int) -> None:
+    def _begin(self, places: Sequence[ReadingPosition | None], fresh: bool, first: int) -> None:
         """Begins an epoch in all workers.
 
         Args:
@@ -293,7 +214,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         self._readers: set[int] = set()
         reading = self._reading
         if reading.is_iterable or not self._has_begun:
-            self._progress = [_Progress(since=0 if reading.is_iterable else []) for _ in places]
+            self._progress = [Progress(0 if reading.is_iterable else []) for _ in places]
         else:  # a worker that has nothing to read in this epoch stays where the last epoch leaves it
             for progress, numbers in zip(self._progress, self._busy, strict=True):
                 for number in numbers:
@@ -388,13 +309,14 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         """Takes the unit in hand, if any, and records the snapshot from before its batch."""
         unit = self._hand.pop()
         self._pool.note(unit)
-        worker, _, _, news = unit
-        if news is not None and "filler" in news:
+        worker, number, batch, told = unit
+        news = NO_NEWS if told is None else News(*told)
+        if news.filler:
             return None
         self._unheard.discard(worker)
-        if news is not None and "before" in news:
-            self._progress[worker].stand(news["before"])
-        return unit
+        if news.before is not None:
+            self._progress[worker].stand(news.before)
+        return worker, number, batch, news
 
     def _hand_over(self) -> tuple[Any] | None:
         """Returns the batch of the unit in hand; None if it has none. Cannot be interrupted; see `HandingIterator`."""
@@ -408,13 +330,13 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             return None
         self._readers.add(threading.get_ident())
         worker, _, batch, news = unit
-        if news is not None and self._skipped is not None:
-            self._skipped.tell(news.get("skipped", []), worker)
-        if news is not None and "failure" in news:
-            if isinstance(news["failure"], BaseException):
-                raise news["failure"]
-            reraise(news["failure"])
-        if news is not None and "empty" in news:
+        if self._skipped is not None:
+            self._skipped.tell(news.skipped, worker)
+        if news.failure is not None:
+            if isinstance(news.failure, BaseException):
+                raise news.failure
+            reraise(news.failure)
+        if news.empty:
             self._num_empty += 1
             return None  # the batch is passed over
         self._count()
@@ -425,20 +347,20 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         worker, number, _, news = unit
         progress = self._progress[worker]
         self._next_worker = (worker + 1) % self._num_workers
-        if news is not None and "ended" in news:
+        if news.ended:
             progress.ended = True
         else:
             index = self._waiting.pop(number, None)
             progress.count(index)
             if self._skipped is not None:
-                told = news or {}
-                self._skipped.count(told.get("seen", self._reading.samples_of(index)), told.get("skipped", []))
-                self._order.give_back(index, told.get("left"))
-        if news is not None and "digest" in news:
-            progress.digest = news["digest"]
-        if news is not None and "after" in news:
-            progress.stand(news["after"])
-        if progress.ended and "failure" not in (news or {}):
+                seen = self._reading.samples_of(index) if news.seen is None else news.seen
+                self._skipped.count(seen, news.skipped)
+                self._order.give_back(index, news.left)
+        if news.digest is not None:
+            progress.digest = news.digest
+        if news.after is not None:
+            progress.stand(news.after)
+        if progress.ended and news.failure is None:
             return False
         if self._pool.is_ordered:
             self._busy[worker].popleft()
@@ -451,12 +373,12 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         """Returns the state of the iterator. Waits for the first batch of each worker that has not returned any."""
         self._hear_all()
         seed = int(self._base_seed)
+        places: Sequence[ReadingPosition | None]
         if self._num_shards:
             places = [progress.saved(self._is_stateful, seed, number) for number, progress in enumerate(self._progress)]
         else:
             places = [progress.saved_of_program() for progress in self._progress]
-        last = (self._next_worker - 1) % self._num_workers
-        return self._state(list(self._waiting.values()), places, last)
+        return self._state(list(self._waiting.values()), places, self._next_worker)
 
     def _hear_all(self) -> None:
         """Waits for the first batch of each worker that has not returned any in this epoch."""
@@ -497,3 +419,157 @@ class WorkersIterator(HandingIterator, StatefulIterator):
     def _shutdown_workers(self) -> None:
         """Stops the workers, under the name of PyTorch's method, which some trainers call."""
         self.shutdown()
+
+
+# -- restarts ----------------------------------------------------------------------------------------------
+
+
+def survived_by(loader: Any) -> Survived:
+    """Returns which kinds of worker exits a loader survives."""
+    return Survived.chosen(loader.on_worker_exit, loader.timeout, loader.on_timeout, loader.patience)
+
+
+@dataclass
+class _Beginning:
+    """How a worker began an epoch.
+
+    Args:
+        place: the snapshot from which it resumed, or None.
+        fresh: whether the epoch of this snapshot was over.
+        shared_seed: the seed of PyTorch pipes.
+        before: orders that repeat earlier, finished epochs.
+    """
+
+    place: Any
+    fresh: bool
+    shared_seed: int | None
+    before: list[tuple[Any, ...]] = field(default_factory=list)
+
+
+class _Restarts(restart.Restarts):
+    """Replaces the workers of one iterator, without keeping the iterator alive."""
+
+    def __init__(
+        self, owner: weakref.ref[RestartingIterator], survived: Survived, group: Group, context: BaseContext
+    ) -> None:
+        hangs = group.hangs(survived, owner()._in_order)  # type: ignore[union-attr]
+        super().__init__(group.members, context, group.ending, hangs, survived.deaths)
+        self._owner = owner
+
+    def _command(self, indices: Sequence[int], received: restart.Received, ended: Sequence[bool]) -> None:
+        owner = self._owner()
+        for worker in indices if owner is not None else ():
+            owner.instruct(worker, [account for account, _ in received[0]])  # type: ignore[union-attr]
+
+
+class RestartingIterator(WorkersIterator):
+    """Reads in worker processes, and replaces workers that exit.
+
+    A pinning thread may replace a worker while the program's thread sends orders. The data that it reads here is
+    therefore modified only under the lock for sending.
+    """
+
+    #: By worker: how it began this epoch.
+    _beginnings: list[_Beginning]
+    #: How many workers, from the first on, give up their first turn.
+    _fillers = 0
+
+    def _restarts(self, loader: Any) -> Callable[[Group, BaseContext], restart.Restarts]:
+        return partial(_Restarts, weakref.ref(self), survived_by(loader))
+
+    # -- epochs --------------------------------------------------------------------------------------
+
+    def _begin(self, places: Sequence[Any], fresh: bool, first: int) -> None:
+        numbers, seed = range(self._num_workers), self._shared_seed
+        ways = [self._as_it_was_left(worker) if self._has_begun else [] for worker in numbers]
+        self._beginnings = [_Beginning(place, fresh, seed, way) for place, way in zip(places, ways, strict=True)]
+        self._fillers = first
+        #: By worker: how many units of this epoch were processed.
+        self._seen = [0] * self._num_workers
+        super()._begin(places, fresh, first)
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        if not self._pool.is_ending:
+            self._hear_all()
+        if isinstance(self._units, PinnedUnits):  # the pinning thread may replace workers on behalf of the last epoch
+            self._units.leave()
+        super()._reset(loader, first_iter)
+
+    def _way_to(self, worker: int) -> tuple[list[tuple[Any, ...]], Any, bool, list[Any]]:
+        """Returns the steps that bring a process to a worker's position in this epoch.
+
+        Returns:
+            Orders that repeat finished epochs, a snapshot, whether the snapshot's epoch is over, and the indices read
+            since.
+        """
+        progress, beginning = self._progress[worker], self._beginnings[worker]
+        if progress.place is not None:
+            return [], progress.reached(), False, []
+        since = progress.since
+        return beginning.before, beginning.place, beginning.fresh, [None] * since if isinstance(since, int) else since
+
+    def _as_it_was_left(self, worker: int) -> list[tuple[Any, ...]]:
+        """Returns orders that repeat what a worker has read, or was ordered to read, in the abandoned epoch."""
+        before, place, fresh, since = self._way_to(worker)
+        ordered = [] if self._progress[worker].ended else [self._waiting[number] for number in self._busy[worker]]
+        if place is None and not since and not ordered and not self._reading.is_iterable:
+            return before  # the worker had no orders
+        return [*before, ("repeat", self._beginnings[worker].shared_seed, place, fresh, [*since, *ordered])]
+
+    # -- replacing a worker ----------------------------------------------------------------------------
+
+    def instruct(self, worker: int, accounts: Sequence[Account]) -> None:
+        """Sends a replacement process its orders.
+
+        Args:
+            worker: the number of the worker.
+            accounts: for each shard, the number of units received in this epoch and their checksum.
+        """
+        shards = self._pool.shards_of(worker)
+        starts = []
+        for shard in shards:
+            before, start, under_way, orders = self._start_of(shard, accounts[shard])
+            starts.append(start)
+        seed, fresh = self._beginnings[shards[0]].shared_seed, self._is_fresh(shards[0])
+        # Orders, and epochs before this one, exist only if each worker runs one shard.
+        self._pool.instruct(worker, [*before, self._pool.beginning(seed, fresh, starts)], under_way, orders)
+
+    def _is_fresh(self, shard: int) -> bool:
+        """Returns whether the epoch of the snapshot for a shard's replacement is over."""
+        _, _, fresh, _ = self._way_to(shard)
+        return fresh
+
+    def _start_of(self, worker: int, account: Account) -> tuple[list[tuple[Any, ...]], Start, int, list[Any]]:
+        """Returns how a replacement process begins a shard after the units that were already received.
+
+        Returns:
+            Orders that repeat finished epochs; the start; how many orders were answered by units that are not recorded
+            yet; and the unanswered orders.
+        """
+        progress, busy, fills = self._progress[worker], self._busy[worker], worker < self._fillers
+        units = max(0, account[0] - fills)
+        unseen = 0 if progress.ended else units - self._seen[worker]
+        orders = [] if progress.ended else [(number, self._waiting[number]) for number in busy]
+        if not self._pool.is_ordered:
+            orders = [(0, None)] * unseen
+        before, place, _, since = self._way_to(worker)
+        seen_again = [*since, *(index for _, index in orders[:unseen])]
+        start = Start(place, fills and account[0] == 0, Received(account, seen_again, progress.ended))
+        held = sum(unit[0] == worker for unit in self._held)
+        if self._reading.is_iterable:
+            orders = [(number, None) for number, _ in orders]
+        return before, start, max(0, unseen - held), orders[unseen:]
+
+    # -- batches -------------------------------------------------------------------------------------
+
+    def _hand_over(self) -> tuple[Any] | None:
+        with self._pool.sending:
+            return super()._hand_over()
+
+    def _account(self, unit: Any) -> bool:
+        self._seen[unit[0]] += 1
+        return super()._account(unit)
+
+    def _hold(self) -> None:
+        with self._pool.sending:
+            super()._hold()

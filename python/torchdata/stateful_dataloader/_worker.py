@@ -8,15 +8,7 @@ orders, because the main process grants how far it may read ahead.
 A worker runs one shard: its part of the dataset, with its own reader, random numbers and worker info. If the epoch of a
 state was begun by more workers, a worker runs several shards in turn, each with a copy of the dataset.
 
-A unit is (shard, number of the order, batch, news). `news` is a dict or, in most units, None:
-
-- "before", "after": the frozen snapshot from before this batch, or from after it
-- "failure": the reason why there is no batch
-- "skipped": the skipped samples of the batch; "seen": how many samples the batch accounts for including skipped ones,
-  if that differs from its order; "empty": there is no batch; "left": the positions of indices that were read, for use
-  in another batch
-- "digest": a checksum of some of the samples so far, for a stream without a state, if it has changed
-- "ended": the iterable dataset has ended; "filler": an empty unit that leaves the first turn to another worker
+A unit is (shard, number of the order, batch, news). The news are the fields of `News` or, in most units, None.
 """
 
 from __future__ import annotations
@@ -27,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from signal import strsignal
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.utils.data
@@ -42,14 +34,12 @@ from torchdata._observe.stats.batches import bind_reading
 from torchdata._observe.stats.counting import Counting
 from torchdata.datapipes._pipe.state.exchanging import ShardGlobals
 from torchdata.stateful_dataloader._cadence import Cadence, Watch
-from torchdata.stateful_dataloader._copying import Copies
-from torchdata.stateful_dataloader._frozen import freeze
+from torchdata.stateful_dataloader._copying import Copies, holds_shared_memory
 from torchdata.stateful_dataloader._generators import GLOBAL, Moment, set_all
 from torchdata.stateful_dataloader._reading import Reader, Reading
-from torchdata.stateful_dataloader._shipping import holds_shared_memory
 from torchdata.stateful_dataloader._skipping import NOTHING
 
-__all__ = ["NO_ORDER", "Batches", "Job", "Received", "Shard", "Start"]
+__all__ = ["NO_NEWS", "Batches", "Job", "News", "Received", "Shard", "Start"]
 
 #: The order number of a unit that answers no order.
 NO_ORDER = -1
@@ -85,8 +75,37 @@ class Start:
     received: Received | None = None
 
 
+class News(NamedTuple):
+    """What a unit reports in addition to its batch.
+
+    Args:
+        before: the frozen snapshot from before this batch.
+        after: the frozen snapshot from after it.
+        failure: the reason why there is no batch.
+        skipped: the skipped samples of the batch.
+        seen: how many samples the batch accounts for including skipped ones; None if as many as its order.
+        empty: whether all samples were skipped, so that there is no batch.
+        left: the positions of indices that were read, for use in another batch.
+        digest: a checksum of some of the samples so far, for a stream without a state, if it has changed.
+        ended: whether the iterable dataset has ended.
+        filler: whether the unit is empty, and leaves the first turn to another worker.
+    """
+
+    before: bytes | None = None
+    after: bytes | None = None
+    failure: Any = None
+    skipped: Sequence[dict[str, Any]] = ()
+    seen: int | None = None
+    empty: bool = False
+    left: list[int] | None = None
+    digest: int | None = None
+    ended: bool = False
+    filler: bool = False
+
+
+NO_NEWS = News()
 #: (shard, order, batch, news), as described above.
-Unit = tuple[int, int, Any, dict[str, Any] | None]
+Unit = tuple[int, int, Any, tuple[Any, ...] | None]
 
 
 class Shard:
@@ -395,9 +414,9 @@ class Batches(Iterator[Unit]):
         self._owed: list[Unit] = []
         self._order = NO_ORDER
         #: The news for the next unit.
-        self._news: dict[str, Any] | None = None
+        self.news = NO_NEWS
         #: The news of the last unit.
-        self._brought: dict[str, Any] | None = None
+        self._brought = NO_NEWS
         #: Whether no batch remains to be read.
         self.is_over = False
         #: Whether snapshots include the position in the dataset, rather than only the generators.
@@ -408,12 +427,7 @@ class Batches(Iterator[Unit]):
         self._last = b""
         self._digest: int | None = None
         if filler:
-            self._owed.append(self._unit(None, {"filler": True}))
-
-    @property
-    def news(self) -> dict[str, Any]:
-        """The news for the next unit, created on first use."""
-        return self._news or {}
+            self._owed.append(self._unit(None, News(filler=True)))
 
     def begin(self, reader: Reader, went_on: bool, told: bool = False) -> None:
         """Starts to observe the reader, and takes its snapshot if one may be needed.
@@ -429,7 +443,7 @@ class Batches(Iterator[Unit]):
         self._watches = self._takes_places or not self._shard.job.reading.is_iterable
         if not told and (not went_on or self._takes_places):
             self._shard.watch.look()
-            self._news = {"before": self._frozen_place()}
+            self.news = News(before=self._frozen_place())
 
     def __next__(self) -> Unit:
         if self._owed:
@@ -437,11 +451,11 @@ class Batches(Iterator[Unit]):
         if self.is_over:
             raise StopIteration
         index = None if self._iterates else self._ordered()
-        news, self._news = self._news, None
+        news, self.news = self.news, NO_NEWS
         reader = self._reader
         if reader is None:
             self.is_over = self._iterates
-            return self._unit(None, {"failure": self._shard.failure})
+            return self._unit(None, News(failure=self._shard.failure))
         index = self._shard.index_of(index)
         began = time.monotonic()
         try:
@@ -449,25 +463,23 @@ class Batches(Iterator[Unit]):
         except StopIteration as error:
             if self._shard.job.reading.is_iterable:
                 return self._end(news)
-            return self._unit(None, {**(news or {}), "failure": self._shard.described(error)})
+            return self._unit(None, news._replace(failure=self._shard.described(error)))
         except BaseException as error:
             if self._shard.is_local and not isinstance(error, Exception):
                 raise  # Ctrl-C
             if self._shard.job.reading.skips:
                 news = self._with_skipped(news, reader, index)
-            return self._unit(None, {**(news or {}), "failure": self._shard.described(error)})
+            return self._unit(None, news._replace(failure=self._shard.described(error)))
         if self._shard.job.reading.skips:
             news = self._with_skipped(news, reader, index)
             if batch is NOTHING:
-                batch, news = None, {**(news or {}), "empty": True}
-                if reader.left is not None:
-                    news["left"] = reader.left
+                batch, news = None, news._replace(empty=True, left=reader.left)
         if (digest := reader.digest) != self._digest:
             self._digest = digest
-            news = {**(news or {}), "digest": digest}
+            news = news._replace(digest=digest)
         if self._watches and (now := time.monotonic()) >= self._due:
             if (frozen := self._place_after(now, now - began)) is not None:
-                news = {**(news or {}), "after": frozen}
+                news = news._replace(after=frozen)
             self._due = min(self._shard.watch.due, self._cadence.due if self._tells else math.inf)
         return self._unit(batch, news)
 
@@ -499,36 +511,34 @@ class Batches(Iterator[Unit]):
             raise
         return index
 
-    def _end(self, news: dict[str, Any] | None) -> Unit:
+    def _end(self, news: News) -> Unit:
         self.is_over = True
-        news = {**(news or {}), "ended": True}
+        news = news._replace(ended=True)
         if self._takes_places or self._shard.job.persistent:  # later epochs depend on the state
             self._shard.watch.look()
-            news["after"] = self._frozen_place()
+            news = news._replace(after=self._frozen_place())
         return self._unit(None, news)
 
-    def _unit(self, batch: Any, news: dict[str, Any] | None) -> Unit:
+    def _unit(self, batch: Any, news: News) -> Unit:
         self._brought = news
-        return self._shard.number, self._order, batch, news
+        return self._shard.number, self._order, batch, None if news is NO_NEWS else tuple(news)
 
     def _frozen_place(self) -> bytes:
         """Returns the frozen snapshot; empty if nothing has changed."""
         assert self._reader is not None
-        frozen = freeze(self._reader.place())
+        frozen = self._reader.place().frozen()
         self._reader.took(frozen)
         if frozen == self._last:
             return b""
         self._last = frozen
         return frozen
 
-    def _with_skipped(self, news: dict[str, Any] | None, reader: Reader, index: Any) -> dict[str, Any] | None:
+    def _with_skipped(self, news: News, reader: Reader, index: Any) -> News:
         """Returns the news of a unit, together with the skipped samples of its batch."""
-        if reader.skipped:
-            news = {**(news or {}), "skipped": reader.skipped}
-        if reader.seen != self._shard.job.reading.samples_of(index):
-            news = {**(news or {}), "seen": reader.seen}
-        return news
+        if not reader.skipped and reader.seen == self._shard.job.reading.samples_of(index):
+            return news
+        return news._replace(skipped=reader.skipped, seen=reader.seen)
 
     def failed_to_leave(self, failure: tuple[Any, ...]) -> None:
         """Replaces a unit that could not be sent with an error."""
-        self._owed.append(self._unit(None, {**(self._brought or {}), "failure": failure}))
+        self._owed.append(self._unit(None, self._brought._replace(failure=failure)))

@@ -273,9 +273,19 @@ class BatchIndices(Iterator[list[int]]):
             state["sampler_iter_state"] = self._iterator.state_dict()
         return state
 
+    def give_sampler(self, state: Any) -> None:
+        """Loads the sampler's part of a state, if it has one, into the sampler."""
+        sampler = self._batches.sampler
+        if is_stateful(sampler) and state is not None and "sampler_state" in state:
+            give(sampler, state["sampler_state"])
+
+    def state_unstarted(self, sampler: Any) -> dict[str, Any]:
+        """Returns the state before the first index, with the state of the sampler; None if it has none."""
+        return self.state_before(0) | ({} if sampler is None else {"sampler_state": sampler})
+
     def state_before(self, count: int) -> dict[str, Any]:
         """Returns the state from before the last `count` samples, for a sampler without a user-defined state."""
-        state: dict[str, Any] = {"samples_yielded": self._yielded - count}
+        state: dict[str, Any] = endless_state(1, self._yielded - count)
         if type(self._iterator) is RandomIndices:
             state["sampler_iter_state"] = self._iterator.state_before(count + self._dropped)
         elif self._iterator is None and type(self._batches.sampler) is RandomSampler:
@@ -376,6 +386,17 @@ class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler
         if self._YIELDED not in state_dict:
             raise ValueError("Invalid state_dict: the state of a StatefulDistributedSampler has 'yielded'")
         self.next_yielded = count_in(state_dict, self._YIELDED)
+
+
+def endless_state(batches: int, size: int) -> dict[str, Any]:
+    """Returns the state of a `BatchSampler` without an order of its own, after a number of batches."""
+    return {"samples_yielded": batches * size}
+
+
+def samples_in(state: Any) -> int | None:
+    """Returns how many indices were yielded, according to the state of a `BatchSampler`; None if it has no number."""
+    samples = state.get("samples_yielded") if isinstance(state, dict) else None
+    return samples if type(samples) is int else None
 
 
 def count_in(state: Any, name: str) -> int:

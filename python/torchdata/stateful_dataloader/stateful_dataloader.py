@@ -23,18 +23,15 @@ from torchdata._signatures import signature_of
 from torchdata._stateful import copied
 from torchdata.datapipes._pipe.datasets import in_fixed_order
 from torchdata.stateful_dataloader._drawing import Drawing
-from torchdata.stateful_dataloader._fitting import facts_of, fitted, shards_of
-from torchdata.stateful_dataloader._generators import GLOBAL, encoded, read
-from torchdata.stateful_dataloader._in_process import InProcessIterator
+from torchdata.stateful_dataloader._fitting import fitted, innermost_of, shards_of, unstarted
+from torchdata.stateful_dataloader._in_process import InProcessIterator, ShardsInProcessIterator
 from torchdata.stateful_dataloader._iterator import StatefulIterator
-from torchdata.stateful_dataloader._order import generators_drawn_by, innermost_of
+from torchdata.stateful_dataloader._layout import dump, parse
+from torchdata.stateful_dataloader._order import generators_drawn_by
+from torchdata.stateful_dataloader._position import EpochState
 from torchdata.stateful_dataloader._reading import Reader
-from torchdata.stateful_dataloader._restarting import RestartingIterator, survived_by
-from torchdata.stateful_dataloader._shards_in_process import ShardsInProcessIterator
 from torchdata.stateful_dataloader._skipping import check_on_error
-from torchdata.stateful_dataloader._state import laid_out, normalized
-from torchdata.stateful_dataloader._unstarted import is_own_iterator, unstarted_place, unstarted_sampler
-from torchdata.stateful_dataloader._with_workers import WorkersIterator
+from torchdata.stateful_dataloader._with_workers import RestartingIterator, WorkersIterator, survived_by
 from torchdata.stateful_dataloader.sampler import BatchSampler, RandomSampler
 
 if TYPE_CHECKING:
@@ -236,7 +233,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
     def __iter__(self) -> Any:
         """Returns an iterator over an epoch, or over the remaining epoch of the loaded state."""
         if self._loaded is not None:
-            state = fitted(normalized(self._loaded), self, self._is_strict)
+            state = fitted(parse(self._loaded), self, self._is_strict)
             self._reader = self._reader and self._reader.anew()
             self._iterator = self._made(state)
             self._loaded = None
@@ -259,7 +256,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
     def _get_iterator(self) -> Any:
         return self._made(None)
 
-    def _made(self, state: dict[str, Any] | None) -> StatefulIterator:
+    def _made(self, state: EpochState | None) -> StatefulIterator:
         if self.num_workers == 0:
             return ShardsInProcessIterator(self, state) if shards_of(state, self) else InProcessIterator(self, state)
         self.check_worker_number_rationality()
@@ -284,35 +281,11 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             return copied(self._loaded)  # type: ignore[no-any-return]
         if self._iterator is not None:
             return self._iterator.turn.call(self._iterator.state_dict)  # takes turns with threads that read
-        return self._unstarted()
+        return dump(unstarted(self))
 
     def __getstate__(self) -> dict[str, Any]:
         """Makes a copy, by `copy` or pickle, an independent loader that has not begun."""
         return {**self.__dict__, "_iterator": None, "_recorder": self._recorder.copied()}
-
-    def _unstarted(self) -> dict[str, Any]:
-        """Returns the state before the first loop, with the generators that will determine the order and the seeds."""
-        is_iterable = self._dataset_kind == 1
-        main = {
-            **unstarted_sampler(self._index_sampler),
-            "_sampler_iter_yielded": 0,
-            "_num_yielded": 0,
-            "_iterator_finished": False,
-            "_IterableDataset_len_called": self._IterableDataset_len_called,
-            "_base_seed": None,
-            "_shared_seed": None,
-            "_dataset_kind": int(self._dataset_kind),
-            "is_iterable": is_iterable,
-            "is_own_iterator": is_own_iterator(self.dataset),
-            "last_worker": self.num_workers - 1,
-        }
-        # Each worker has a separate copy, because a checkpoint is loaded into it.
-        places = [unstarted_place(self.dataset, is_iterable) for _ in range(self.num_workers or 1)]
-        if self.num_workers == 0:  # samples may be drawn from the program's generators
-            places[0]["random"] = {name: encoded(read(name)) for name in GLOBAL}
-        generators = {"now": self._drawing.encoded(self._drawing.now())}
-        ours = {"unstarted": True, "generators": generators, "loader": facts_of(self)}
-        return laid_out(main, places, ours, self.num_workers)
 
     def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:
         """Makes the next loop resume from a saved state, which torchdata 0.8 to 0.11 may have saved.
@@ -337,10 +310,10 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             ValueError: `state_dict` is not a state of a `StatefulDataLoader`.
         """
         if state_dict != {}:
-            state = normalized(state_dict)
+            epoch = parse(state_dict).order.epoch
             sampler = innermost_of(self._index_sampler)
-            if state["epoch"] is not None and isinstance(sampler, torch.utils.data.DistributedSampler):
-                sampler.set_epoch(state["epoch"])
+            if epoch is not None and isinstance(sampler, torch.utils.data.DistributedSampler):
+                sampler.set_epoch(epoch)
         self._drawing.loaded()
         if self._iterator is not None:
             self._iterator.state_was_loaded(self)

@@ -25,7 +25,7 @@ import torchdata.datapipes.iter as pipes  # noqa: E402
 from torchdata.datapipes.state import load_state, save_state  # noqa: E402
 from torchdata.nodes import IterableWrapper, ParallelMapper, Prefetcher  # noqa: E402
 from torchdata.nodes import Mapper as NodeMapper  # noqa: E402
-from torchdata.stateful_dataloader import StatefulDataLoader, _pinning  # noqa: E402
+from torchdata.stateful_dataloader import StatefulDataLoader, _pool  # noqa: E402
 from waiting import check_in_forked_child, wait_for  # noqa: E402
 
 Function = Callable[[int], int]
@@ -160,7 +160,7 @@ def threads() -> list[str]:
 
 
 def begun(way: Way, count: int, function: Function, monkeypatch: pytest.MonkeyPatch, state: Any = None) -> Any:
-    monkeypatch.setattr(_pinning, "pinned", lambda batch, device: function(batch))
+    monkeypatch.setattr(_pool, "pinned", lambda batch, device: function(batch))
     return way.begin(count, function, state)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from torchdata.stateful_dataloader import _pinning
+from torchdata.stateful_dataloader import _pool
 
 
 def pin_without_device(monkeypatch: pytest.MonkeyPatch, copy: Callable[[Any], Any] = lambda batch: batch) -> None:
@@ -17,4 +17,4 @@ def pin_without_device(monkeypatch: pytest.MonkeyPatch, copy: Callable[[Any], An
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_: torch.device("cpu"))
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda _: None)
-    monkeypatch.setattr(_pinning, "pinned", lambda batch, device: copy(batch))
+    monkeypatch.setattr(_pool, "pinned", lambda batch, device: copy(batch))

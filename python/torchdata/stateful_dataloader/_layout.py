@@ -1,0 +1,429 @@
+"""The layout of a `StatefulDataLoader` state: `dump` writes its values, and `parse` validates and reads them.
+
+Role: pure functions in the main process. No other module contains the keys. The layout is that of torchdata 0.8 to
+0.11, which programs inspect. Its keys have the same meaning as there, and describe what the user has received. They
+are the same before, during and after an epoch, because `torch.distributed.checkpoint` loads only the keys that the
+state of a new loader has. A new loader does not know the keys of a user's iterator states, so these are stored only in
+this package's part. That part is a tuple under a single key, `OURS`, which such a checkpoint treats as one value
+regardless of its contents. It contains:
+
+- "generators": the states of the generators for orders and seeds: "now", when the state was taken; for samplers
+  without a position also "iter", when their iterator was created, and "first", before the first index. A value that
+  equals the previous one is omitted.
+- "indices": indices that were drawn but whose batches the user has not received, if the sampler's state is after them.
+  This applies before the first batch of a user's sampler, and if batches are out of order. "indices_since": how many
+  indices were drawn after the sampler's state
+- for samplers that are iterated again, "ahead": how many indices, or samples in batches of this package, the sampler
+  had returned beyond those received; "used_up": whether it had ended; "digest": a checksum of its indices; "draws":
+  the generators before those of its draws that followed draws of other code, each with the number of indices before
+- "batch_size": the number of samples per batch, if the sampler provides it
+- "epoch": the epoch of a `DistributedSampler`
+- "skipped": if samples may be skipped, how many were skipped by kind of exception, and the number of all samples
+- "workers", or "reading" without workers: for each worker, the parts of its position other than the dataset's state;
+  see `_reading`
+- "sampler": the states of a user's sampler and its iterator. They are included even if keys of 0.11 contain them,
+  because a checkpoint may have lost some of their keys. For the same reason, the positions include the states of
+  datasets
+- "loader": facts that must match in a loader that loads the state; see `_fitting`
+- "unstarted": whether nothing was read yet
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from typing import Any
+
+from torchdata.datapipes._pipe.witnessing import Digest
+from torchdata.stateful_dataloader._position import (
+    UNKNOWN,
+    Counts,
+    EpochState,
+    LoaderFacts,
+    OrderState,
+    ReadingPosition,
+)
+
+__all__ = ["dump", "parse"]
+
+#: The key of the part that torchdata 0.11 does not have.
+OURS = "_torchdata_rs"
+#: An upper limit for batches and indices.
+_MANY = 1 << 53
+#: An upper limit for workers.
+_WORKERS = 1 << 16
+#: An upper limit for batches that are recomputed from abandoned epochs.
+_AGAIN = 1 << 24
+#: An upper limit for the batches between two snapshots of torchdata 0.11.
+_STEPS = 1 << 31
+#: Keys of 0.11 with states that may be omitted, because the keys of these states are unknown before an epoch.
+_HIDDEN = "_sampler_iter_state", "dataset_iter_state"
+#: The keys of 0.11 that identify a state without workers, and a state with workers.
+_KINDS = {"_num_yielded", "_snapshot"}
+_SAMPLER = "_sampler_iter_state", "_index_sampler_state"
+#: The keys of a snapshot's states, and its fields under these keys.
+_STATES = {"dataset_state": "dataset", "dataset_iter_state": "iterator", "collate_state": "collate"}
+
+#: The keys of the other parts of a position, if they are not empty.
+_OWN = "collate_state", "random", "random_then", "random_since", "since", "digest"
+
+
+# -- writing -----------------------------------------------------------------------------------------------
+
+
+def dump(state: EpochState) -> dict[str, Any]:
+    """Returns a state in its saved form."""
+    order, workers = state.order, state.workers
+    taken = [_dump_place(place, state) for place in state.places]
+    ours = _dump_ours(state)
+    common = {
+        "_sampler_iter_state": _shown(order),
+        "_index_sampler_state": order.sampler,
+        "_sampler_iter_yielded": order.yielded,
+        "_IterableDataset_len_called": state.length_called,
+        "_shared_seed": state.shared_seed,
+    }
+    if workers == 0:
+        [(theirs, own)] = taken
+        whole = {**common, "_num_yielded": state.given, **theirs}
+        ours |= {"reading": own} if own else {}
+    else:
+        if any(own for _, own in taken):
+            ours["workers"] = [own for _, own in taken]
+        main = {"_num_workers": workers, **common, "_dataset_kind": state.kind, "_base_seed": state.base_seed}
+        snapshots = {f"worker_{number}": {"worker_id": number, **theirs} for number, (theirs, _) in enumerate(taken)}
+        snapshot = {
+            "_snapshot_step": state.given,
+            "_last_yielded_worker_id": (state.next_worker - 1) % workers,
+            "_main_snapshot": main,
+            "_worker_snapshots": snapshots,
+        }
+        whole = {"_snapshot": snapshot, "_steps_since_snapshot": 0}
+    whole = _known(whole) if state.unstarted else whole
+    return {**whole, "_iterator_finished": state.finished, OURS: (ours,)}
+
+
+def _known(value: Any) -> Any:
+    """Returns a part of a state without unknown values."""
+    if type(value) is not dict:
+        return value
+    return {key: _known(one) for key, one in value.items() if one is not UNKNOWN}
+
+
+def _shown(order: OrderState) -> Any:
+    """Returns the state of a sampler's iterator, of a user's sampler only the keys that are fixed before an epoch."""
+    if not order.is_users or order.iterator is UNKNOWN:
+        return order.iterator
+    if not order.is_batched:
+        return None
+    return {key: order.iterator[key] for key in ("samples_yielded", "sampler_state") if key in order.iterator}
+
+
+def _dump_ours(state: EpochState) -> dict[str, Any]:
+    order, moments = state.order, dict[str, Any]()
+    if order.at_iter is not None:
+        moments["iter"] = order.at_iter
+    if order.at_first is not None:
+        moments["first"] = order.at_first
+    moments["now"] = order.generators
+    facts = {name: fact for name, fact in zip(LoaderFacts._fields, state.facts, strict=True) if fact is not None}
+    ours: dict[str, Any] = {"generators": moments, "loader": facts}
+    ours |= {"unstarted": True} if state.unstarted else {"batch_size": order.batch_size}
+    if order.is_users:
+        saved = {"_index_sampler_state": order.sampler, "_sampler_iter_state": order.iterator}
+        ours["sampler"] = {key: one for key, one in saved.items() if one is not None}
+    if order.indices:
+        ours["indices"] = list(order.indices)
+    if order.indices_since:
+        ours["indices_since"] = order.indices_since
+    if order.at_iter is not None:
+        digest = order.digest and list(order.digest.as_tuple())
+        more = {"ahead": order.ahead, "used_up": order.used_up, "draws": list(order.draws), "digest": digest}
+        ours |= {key: value for key, value in more.items() if value}
+    if order.epoch is not None:
+        ours["epoch"] = order.epoch
+    if state.skipped is not None:
+        kinds, seen = state.skipped
+        ours["skipped"] = {"kinds": dict(kinds), "seen": seen}
+    return ours
+
+
+def _dump_place(place: ReadingPosition | None, state: EpochState) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Splits a position into the part under the keys of 0.11 and this package's part."""
+    if place is None:  # of a map-style dataset
+        return {"dataset_state": None, "fetcher_state": None}, {}
+    fetcher, since = None, place.since
+    if state.kind:
+        shown = place.iterator if state.is_own_iterator else None
+        fetcher = {"dataset_iter_state": shown, "fetcher_ended": place.ended}
+    theirs = {"dataset_state": place.dataset, "fetcher_state": fetcher}
+    since = since.copy() if isinstance(since, list) else since
+    parts = place.collate, place.random, place.then, place.now_since, since, place.digest
+    own = {key: value for key, value in zip(_OWN, parts, strict=True) if value}
+    told = {key: one for key, one in zip(_STATES, place[:2], strict=False) if one is not None and one is not UNKNOWN}
+    if place.later is not None:  # a program that modifies the dataset's state refers to this epoch
+        own |= {"later": list(place.later), "mark": _mark(told.get("dataset_state"), told.get("dataset_iter_state"))}
+        if place.base is not None:
+            base = {key: getattr(place.base, name) for key, name in _STATES.items()}
+            base |= {"ended": place.base.ended, "unbegun": place.base.unbegun}
+            now = own | told  # a part that is left out is equal to that in the snapshot
+            own["base"] = {key: one for key, one in base.items() if one is not False and not _equals(one, now.get(key))}
+    return theirs, own | told
+
+
+def _equals(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except Exception:  # arrays and user classes may fail to compare
+        return False
+
+
+def _mark(*states: Any) -> int:
+    return zlib.crc32(json.dumps(states, default=repr, sort_keys=False).encode())
+
+
+# -- loading -----------------------------------------------------------------------------------------------
+
+
+def parse(state: Any) -> EpochState:
+    """Validates a state and returns its values, with a position for each worker.
+
+    Args:
+        state: a state of this loader or of the loader of torchdata 0.8 to 0.11.
+
+    Raises:
+        TypeError: the state is not a dict.
+        ValueError: the state is damaged, or does not belong to a `StatefulDataLoader`.
+    """
+    if not isinstance(state, dict):
+        raise TypeError(f"the state of a StatefulDataLoader is a dict, but this is a {type(state).__name__}")
+    if "_snapshot" not in state and "_num_yielded" not in state:
+        within = [key for key, value in state.items() if isinstance(value, dict) and not _KINDS.isdisjoint(value)]
+        part = f"state[{within[0]!r}]" if within else "what state_dict() returned"
+        raise ValueError(
+            f"this is not the state of a StatefulDataLoader, but a dict with the keys {sorted(map(str, state))}; pass "
+            f"{part} to load_state_dict. (State doesn't contain key '_num_yielded' expected for single process "
+            "dataloader. State doesn't contain key '_snapshot' expected for multiprocess dataloader.)"
+        )
+    try:
+        ours: Any = state.get(OURS)
+        if OURS in state and not isinstance(ours, dict):  # JSON converts the tuple to a list
+            ours = ours[0]
+        return _parse_with_workers(state, ours) if "_snapshot" in state else _parse_without_workers(state, ours)
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ValueError(f"the state of a StatefulDataLoader is damaged: {error!r}") from error
+
+
+def _parse_without_workers(state: dict[str, Any], ours: dict[str, Any] | None) -> EpochState:
+    main = state if ours is None else _filled_sampler(state, ours)
+    place = _parse_place(state, None if ours is None else ours.get("reading", {}))
+    given = whole(state["_num_yielded"], "_num_yielded")
+    own = None if ours is None else [ours.get("reading", {})]
+    return _parsed(state, main, ours, EpochState(OrderState(), [place], 0, LoaderFacts(), given), own)
+
+
+def _parse_with_workers(state: dict[str, Any], ours: dict[str, Any] | None) -> EpochState:
+    snapshot = state["_snapshot"]
+    saved, main, own = snapshot["_worker_snapshots"], snapshot["_main_snapshot"], None
+    if ours is not None:
+        own, main = ours.get("workers"), _filled_sampler(main, ours)
+    count = whole(main["_num_workers"], "_num_workers", least=1, most=_WORKERS)
+    if set(saved) != {f"worker_{number}" for number in range(count)}:
+        raise ValueError(
+            f"the state is damaged: it is of {count} workers, and has '_worker_snapshots' of {sorted(saved)}"
+        )
+    each = [saved[f"worker_{number}"] for number in range(count)]
+    more = dict(enumerate(own or []))
+    places = [_parse_place(one, None if ours is None else more.get(one["worker_id"], {})) for one in each]
+    last = whole(snapshot["_last_yielded_worker_id"], "_last_yielded_worker_id", most=count - 1)
+    step = whole(snapshot["_snapshot_step"], "_snapshot_step")
+    behind = whole(state["_steps_since_snapshot"], "_steps_since_snapshot", most=_STEPS)
+    found = EpochState(OrderState(), places, count, LoaderFacts(), step)
+    if (
+        ours is not None
+        or all(one["fetcher_state"] is None for one in each)
+        or any(place.is_of_dataset for place in places)
+    ):
+        found = found._replace(next_worker=(last + 1) % count, passing_over=behind)
+    else:  # 0.11 reads a stream without a state from its beginning
+        found = found._replace(given=0, places=[None] * count, passing_over=step + behind)
+    return _parsed(state, main, ours, found, own)
+
+
+def _parsed(
+    state: dict[str, Any], main: dict[str, Any], ours: dict[str, Any] | None, found: EpochState, own: list[Any] | None
+) -> EpochState:
+    """Completes a state.
+
+    Args:
+        state: the state as it was saved.
+        main: its part with the sampler's states and the seeds.
+        ours: this package's part, if there is one.
+        found: the number of workers, their positions and the number of batches.
+        own: this package's parts of these positions, if there are any.
+    """
+    seeds = main.get("_base_seed"), main.get("_shared_seed")
+    for name, seed in zip(("_base_seed", "_shared_seed"), seeds, strict=True):
+        if seed is not None:
+            whole(seed, name, least=-(1 << 63), most=(1 << 63) - 1)
+    finished, length = bool(state["_iterator_finished"]), main.get("_IterableDataset_len_called")
+    length = None if length is None else whole(length, "_IterableDataset_len_called")
+    order = OrderState(
+        whole(main["_sampler_iter_yielded"], "_sampler_iter_yielded"),
+        main["_index_sampler_state"],
+        main["_sampler_iter_state"],
+    )
+    if ours is not None and found.given > order.yielded:
+        name = "_snapshot_step" if found.workers else "_num_yielded"
+        raise ValueError(
+            f"the state is damaged: {found.given} batches were given ({name!r}) of {order.yielded} "
+            "('_sampler_iter_yielded')"
+        )
+    places = list(found.places)
+    if own is not None:
+        if len(own) != len(places):
+            raise ValueError(f"the state is damaged: it is of {len(places)} workers, and has {len(own)} places")
+        # In addition to the returned batches, there may be batches without any sample, because all were skipped.
+        given = max(found.given, order.yielded)
+        places = [_completed(place, more, given) for place, more in zip(places, own, strict=True) if place is not None]
+    if finished:
+        places = [
+            place
+            and (place if isinstance(place.since, list) or place.later is not None else place._replace(ended=True))
+            for place in places
+        ]
+    ours = ours or {}
+    return found._replace(
+        order=_parse_order(order, ours),
+        places=places,
+        facts=_parse_facts(ours.get("loader", {})),
+        finished=finished,
+        unstarted=bool(ours.get("unstarted", False)),
+        skipped=_parse_skipped(ours.get("skipped")),
+        length_called=length,
+        base_seed=seeds[0],
+        shared_seed=seeds[1],
+    )
+
+
+def _parse_order(order: OrderState, ours: dict[str, Any]) -> OrderState:
+    indices, size, epoch = ours.get("indices", []), ours.get("batch_size"), ours.get("epoch")
+    if not isinstance(indices, list):
+        raise ValueError(f"the state is damaged: 'indices' is a {type(indices).__name__}")
+    moments = ours.get("generators", {})
+    if not isinstance(moments, dict) or not all(isinstance(one, dict) for one in moments.values()):
+        raise ValueError("the state is damaged: 'generators' is not a dict of dicts")
+    return order._replace(
+        indices=list(indices),
+        indices_since=whole(ours.get("indices_since", 0), "indices_since"),
+        ahead=whole(ours.get("ahead", 0), "ahead", most=_AGAIN),
+        used_up=bool(ours.get("used_up", False)),
+        draws=_parse_draws(ours.get("draws", [])),
+        digest=None if ours.get("digest") is None else Digest.of(ours["digest"]),
+        generators=moments.get("now", {}),
+        at_iter=moments.get("iter"),
+        at_first=moments.get("first"),
+        batch_size=None if size is None else whole(size, "batch_size", least=1),
+        epoch=None if epoch is None else whole(epoch, "epoch", least=-_MANY),
+    )
+
+
+def _parse_facts(saved: Any) -> LoaderFacts:
+    counts = {key: whole(saved[key], key) for key in ("rank", "ranks", "length") if saved.get(key) is not None}
+    return LoaderFacts(str(saved["sampler"]) if "sampler" in saved else None, **counts)
+
+
+def _parse_skipped(saved: Any) -> Counts | None:
+    if saved is None:
+        return None
+    kinds = {str(kind): whole(count, "skipped") for kind, count in saved["kinds"].items()}
+    return kinds, whole(saved["seen"], "seen", least=sum(kinds.values()))
+
+
+def _parse_draws(saved: Any) -> list[list[Any]]:
+    """Returns pairs of a number of indices and a moment. The numbers never decrease."""
+    numbers = [whole(number, "draws") for number, _ in saved]
+    if numbers != sorted(numbers) or not all(isinstance(moment, dict) for _, moment in saved):
+        raise ValueError("the state is damaged: 'draws' is not a list of moments in ascending order")
+    return [list(pair) for pair in saved]
+
+
+def _parse_place(saved: dict[str, Any], own: dict[str, Any] | None) -> ReadingPosition:
+    """Returns the part of a position under the keys of 0.11. This package's part fills in missing keys."""
+    fetcher, more = saved["fetcher_state"], own or {}
+    fills = own is not None
+    iterator = _filled(fetcher, more, "dataset_iter_state", fills) if fetcher is not None else None
+    return ReadingPosition(
+        dataset=_filled(saved, more, "dataset_state", fills),
+        iterator=iterator,
+        since=[] if fetcher is None else 0,
+        ended=fetcher is not None and bool(fetcher["fetcher_ended"]),
+    )
+
+
+def _filled_sampler(main: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
+    own = ours.get("sampler", {})
+    return main | {key: _filled(main, own, key) for key in _SAMPLER}
+
+
+def _filled(theirs: dict[str, Any], ours: dict[str, Any], key: str, fills: bool = True) -> Any:
+    """Merges the value under a key of 0.11 with this package's value, which fills in missing keys if there is one."""
+    if not fills:
+        return theirs[key]
+    if key not in theirs or (theirs[key] is None and key in _HIDDEN):
+        return ours.get(key)
+    one, other = theirs[key], ours.get(key)
+    if not (isinstance(one, dict) and isinstance(other, dict)):
+        return one
+    return {key: _filled(one, other, key) for key in {**other, **one}}
+
+
+def _completed(place: ReadingPosition, more: dict[str, Any], given: int) -> ReadingPosition:
+    """Adds this package's part to a position.
+
+    Args:
+        place: the position.
+        more: this package's part.
+        given: an upper limit for the number of batches since the snapshot.
+    """
+    is_list = isinstance(place.since, list)
+    since, later = more.get("since", [] if is_list else 0), None
+    if "later" in more:
+        later = [whole(count, "later", most=_AGAIN) for count in more["later"]]
+        if later and later[-1] > given:
+            raise ValueError(f"the state is damaged: 'later' is {later!r}")
+        if more["mark"] != _mark(place.dataset, place.iterator):
+            since, later = (later or [0])[-1], None
+    if isinstance(since, list) != is_list:
+        raise ValueError(f"the state is damaged: 'since' is {since!r}")
+    if not is_list:
+        whole(since, "since", most=given if later is None else _AGAIN)
+    if more.get("digest") is not None:
+        whole(more["digest"], "digest", most=(1 << 64) - 1)
+    place = place._replace(
+        collate=more.get("collate_state"),
+        random=more.get("random"),
+        then=more.get("random_then"),
+        digest=more.get("digest"),
+        now_since=whole(more.get("random_since", 0), "random_since", most=_AGAIN),
+        since=since,
+    )
+    return place if later is None else place._replace(later=later, base=_parse_base(more.get("base"), place))
+
+
+def _parse_base(saved: Any, place: ReadingPosition) -> ReadingPosition | None:
+    if saved is None:
+        return None
+    states = {name: saved.get(key, getattr(place, name)) for key, name in _STATES.items()}
+    return ReadingPosition(**states, ended=bool(saved.get("ended")), unbegun=bool(saved.get("unbegun")))
+
+
+def whole(value: Any, name: str, least: int = 0, most: int = _MANY) -> int:
+    """Returns a whole number from a state.
+
+    Raises:
+        ValueError: the value is not a whole number, or is out of range.
+    """
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"the state is damaged: {name!r} is {value!r}, and not a whole number from {least} to {most}")
+    return value

@@ -1,0 +1,410 @@
+"""The contents of a loader's state, as values: `_layout.parse` creates them, and `_layout.dump` reverses it.
+
+Role: pure data. Values are created when a state or a snapshot is taken or loaded, and are never modified. `Trails`
+belongs to a reader, in the process that reads, and `Progress` to the main process.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torchdata._stateful import copied
+from torchdata.datapipes._pipe.witnessing import Digest
+from torchdata.stateful_dataloader._generators import Moment, encoded, encoded_of_worker
+
+__all__ = [
+    "UNKNOWN", "Counts", "EpochState", "LoaderFacts", "OrderState", "Progress", "ReadingPosition", "Trails", "freeze"
+]  # fmt: skip
+
+#: A placeholder for a value that a new loader cannot know.
+UNKNOWN: Any = object()
+#: Maximum number of epochs to repeat, if each of them was left before its second batch.
+_MOST = 256
+#: The number of skipped samples by kind of exception, and the number of all samples including skipped ones.
+Counts = tuple[dict[str, int], int]
+
+
+def freeze(state: Any) -> bytes:
+    """Returns a state as bytes, which cannot be modified.
+
+    Raises:
+        TypeError: the state contains an object that cannot be pickled.
+    """
+    try:
+        return pickle.dumps(state, protocol=5)
+    except Exception:
+        from torchdata._by_value import dumps
+
+        return dumps(state)
+
+
+class ReadingPosition(NamedTuple):
+    """The position of a reader in its dataset: a snapshot, and the batches read since.
+
+    Args:
+        dataset: the state of the dataset; None if it has none or is its own iterator.
+        iterator: the state of its iterator.
+        collate: the state of the collate function.
+        random: the generators at the snapshot; in a state, those of a loader without workers when it was saved.
+        since: the batches read since: their number, or their indices for a map-style dataset.
+        ended: whether the dataset had ended.
+        digest: a checksum of some samples of the epoch, if the position is a number of batches.
+        base: the snapshot from which the epochs in `later` are repeated; None if nothing had begun.
+        later: how many batches were read in each epoch that began after the snapshot; None for a snapshot within the
+            epoch.
+        unbegun: whether the snapshot is from before the first epoch.
+        then: the generators at the beginning of the epoch in the saved form, if they differ from `random`.
+        now: the generators to set before the last `now_since` batches are recomputed.
+        now_since: how many of the batches were read with other generators than those at the beginning.
+        unstarted: in a worker, whether the main process took the snapshot before its first loop.
+    """
+
+    dataset: Any = None
+    iterator: Any = None
+    collate: Any = None
+    random: Moment | None = None
+    since: Any = 0
+    ended: bool = False
+    digest: int | None = None
+    base: ReadingPosition | None = None
+    later: Sequence[int] | None = None
+    unbegun: bool = False
+    then: Moment | None = None
+    now: Moment | None = None
+    now_since: int = 0
+    unstarted: bool = False
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the dataset, its iterator or the collate function has a state."""
+        return not (self.dataset is None and self.iterator is None and self.collate is None)
+
+    @property
+    def is_of_dataset(self) -> bool:
+        """Whether the position in the dataset is a state, rather than a number of batches."""
+        return not (self.dataset is None and self.iterator is None)
+
+    @property
+    def origin(self) -> ReadingPosition | None:
+        """The snapshot from which the position is reached by reading batches; None if there is none."""
+        if self.later is None:
+            return self
+        if self.base is not None or self.later:
+            return self.base
+        # Nothing had begun. The states are from the beginning, and an iterator's state is that of a dataset that is its
+        # own iterator.
+        own = self.iterator if self.dataset is None else self.dataset
+        return ReadingPosition(own, None, self.collate, unbegun=True)
+
+    def copied(self) -> ReadingPosition:
+        """Returns the position with copies of the states, which belong to the user."""
+        if not self.has_state and self.base is None:
+            return self
+        dataset, iterator, collate = copied(self.dataset), copied(self.iterator), copied(self.collate)
+        base = self.base and self.base.copied()
+        return self._replace(dataset=dataset, iterator=iterator, collate=collate, base=base)
+
+    def frozen(self) -> bytes:
+        """Returns the position as bytes, which cannot be modified and need not be unpickled on the way to a state."""
+        return freeze(tuple(self))
+
+    @classmethod
+    def thawed(cls, frozen: bytes) -> ReadingPosition:
+        """Returns a new position equal to the one that was frozen."""
+        return cls(*pickle.loads(frozen))
+
+
+class OrderState(NamedTuple):
+    """The position of the sampler, and the generators of orders and seeds.
+
+    Args:
+        yielded: how many indices, or batches of indices, the user has received.
+        sampler: the state of the sampler.
+        iterator: the state of its iterator.
+        is_users: whether these are the states of a user's sampler.
+        is_batched: whether the iterator is that of a `BatchSampler`, so that the keys of its state are known before.
+        indices: indices that were drawn but not received, if the sampler's state is after them.
+        indices_since: how many indices were drawn after the sampler's state.
+        ahead: how many indices, or samples in batches of this package, a sampler that is iterated again had returned
+            beyond those received.
+        used_up: whether it had ended.
+        draws: the generators before those of its draws that followed draws of other code, each with the number of
+            indices before.
+        digest: a checksum of its indices.
+        generators: the generators now, in the saved form.
+        at_iter: the generators when the iterator was created, for a sampler without a position.
+        at_first: the generators before its first index, without those that equal the ones in `at_iter`.
+        batch_size: the number of samples per batch, if the sampler provides it.
+        epoch: the epoch of a `DistributedSampler`.
+    """
+
+    yielded: int = 0
+    sampler: Any = None
+    iterator: Any = None
+    is_users: bool = False
+    is_batched: bool = False
+    indices: Sequence[Any] = ()
+    indices_since: int = 0
+    ahead: int = 0
+    used_up: bool = False
+    draws: Sequence[list[Any]] = ()
+    digest: Digest | None = None
+    generators: Moment | None = None
+    at_iter: Moment | None = None
+    at_first: Moment | None = None
+    batch_size: int | None = None
+    epoch: int | None = None
+
+
+class LoaderFacts(NamedTuple):
+    """What must match in a loader that loads the state; None if unknown.
+
+    Args:
+        sampler: the class that provides the indices, unless that is a list or another sequence.
+        length: the number of samples of a map-style dataset.
+        rank: the rank, of a sampler that splits the dataset among ranks or of `torch.distributed`.
+        ranks: the number of ranks of such a sampler.
+    """
+
+    sampler: str | None = None
+    length: int | None = None
+    rank: int | None = None
+    ranks: int | None = None
+
+
+class EpochState(NamedTuple):
+    """The state of a loader.
+
+    Args:
+        order: the position of the sampler.
+        places: the position of each worker, or of the main process; None for no position.
+        workers: among how many workers the dataset is split; 0 for a loader without workers.
+        facts: what must match in a loader that loads the state.
+        given: how many batches of the epoch the user has received.
+        finished: whether the epoch is over.
+        unstarted: whether nothing was read yet.
+        skipped: what was skipped; None if samples are not skipped.
+        length_called: the length that an iterable dataset has reported.
+        base_seed: the seed of the workers.
+        shared_seed: the seed of PyTorch pipes.
+        next_worker: the worker that returns the next batch.
+        passing_over: how many batches to read and drop, for a state of torchdata 0.11.
+        kind: PyTorch's kind of the dataset; a loaded state does not contain it.
+        is_own_iterator: whether an iterable dataset is its own iterator, so that the keys of its state are known.
+    """
+
+    order: OrderState
+    places: Sequence[ReadingPosition | None]
+    workers: int
+    facts: LoaderFacts
+    given: int = 0
+    finished: bool = False
+    unstarted: bool = False
+    skipped: Counts | None = None
+    length_called: Any = None
+    base_seed: Any = None
+    shared_seed: int | None = None
+    next_worker: int = 0
+    passing_over: int = 0
+    kind: int = 0
+    is_own_iterator: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the next loop begins an epoch."""
+        return self.finished or self.unstarted
+
+
+class _Trail:
+    """How a stream reached its position.
+
+    A stream that has returned nothing in its epoch has no snapshot within this epoch. The position where the previous
+    epoch was left does not determine how the next one begins: some streams continue there, and others start over. A
+    generator applies a loaded state only with its first item. Repeating the recorded steps produces the same position
+    for all of them.
+
+    Args:
+        base: a snapshot within an epoch, at its end, or before the first epoch, maybe frozen; None if unknown.
+        since: how many batches of that epoch were read since the snapshot.
+        later: how many batches were read in each epoch that began later.
+        is_whole: whether the dataset loaded this snapshot here, or was at an end. Otherwise, at least one batch must
+            have been read since then, because a generator applies a loaded state only with its first item.
+    """
+
+    def __init__(
+        self,
+        base: ReadingPosition | bytes | None = None,
+        since: int = 0,
+        later: Sequence[int] = (),
+        is_whole: bool = True,
+    ) -> None:
+        self.base, self.since, self.later, self.is_whole = base, since, [*later], is_whole
+
+    @property
+    def is_walked(self) -> bool:
+        """Whether anything happened after the snapshot."""
+        return bool(self.since or self.later)
+
+    def position(self, now: ReadingPosition) -> ReadingPosition:
+        """Returns a position with the current states, in an epoch that is reached by repeating this trail."""
+        base = self.thawed()
+        bare = base and ReadingPosition(*base[:3], ended=base.ended, unbegun=base.unbegun)
+        random = base.random if base else {}
+        return now._replace(base=bare, random=random, since=self.since, later=list(self.later))
+
+    def thawed(self) -> ReadingPosition | None:
+        """Returns the snapshot."""
+        return ReadingPosition.thawed(self.base) if isinstance(self.base, bytes) else self.base
+
+
+class Trails:
+    """The last two trails of a stream. The older one is at least one batch longer.
+
+    Args:
+        place: the position to which the dataset was moved; None if nothing has begun.
+    """
+
+    def __init__(self, place: ReadingPosition | None = None) -> None:
+        self._trails = [_Trail()]
+        if place is not None:
+            base = place.origin
+            if base is not None and place.later is not None:
+                base = base._replace(random=place.random)
+            self._trails = [_Trail(base, place.since, place.later or ())]
+
+    @property
+    def stand_at_an_end(self) -> bool:
+        """Whether the last snapshot is from the end of an epoch, and no epoch has begun since."""
+        newest = self._trails[-1]
+        return newest.is_whole and newest.base is not None and not newest.is_walked
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether nothing has begun and no snapshot is known."""
+        return self._trails[-1].base is None and not self._trails[-1].is_walked
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the last snapshot is within the epoch that began last."""
+        return not self._trails[-1].later and self._trails[-1].base is not None
+
+    def count(self) -> None:
+        """Counts a batch that was read."""
+        for trail in self._trails:
+            if trail.later:
+                trail.later[-1] += 1
+            else:
+                trail.since += 1
+
+    def note(self, place: ReadingPosition | bytes, is_end: bool) -> None:
+        """Records a snapshot that was taken within an epoch or at its end."""
+        fresh = _Trail(place, is_whole=is_end)
+        if self._trails[-1].is_walked:
+            self._trails = [self._trails[-1], fresh]
+        else:
+            self._trails[-1] = fresh
+
+    def begin(self) -> None:
+        """Records that an epoch begins."""
+        newest = self._trails[-1]
+        trail = newest if newest.is_whole or newest.is_walked else self._trails[0]
+        if len(trail.later) >= _MOST:
+            trail = _Trail(newest.base, max(1, newest.since))
+        trail.later.append(0)
+        self._trails = [trail]
+
+    def at_the_beginning(self, now: ReadingPosition) -> ReadingPosition:
+        """Returns the position, with the current states, in an epoch that has begun but has returned nothing."""
+        return self._trails[0].position(now)
+
+    def inside(self, now: ReadingPosition) -> ReadingPosition:
+        """Returns the position, with the current states, in an epoch that has returned batches."""
+        trail = self._trails[-1]
+        if trail.later:
+            return trail.position(now)._replace(ended=False)
+        base = trail.thawed()
+        assert base is not None
+        return base._replace(since=trail.since)
+
+
+class Progress:
+    """What the main process knows about the position of one worker.
+
+    Args:
+        since: the batches that the worker has returned since its last snapshot, none so far: `0` or `[]`.
+    """
+
+    def __init__(self, since: Any) -> None:
+        #: The last snapshot of its reading, frozen or as loaded; None before the first one.
+        self.place: bytes | ReadingPosition | None = None
+        self.since = since
+        self.ended = False
+        #: A checksum of some of its samples in this epoch, if its position is a number of batches.
+        self.digest: int | None = None
+
+    def load(self, place: ReadingPosition | None) -> None:
+        """Takes over a saved snapshot."""
+        if place is not None:
+            self.place, self.ended, self.digest = place, place.ended, place.digest
+
+    def count(self, index: Any) -> None:
+        """Counts a batch."""
+        if isinstance(self.since, list):
+            self.since.append(index)
+        else:
+            self.since += 1
+
+    def stand(self, frozen: bytes) -> None:
+        """Records the worker's snapshot; empty bytes mean that nothing has changed."""
+        self.since = type(self.since)()
+        if frozen:
+            self.place = frozen
+        elif isinstance(self.place, ReadingPosition):
+            self.place = self.place._replace(since=type(self.since)())
+
+    def reached(self) -> ReadingPosition:
+        """Returns the position that the worker has reached, in the form that a reader restores."""
+        if isinstance(self.place, bytes):
+            self.place = ReadingPosition.thawed(self.place)  # thawed only once, for any number of requests
+        place = self.place or ReadingPosition(since=type(self.since)())
+        since, later, now_since, ended = place.since, place.later, place.now_since, self.ended or place.ended
+        if self.since:
+            if later:  # the snapshot is from an earlier epoch
+                later = [*later[:-1], later[-1] + self.since]
+            else:
+                since = since + self.since
+            if place.now is not None:
+                now_since += self.since
+        elif ended == place.ended and self.digest == place.digest:
+            return place
+        return place._replace(since=since, later=later, ended=ended, digest=self.digest, now_since=now_since)
+
+    def saved(self, is_stateful: bool, base_seed: int, worker: int) -> ReadingPosition | None:
+        """Returns the position in the form that a state contains.
+
+        Args:
+            is_stateful: whether the worker's dataset has a state. If not, the position matters only if its generators
+                were used.
+            base_seed: the seed of the workers.
+            worker: the number of the worker.
+        """
+        place = self.reached()
+        has_place = self.place is not None or not self.since
+        if isinstance(self.since, list) and not is_stateful and not place.random and has_place:
+            return None
+        if not place.random:
+            return place
+        return place._replace(random=encoded_of_worker(place.random, base_seed, worker))
+
+    def saved_of_program(self) -> ReadingPosition:
+        """Returns the saved form for a worker that continues from a loader without workers."""
+        place = self.reached()
+        then, later = place.random or {}, place.later
+        now, behind = place.now, place.now_since
+        if now is None:
+            now, behind = then, later[-1] if later else place.since
+        random, at_first = ({name: encoded(one) for name, one in moment.items()} for moment in (now, then))
+        at_first = {name: one for name, one in at_first.items() if one != random.get(name)}
+        return place._replace(random=random, then=at_first, now=None, now_since=behind)
