@@ -3,11 +3,9 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use pyo3::exceptions::{PyIndexError, PyValueError};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use torchdata_core::protocol::{
-    Acknowledged, BETWEEN, Calls, Command, Obedience, Period, Replacing, Step, TRIES, UNTOLD,
-};
+use torchdata_core::protocol::{Acknowledged, BETWEEN, Calls, Command, Obedience, Period, Replacing, Step, UNTOLD};
 
 /// Returns the command of a kind: "epoch" or "repeat" with the number of an epoch, "call" with the number of a
 /// function, or "stop".
@@ -79,103 +77,57 @@ impl PyObedience {
 /// The state of a loader's children. The dispatching process is the last one. See `torchdata_core::protocol::Replacing`
 /// for the methods.
 #[pyclass(frozen, name = "Replacing", module = "torchdata._native")]
-pub struct PyReplacing {
-    replacing: Mutex<Replacing>,
-    workers: usize,
-    children: usize,
-}
+pub struct PyReplacing(Mutex<Replacing>);
 
 impl PyReplacing {
     fn with<T>(&self, look: impl FnOnce(&mut Replacing) -> T) -> T {
-        look(&mut self.replacing.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    fn check(&self, children: &[usize], by_worker: usize) -> PyResult<()> {
-        if by_worker != self.workers || children.iter().any(|&child| child >= self.children) {
-            return Err(PyIndexError::new_err(format!(
-                "there are {} children, {} of them workers",
-                self.children, self.workers
-            )));
-        }
-        Ok(())
+        look(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
 #[pymethods]
 impl PyReplacing {
-    /// The number of exits of one child at the same item after which the loader gives up.
-    #[classattr]
-    const TRIES: usize = TRIES;
-
     #[new]
     fn new(workers: usize, dispatches: bool) -> Self {
-        let replacing = Mutex::new(Replacing::new(workers, dispatches));
-        Self { replacing, workers, children: workers + usize::from(dispatches) }
+        Self(Mutex::new(Replacing::new(workers, dispatches)))
     }
 
     fn begin(&self) {
         self.with(Replacing::begin);
     }
 
-    fn rests(&self, child: usize) -> PyResult<bool> {
-        self.check(&[child], self.workers)?;
-        Ok(self.with(|replacing| replacing.rests(child)))
+    fn rests(&self, child: usize) -> bool {
+        self.with(|replacing| replacing.rests(child))
     }
 
-    fn wanted(&self, dead: Vec<usize>, ended: Vec<bool>) -> PyResult<Vec<usize>> {
-        self.check(&dead, ended.len())?;
-        Ok(self.with(|replacing| replacing.wanted(&dead, &ended)))
+    fn wanted(&self, dead: Vec<usize>, ended: Vec<bool>) -> Vec<usize> {
+        self.with(|replacing| replacing.wanted(&dead, &ended))
     }
 
     /// Counts the exit of a process. Returns the number of exits at this item, whether this exit was not counted
     /// before, and whether no further process should try the item.
-    fn judge(
-        &self,
-        child: usize,
-        process: u64,
-        epoch: u32,
-        received: Vec<u64>,
-        halted: bool,
-    ) -> PyResult<(usize, bool, bool)> {
-        self.check(&[child], received.len())?;
+    fn judge(&self, child: usize, process: u64, epoch: u32, received: Vec<u64>, halted: bool) -> (usize, bool, bool) {
         let verdict = self.with(|replacing| replacing.judge(child, process, epoch, &received, halted));
-        Ok((verdict.deaths, verdict.is_new, verdict.is_final()))
+        (verdict.deaths, verdict.is_new, verdict.is_final())
     }
 
-    fn item_of(&self, child: usize, received: Vec<u64>) -> PyResult<u64> {
-        self.check(&[child], received.len())?;
-        Ok(self.with(|replacing| replacing.item_of(child, &received)))
+    fn item_of(&self, child: usize, received: Vec<u64>) -> u64 {
+        self.with(|replacing| replacing.item_of(child, &received))
     }
 
-    fn repeats(&self, child: usize, ended: Vec<bool>) -> PyResult<bool> {
-        self.check(&[child], ended.len())?;
-        Ok(self.with(|replacing| replacing.repeats(child, &ended)))
-    }
-
-    #[staticmethod]
-    fn repeats_earlier(outlives: bool, begins: bool) -> bool {
-        Replacing::repeats_earlier(outlives, begins)
+    fn repeats(&self, child: usize, ended: Vec<bool>) -> bool {
+        self.with(|replacing| replacing.repeats(child, &ended))
     }
 }
 
 /// The functions that the main process applies to the graphs of all children. See `torchdata_core::protocol::Calls` for
 /// the methods.
 #[pyclass(frozen, name = "Calls", module = "torchdata._native")]
-pub struct PyCalls {
-    calls: Mutex<Calls>,
-    children: usize,
-}
+pub struct PyCalls(Mutex<Calls>);
 
 impl PyCalls {
-    fn with<T>(&self, child: usize, look: impl FnOnce(&mut Calls) -> T) -> PyResult<T> {
-        if child >= self.children {
-            return Err(PyIndexError::new_err(format!("there are {} children", self.children)));
-        }
-        Ok(look(&mut self.calls.lock().unwrap_or_else(PoisonError::into_inner)))
-    }
-
-    fn of_all<T>(&self, look: impl FnOnce(&mut Calls) -> T) -> T {
-        look(&mut self.calls.lock().unwrap_or_else(PoisonError::into_inner))
+    fn with<T>(&self, look: impl FnOnce(&mut Calls) -> T) -> T {
+        look(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -188,49 +140,49 @@ impl PyCalls {
 
     #[new]
     fn new(children: usize) -> Self {
-        Self { calls: Mutex::new(Calls::new(children)), children }
+        Self(Mutex::new(Calls::new(children)))
     }
 
     fn begin(&self, again: bool) {
-        self.of_all(|calls| calls.begin(again));
+        self.with(|calls| calls.begin(again));
     }
 
     fn note(&self) -> u64 {
-        self.of_all(Calls::note)
+        self.with(Calls::note)
     }
 
-    fn tell(&self, number: u64, child: usize) -> PyResult<()> {
-        self.with(child, |calls| calls.tell(number, child))
+    fn tell(&self, number: u64, child: usize) {
+        self.with(|calls| calls.tell(number, child));
     }
 
-    fn rest(&self, number: u64, child: usize) -> PyResult<()> {
-        self.with(child, |calls| calls.rest(number, child))
+    fn rest(&self, number: u64, child: usize) {
+        self.with(|calls| calls.rest(number, child));
     }
 
-    fn unsettled(&self, child: usize) -> PyResult<Vec<u64>> {
-        self.with(child, |calls| calls.unsettled(child))
+    fn unsettled(&self, child: usize) -> Vec<u64> {
+        self.with(|calls| calls.unsettled(child))
     }
 
-    fn settle(&self, number: u64, child: usize, place: u64) -> PyResult<()> {
-        self.with(child, |calls| calls.settle(number, child, place))
+    fn settle(&self, number: u64, child: usize, place: u64) {
+        self.with(|calls| calls.settle(number, child, place));
     }
 
-    fn settle_behind(&self, child: usize, received: u64) -> PyResult<()> {
-        self.with(child, |calls| calls.settle_behind(child, received))
+    fn settle_behind(&self, child: usize, received: u64) {
+        self.with(|calls| calls.settle_behind(child, received));
     }
 
-    fn is_placed(&self, child: usize) -> PyResult<bool> {
-        self.with(child, |calls| calls.is_placed(child))
+    fn is_placed(&self, child: usize) -> bool {
+        self.with(|calls| calls.is_placed(child))
     }
 
-    fn ahead(&self, child: usize, runs: bool, repeats: bool) -> PyResult<Vec<u64>> {
-        self.with(child, |calls| calls.ahead(child, runs, repeats))
+    fn ahead(&self, child: usize, runs: bool, repeats: bool) -> Vec<u64> {
+        self.with(|calls| calls.ahead(child, runs, repeats))
     }
 
     /// Returns the functions that it applies within the current or the previous epoch, as (number of items before it,
     /// number of the function).
-    fn within(&self, child: usize, earlier: bool) -> PyResult<Vec<(u64, u64)>> {
+    fn within(&self, child: usize, earlier: bool) -> Vec<(u64, u64)> {
         let period = if earlier { Period::Earlier } else { Period::Now };
-        self.with(child, |calls| calls.within(child, period))
+        self.with(|calls| calls.within(child, period))
     }
 }

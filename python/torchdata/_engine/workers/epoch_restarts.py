@@ -20,7 +20,6 @@ from torchdata._engine.workers.calls import Calls, Noted
 from torchdata._engine.workers.hangs import STARTING, Hangs
 from torchdata._engine.workers.members import Members, begins
 from torchdata._engine.workers.restart import GLANCE, Gone, Received, Restarts
-from torchdata._native import Replacing
 
 __all__ = ["EpochRestarts", "Run"]
 
@@ -143,7 +142,9 @@ class EpochRestarts(Restarts):
             return
         members, starts = self._members, run.resume(received)
         begin = any(begins(start) for index in indices for start in members.starts_of(index, starts))
-        repeats = Replacing.repeats_earlier(run.before is not None, begin)
+        # State that outlives an epoch is restored by repeating the end of the previous one. A snapshot of this epoch
+        # would contain that state.
+        repeats = run.before is not None and begin
         self._apply(indices, runs=True, repeats=repeats)
         if repeats:
             assert run.before is not None
