@@ -1,7 +1,7 @@
 //! Throughput and latency of a link between threads and between processes, compared with alternatives.
 //!
-//! The alternatives are a bounded crossbeam channel of `Vec<u8>` between threads, which passes a pointer, and a Unix
-//! socket pair between processes. All producers run endlessly. The benchmark measures how fast units are received.
+//! The alternatives are a bounded channel of `Vec<u8>` between threads, which passes a pointer, and a Unix socket pair
+//! between processes. All producers run endlessly. The benchmark measures how fast units are received.
 #![cfg(not(loom))]
 #![allow(missing_docs)]
 
@@ -128,9 +128,9 @@ fn two_processes(group: &mut BenchmarkGroup<WallTime>, name: &str, size: usize, 
 }
 
 fn channel(group: &mut BenchmarkGroup<WallTime>, name: &str, size: usize, window: u64) {
-    let (sender, receiver) = crossbeam_channel::bounded::<Vec<u8>>(window as usize);
+    let (sender, receiver) = std::sync::mpsc::sync_channel::<Vec<u8>>(window as usize);
     let producer = std::thread::spawn(move || while sender.send(vec![1; size]).is_ok() {});
-    group.bench_function(format!("{name}/crossbeam, threads"), |bench| {
+    group.bench_function(format!("{name}/channel, threads"), |bench| {
         bench.iter_custom(|count| timed(count, || drop(black_box(receiver.recv().unwrap()))));
     });
     drop(receiver);

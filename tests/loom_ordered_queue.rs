@@ -9,6 +9,7 @@ mod common;
 
 use std::time::Duration;
 
+use common::queue::{Waiting, hold};
 use common::watchdog;
 use loom::model::Builder;
 use loom::sync::Arc;
@@ -102,8 +103,8 @@ impl Shared {
     }
 
     fn hold(&self) {
-        let still = self.queue.hold();
-        assert!(still.wait(EVER));
+        let still = hold(&self.queue);
+        assert!(self.queue.wait_still(EVER));
         assert_eq!(self.making.load(Ordering::Relaxed), 0, "it stands still");
         drop(still);
     }

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use common::queue::{Waiting, hold};
 use common::watchdog;
 use proptest::prelude::*;
 use torchdata_core::queue::ordered::{Claim, OrderedQueue, Outcome, Pop, Reserve, View};
@@ -197,7 +198,7 @@ fn one_worker_at_a_time_uses_the_source_and_a_skipped_slot_makes_room() {
     queue.leave_source(first);
     let second = reserved(&queue);
     queue.skip(second);
-    assert_eq!((queue.len(), queue.is_empty()), (1, false));
+    assert_eq!(queue.len(), 1);
     push(&queue, Outcome::Item(3));
     assert_eq!(queue.reserve(NOW), Reserve::TimedOut, "full");
     queue.skip(first);
@@ -232,11 +233,14 @@ fn a_hold_waits_for_the_current_item_until_its_timeout() {
     let _watchdog = watchdog(60);
     let queue = Arc::new(Queue::new(2, true));
     let slot = reserved(&queue);
-    let still = queue.hold();
-    assert!(!still.wait(Duration::from_millis(5)));
+    let still = hold(&queue);
+    assert!(!queue.wait_still(Duration::from_millis(5)));
     let waiting = thread::spawn({
         let queue = Arc::clone(&queue);
-        move || queue.hold().wait(LONG)
+        move || {
+            let _hold = hold(&queue);
+            queue.wait_still(LONG)
+        }
     });
     queue.put(slot, Outcome::Item(1));
     assert!(waiting.join().unwrap());
@@ -251,7 +255,7 @@ fn a_hold_waits_for_the_current_item_until_its_timeout() {
 #[test]
 fn the_producer_continues_after_the_last_of_several_holds() {
     let queue = Queue::new(2, true);
-    let (first, second) = (queue.hold(), queue.hold());
+    let (first, second) = (hold(&queue), hold(&queue));
     drop(first);
     assert!(queue.is_held());
     assert_eq!(queue.reserve(NOW), Reserve::TimedOut, "the other one still counts on it");
@@ -264,10 +268,10 @@ fn a_hold_does_not_wait_for_a_worker_that_has_left_the_source_and_keeps_its_slot
     let _watchdog = watchdog(60);
     let queue = Arc::new(Queue::new(1, true));
     let slot = reserved(&queue);
-    let still = queue.hold();
+    let _still = hold(&queue);
     queue.leave_source(slot);
     queue.leave_source(slot); // repeating this has no effect
-    assert!(still.wait(LONG));
+    assert!(queue.wait_still(LONG));
     assert_eq!(buffered(&queue), []);
     queue.put(slot, Outcome::Item(1));
     assert_eq!(queue.pop(NOW), Pop::Item(1));
@@ -281,8 +285,8 @@ fn a_hold_in_the_middle_of_a_stream_shows_every_item_and_loses_none() {
     let (made, producer) = produce(&queue, 2_000);
     for taken in 0..2_000 {
         if taken % 7 == 0 {
-            let still = queue.hold();
-            assert!(still.wait(LONG));
+            let _still = hold(&queue);
+            assert!(queue.wait_still(LONG));
             assert_eq!(buffered(&queue), (taken..made.load(Ordering::SeqCst)).collect::<Vec<_>>());
         }
         assert_eq!(queue.pop(LONG), Pop::Item(taken));
@@ -335,12 +339,12 @@ fn a_hold_blocks_submitted_items_and_waits_for_items_that_workers_may_change() {
     let queue = Arc::new(Queue::new(1, true));
     (1..=3).for_each(|item| queue.submit(item));
     let ((changing, _), (plain, _)) = (claimed(&queue, true), claimed(&queue, false));
-    let still = queue.hold();
-    assert!(!still.wait(NOW));
+    let still = hold(&queue);
+    assert!(!queue.wait_still(NOW));
     assert!(!queue.wait_claimable(NOW));
     assert_eq!(queue.try_claim(|&item| (item, true)), Claim::TimedOut);
     queue.put(changing, Outcome::Item(1));
-    assert!(still.wait(NOW), "the other item cannot be changed");
+    assert!(queue.wait_still(NOW), "the other item cannot be changed");
     let worker = thread::spawn({
         let queue = Arc::clone(&queue);
         move || queue.wait_claimable(LONG)
@@ -421,8 +425,8 @@ fn the_longest_possible_wait_ends_with_its_event() {
     let queue = Arc::new(Queue::new(1, true));
     let (_, producer) = produce(&queue, 1);
     assert_eq!(queue.pop(Duration::MAX), Pop::Item(0));
-    let still = queue.hold();
-    assert!(still.wait(Duration::MAX));
+    let still = hold(&queue);
+    assert!(queue.wait_still(Duration::MAX));
     drop(still);
     producer.join().unwrap();
     assert_eq!(queue.reserve(Duration::MAX), Reserve::Closed);
@@ -551,8 +555,8 @@ proptest! {
                     prop_assert_eq!(queue.pop(NOW), expected);
                 }
                 Step::Hold => {
-                    let still = queue.hold();
-                    prop_assert!(still.wait(NOW));
+                    let still = hold(&queue);
+                    prop_assert!(queue.wait_still(NOW));
                     holds.push(still);
                 }
                 Step::LetGo(which) => drop((!holds.is_empty()).then(|| holds.swap_remove(which % holds.len()))),

@@ -40,7 +40,7 @@ enum Step {
     Advance,
     End(prop::sample::Index),
     Choose(Vec<bool>),
-    Restart,
+    Restart(prop::sample::Index),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -48,7 +48,7 @@ fn step() -> impl Strategy<Value = Step> {
         6 => Just(Step::Advance),
         2 => any::<prop::sample::Index>().prop_map(Step::End),
         6 => prop::collection::vec(any::<bool>(), 8).prop_map(Step::Choose),
-        1 => Just(Step::Restart),
+        1 => any::<prop::sample::Index>().prop_map(Step::Restart),
     ]
 }
 
@@ -75,13 +75,15 @@ proptest! {
                 Step::Choose(ready) => {
                     prop_assert_eq!(robin.choose(|peer| ready[peer]), model.choose(in_order, &ready));
                 }
-                Step::Restart => {
-                    robin.start();
+                Step::Restart(index) if peers > 0 => {
+                    let peer = index.index(peers);
+                    robin.start_at(peer);
                     model = Model::new(peers);
+                    model.turns.rotate_left(peer);
                 }
+                Step::Restart(_) => robin.start(),
             }
             prop_assert_eq!(robin.next(), model.turns.first().copied());
-            prop_assert_eq!(robin.live(), model.turns.len());
             for peer in 0..model.peers {
                 prop_assert_eq!(robin.is_ended(peer), !model.turns.contains(&peer));
             }

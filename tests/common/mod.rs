@@ -7,6 +7,7 @@ use std::time::Duration;
 
 #[cfg(not(loom))]
 pub mod child;
+pub mod queue;
 #[cfg(not(loom))]
 pub mod raw;
 #[cfg(not(loom))]

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::path::PathBuf;
-use std::time::Duration;
 
 /// Why a shared region, a link or a watch could not be created or attached.
 #[derive(Debug, thiserror::Error)]
@@ -29,9 +28,6 @@ pub enum OpenError {
         /// The error of the system.
         source: io::Error,
     },
-    /// The region was not initialized as a link within the timeout.
-    #[error("the shared region was not initialized within {0:?}: its creator exited, or it is not a link")]
-    NotReady(Duration),
     /// The peer was built from a release with another layout.
     #[error(
         "the shared region has layout version {found}, this build reads {expected}: one process runs another release"

@@ -52,20 +52,15 @@ impl RoundRobin {
         self.in_order
     }
 
-    /// Moves `current` to the next active peer, if there is any.
-    fn step(&mut self) {
+    /// Passes the turn to the next active peer, if there is any.
+    #[inline]
+    pub fn advance(&mut self) {
         for _ in 0..self.ended.len() {
             self.current = if self.current + 1 == self.ended.len() { 0 } else { self.current + 1 };
             if !self.ended[self.current] {
                 return;
             }
         }
-    }
-
-    /// Passes the turn to the next active peer.
-    #[inline]
-    pub fn advance(&mut self) {
-        self.step();
     }
 
     /// Marks a peer as ended. If it has the turn, the next active peer gets it. Does nothing if the peer has already
@@ -78,7 +73,7 @@ impl RoundRobin {
         if !std::mem::replace(&mut self.ended[peer], true) {
             self.live -= 1;
             if self.current == peer {
-                self.step();
+                self.advance();
             }
         }
     }
@@ -95,12 +90,6 @@ impl RoundRobin {
     /// The number of peers, including those that have ended.
     pub fn peers(&self) -> usize {
         self.ended.len()
-    }
-
-    /// The number of active peers.
-    #[inline]
-    pub fn live(&self) -> usize {
-        self.live
     }
 
     /// Returns the current peer if it is `ready`. Otherwise returns None in strict order, or gives the turn to the
@@ -120,77 +109,5 @@ impl RoundRobin {
         let found = (1..peers).map(|i| (current + i) % peers).find(|&peer| !self.ended[peer] && ready(peer))?;
         self.current = found;
         Some(found)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::RoundRobin;
-
-    #[test]
-    fn the_turn_goes_round() {
-        let mut turn = RoundRobin::new(3, true);
-        let mut seen = Vec::new();
-        for _ in 0..7 {
-            seen.extend(turn.next());
-            turn.advance();
-        }
-        assert_eq!(seen, [0, 1, 2, 0, 1, 2, 0]);
-    }
-
-    #[test]
-    fn the_turn_of_a_peer_that_ends_goes_to_the_next_live_one() {
-        let mut turn = RoundRobin::new(3, true);
-        turn.end(1);
-        assert_eq!(turn.next(), Some(0));
-        turn.end(0);
-        assert_eq!(turn.next(), Some(2));
-        turn.end(2);
-        turn.end(2);
-        assert_eq!((turn.next(), turn.live()), (None, 0));
-        turn.advance();
-        assert_eq!(turn.choose(|_| true), None);
-    }
-
-    #[test]
-    fn in_order_no_peer_is_chosen_out_of_turn() {
-        let mut turn = RoundRobin::new(2, true);
-        assert_eq!(turn.choose(|peer| peer == 1), None);
-        assert_eq!(turn.choose(|peer| peer == 0), Some(0));
-    }
-
-    #[test]
-    fn out_of_order_the_first_ready_live_peer_gets_the_turn() {
-        let mut turn = RoundRobin::new(4, false);
-        turn.end(2);
-        assert_eq!(turn.choose(|peer| peer >= 2), Some(3));
-        assert_eq!(turn.next(), Some(3));
-        turn.advance();
-        assert_eq!(turn.next(), Some(0));
-    }
-
-    #[test]
-    fn an_epoch_begins_with_all_peers_active_at_peer_0() {
-        let mut turn = RoundRobin::new(2, true);
-        turn.end(0);
-        turn.start();
-        assert_eq!((turn.next(), turn.live()), (Some(0), 2));
-    }
-
-    #[test]
-    fn an_epoch_can_begin_with_any_peer() {
-        let mut turn = RoundRobin::new(3, true);
-        turn.end(2);
-        turn.start_at(2);
-        assert_eq!((turn.next(), turn.live()), (Some(2), 3));
-        turn.advance();
-        assert_eq!(turn.next(), Some(0));
-    }
-
-    #[test]
-    fn without_peers_there_is_no_turn() {
-        let mut turn = RoundRobin::new(0, false);
-        turn.advance();
-        assert_eq!((turn.next(), turn.choose(|_| true)), (None, None));
     }
 }

@@ -3,9 +3,9 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use pyo3::exceptions::{PyIndexError, PyValueError};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use torchdata_core::protocol::{Acknowledged, Command, Obedience, Replacing, Step, TRIES};
+use torchdata_core::protocol::{Acknowledged, Command, Obedience, Replacing, Step};
 
 /// Returns the command of a kind: "epoch" or "repeat" with the number of an epoch, "call", or "stop".
 fn command(kind: &str, number: u64) -> PyResult<Command> {
@@ -71,81 +71,45 @@ impl PyObedience {
 /// The state of a loader's children. The dispatching process is the last one. See `torchdata_core::protocol::Replacing`
 /// for the methods.
 #[pyclass(frozen, name = "Replacing", module = "torchdata._native")]
-pub struct PyReplacing {
-    replacing: Mutex<Replacing>,
-    workers: usize,
-    children: usize,
-}
+pub struct PyReplacing(Mutex<Replacing>);
 
 impl PyReplacing {
     fn with<T>(&self, look: impl FnOnce(&mut Replacing) -> T) -> T {
-        look(&mut self.replacing.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    fn check(&self, children: &[usize], by_worker: usize) -> PyResult<()> {
-        if by_worker != self.workers || children.iter().any(|&child| child >= self.children) {
-            return Err(PyIndexError::new_err(format!(
-                "there are {} children, {} of them workers",
-                self.children, self.workers
-            )));
-        }
-        Ok(())
+        look(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
 #[pymethods]
 impl PyReplacing {
-    /// The number of exits of one child at the same item after which the loader gives up.
-    #[classattr]
-    const TRIES: usize = TRIES;
-
     #[new]
     fn new(workers: usize, dispatches: bool) -> Self {
-        let replacing = Mutex::new(Replacing::new(workers, dispatches));
-        Self { replacing, workers, children: workers + usize::from(dispatches) }
+        Self(Mutex::new(Replacing::new(workers, dispatches)))
     }
 
     fn begin(&self) {
         self.with(Replacing::begin);
     }
 
-    fn rests(&self, child: usize) -> PyResult<bool> {
-        self.check(&[child], self.workers)?;
-        Ok(self.with(|replacing| replacing.rests(child)))
+    fn rests(&self, child: usize) -> bool {
+        self.with(|replacing| replacing.rests(child))
     }
 
-    fn wanted(&self, dead: Vec<usize>, ended: Vec<bool>) -> PyResult<Vec<usize>> {
-        self.check(&dead, ended.len())?;
-        Ok(self.with(|replacing| replacing.wanted(&dead, &ended)))
+    fn wanted(&self, dead: Vec<usize>, ended: Vec<bool>) -> Vec<usize> {
+        self.with(|replacing| replacing.wanted(&dead, &ended))
     }
 
     /// Counts the exit of a process. Returns the number of exits at this item, whether this exit was not counted
     /// before, and whether no further process should try the item.
-    fn judge(
-        &self,
-        child: usize,
-        process: u64,
-        epoch: u32,
-        received: Vec<u64>,
-        halted: bool,
-    ) -> PyResult<(usize, bool, bool)> {
-        self.check(&[child], received.len())?;
+    fn judge(&self, child: usize, process: u64, epoch: u32, received: Vec<u64>, halted: bool) -> (usize, bool, bool) {
         let verdict = self.with(|replacing| replacing.judge(child, process, epoch, &received, halted));
-        Ok((verdict.deaths, verdict.is_new, verdict.is_final()))
+        (verdict.deaths, verdict.is_new, verdict.is_final())
     }
 
-    fn item_of(&self, child: usize, received: Vec<u64>) -> PyResult<u64> {
-        self.check(&[child], received.len())?;
-        Ok(self.with(|replacing| replacing.item_of(child, &received)))
+    fn item_of(&self, child: usize, received: Vec<u64>) -> u64 {
+        self.with(|replacing| replacing.item_of(child, &received))
     }
 
-    fn repeats(&self, child: usize, ended: Vec<bool>) -> PyResult<bool> {
-        self.check(&[child], ended.len())?;
-        Ok(self.with(|replacing| replacing.repeats(child, &ended)))
-    }
-
-    #[staticmethod]
-    fn repeats_earlier(outlives: bool, begins: bool) -> bool {
-        Replacing::repeats_earlier(outlives, begins)
+    fn repeats(&self, child: usize, ended: Vec<bool>) -> bool {
+        self.with(|replacing| replacing.repeats(child, &ended))
     }
 }

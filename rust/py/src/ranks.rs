@@ -148,10 +148,6 @@ impl PyMeeting {
         Ok(())
     }
 
-    fn blame(&self) -> PyResult<Option<Blame>> {
-        Ok(self.get()?.verdict().map(blame))
-    }
-
     fn descriptors(&self) -> PyResult<Vec<RawFd>> {
         Ok(self.get()?.descriptors())
     }

@@ -16,7 +16,6 @@ from torchdata._engine.snapshots import Announced, Resumption
 from torchdata._engine.workers.hangs import STARTING
 from torchdata._engine.workers.members import begins
 from torchdata._engine.workers.restart import GLANCE, Gone, Received, Restarts
-from torchdata._native import Replacing
 
 #: A number of items that no epoch reaches.
 ALL = 1 << 62
@@ -85,7 +84,9 @@ class EpochRestarts(Restarts):
             return
         members, starts = self._members, run.resume(received)
         begin = any(begins(start) for index in indices for start in members.starts_of(index, starts))
-        repeats = Replacing.repeats_earlier(run.before is not None, begin)
+        # State that outlives an epoch is restored by repeating the end of the previous one. A snapshot of this epoch
+        # would contain that state.
+        repeats = run.before is not None and begin
         if repeats:
             assert run.before is not None
             self._repeat(indices, *run.before)

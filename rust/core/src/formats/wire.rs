@@ -12,7 +12,7 @@ pub enum WireError {
     /// An integer has more than ten bytes.
     #[error("its data is no valid protocol buffer: an integer is too long")]
     Varint,
-    /// A field has an unknown type or the number 0, or a group is not opened or closed.
+    /// A field has an unknown type or the number 0. Groups, which examples do not contain, are unknown.
     #[error("its data is no valid protocol buffer: a field has a type that does not exist")]
     Tag,
     /// The name of a feature is not UTF-8.
@@ -33,11 +33,9 @@ pub enum Value<'a> {
     Fixed32(&'a [u8]),
 }
 
-/// The maximum nesting of groups, which examples do not contain.
-const DEEPEST_GROUP: usize = 100;
 const LONGEST_VARINT: usize = 10;
 
-/// Iterates over the fields of a message as (number, value). Groups are skipped.
+/// Iterates over the fields of a message as (number, value).
 #[derive(Debug, Clone)]
 pub struct Fields<'a> {
     rest: &'a [u8],
@@ -50,33 +48,25 @@ impl<'a> Fields<'a> {
     }
 
     fn field(&mut self) -> Result<Option<(u64, Value<'a>)>, WireError> {
-        let mut groups: Vec<u64> = Vec::new();
-        while !self.rest.is_empty() {
-            let tag = integer(self.varint()?);
-            let number = tag >> 3;
-            if number == 0 || number > 0x1fff_ffff {
-                return Err(WireError::Tag);
-            }
-            let value = match tag & 7 {
-                0 => Value::Varint(self.varint()?),
-                1 => Value::Fixed64(self.take(8)?),
-                2 => {
-                    let length = integer(self.varint()?);
-                    Value::Bytes(self.take(usize::try_from(length).map_err(|_| WireError::Truncated)?)?)
-                }
-                3 if groups.len() < DEEPEST_GROUP => {
-                    groups.push(number);
-                    continue;
-                }
-                4 if groups.pop() == Some(number) => continue,
-                5 => Value::Fixed32(self.take(4)?),
-                _ => return Err(WireError::Tag),
-            };
-            if groups.is_empty() {
-                return Ok(Some((number, value)));
-            }
+        if self.rest.is_empty() {
+            return Ok(None);
         }
-        if groups.is_empty() { Ok(None) } else { Err(WireError::Truncated) }
+        let tag = integer(self.varint()?);
+        let number = tag >> 3;
+        if number == 0 || number > 0x1fff_ffff {
+            return Err(WireError::Tag);
+        }
+        let value = match tag & 7 {
+            0 => Value::Varint(self.varint()?),
+            1 => Value::Fixed64(self.take(8)?),
+            2 => {
+                let length = integer(self.varint()?);
+                Value::Bytes(self.take(usize::try_from(length).map_err(|_| WireError::Truncated)?)?)
+            }
+            5 => Value::Fixed32(self.take(4)?),
+            _ => return Err(WireError::Tag),
+        };
+        Ok(Some((number, value)))
     }
 
     fn take(&mut self, count: usize) -> Result<&'a [u8], WireError> {

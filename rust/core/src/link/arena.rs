@@ -307,11 +307,6 @@ impl Block {
         self.len
     }
 
-    /// Returns whether a length of zero was requested.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
     /// Returns the offset of the block in the arena.
     pub fn offset(&self) -> u64 {
         self.offset

@@ -318,9 +318,4 @@ impl Carrier {
             Lack::Room { blocks, payload } => self.outbound.writable(blocks, payload).unwrap_or(true),
         }
     }
-
-    /// Returns memory of the outbound link that has been unused for a while.
-    pub fn tidy(&self) -> Result<bool, Corrupted> {
-        self.outbound.arena().tidy()
-    }
 }

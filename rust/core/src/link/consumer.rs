@@ -35,11 +35,6 @@ impl Buffer {
         }
     }
 
-    /// Returns whether the length is zero.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// Copies the bytes into memory of this process. If the allocation fails, returns the lease unchanged. A lease is
     /// returned when its last clone is dropped.
     pub fn into_owned(self) -> Self {
@@ -189,11 +184,6 @@ impl Consumer {
         self.tell(grant);
     }
 
-    /// The current stream.
-    pub fn stream(&self) -> Stream {
-        self.receiving.stream()
-    }
-
     /// Acknowledges `count` messages.
     pub fn acknowledge(&self, count: u64) {
         // SYNC(acknowledge): pairs with Producer::acknowledged.
@@ -211,11 +201,6 @@ impl Consumer {
     /// The number of items taken in this stream.
     pub fn taken(&self) -> u64 {
         self.taken
-    }
-
-    /// The number of items that the producer may be ahead.
-    pub fn window(&self) -> u64 {
-        self.receiving.window()
     }
 
     /// Sets the window: 0 pauses the producer. Items that it has already sent stay valid.

@@ -3,7 +3,6 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use super::consumer::Consumer;
 use super::header::Layout;
@@ -14,9 +13,6 @@ use crate::integrity::{open, seal};
 use crate::process::board::BellRef;
 use crate::process::region::Region;
 use crate::protocol::Obedience;
-
-/// The time that attaching waits for the creator to finish.
-const ATTACH_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The shared memory of a link, before or after its ends are taken.
 #[derive(Debug)]
@@ -32,12 +28,7 @@ impl Link {
 
     /// Maps a link from a descriptor received from its creator.
     pub fn attach(fd: OwnedFd) -> Result<Self, OpenError> {
-        Self::attach_within(fd, ATTACH_TIMEOUT)
-    }
-
-    /// Like [`Link::attach`], but waits at most `timeout` for the creator to finish.
-    pub fn attach_within(fd: OwnedFd, timeout: Duration) -> Result<Self, OpenError> {
-        Ok(Self { layout: Arc::new(Layout::attach(Region::attach(fd)?, timeout)?) })
+        Ok(Self { layout: Arc::new(Layout::attach(Region::attach(fd)?)?) })
     }
 
     /// The descriptor, for passing to another process.
@@ -48,11 +39,6 @@ impl Link {
     /// The memory of the link.
     pub fn region(&self) -> &Region {
         self.layout.region()
-    }
-
-    /// The actual sizes.
-    pub fn config(&self) -> LinkConfig {
-        self.layout.config
     }
 
     /// Takes the producer end. It rings `peer`, the bell of the consumer process.

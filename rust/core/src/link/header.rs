@@ -12,7 +12,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
 use crossbeam_utils::CachePadded;
 
@@ -191,22 +190,15 @@ impl Layout {
         Ok(layout)
     }
 
-    pub fn attach(region: Region, timeout: Duration) -> Result<Self, OpenError> {
+    pub fn attach(region: Region) -> Result<Self, OpenError> {
         if region.len() < HEADER_LEN {
             return Err(OpenError::Invalid("it is smaller than a header"));
         }
-        let deadline = Instant::now() + timeout;
         let mut layout = Self { region, config: LinkConfig::default() };
-        // SYNC(version): pairs with `create`.
-        let version = loop {
-            match layout.header().version.load(Ordering::Acquire) {
-                0 if Instant::now() >= deadline => return Err(OpenError::NotReady(timeout)),
-                0 => std::thread::sleep(Duration::from_micros(200)),
-                version => break version,
-            }
-        };
         let header = layout.header();
-        if header.magic.load(Ordering::Relaxed) != MAGIC {
+        // SYNC(version): pairs with `create`.
+        let version = header.version.load(Ordering::Acquire);
+        if header.magic.load(Ordering::Relaxed) != MAGIC || version == 0 {
             return Err(OpenError::Invalid("the magic number differs"));
         }
         if version != VERSION {

@@ -122,11 +122,6 @@ impl Lease {
         }
         Ok(())
     }
-
-    /// Returns whether the length is zero.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
 }
 
 impl Drop for Lease {

@@ -30,4 +30,4 @@ pub use ends::{Announcer, Link, Probe};
 #[cfg(not(loom))]
 pub use header::LinkConfig;
 #[cfg(not(loom))]
-pub use unit::{LAST_USER_KIND, OPAQUE, sampled_len};
+pub use unit::{OPAQUE, sampled_len};

@@ -12,8 +12,6 @@ use crate::integrity::{Checksum, sample};
 pub(crate) const KIND_FRAGMENT: u16 = u16::MAX;
 /// Kind of the first fragment for a unit. Preceding fragments belong to an abandoned unit.
 pub(crate) const KIND_FIRST_FRAGMENT: u16 = u16::MAX - 1;
-/// Highest kind that users of the link may set.
-pub const LAST_USER_KIND: u16 = u16::MAX - 2;
 
 /// Set in the kind of an item whose bytes may differ between runs although the item is the same, for example a pickle.
 pub const OPAQUE: u16 = 0x200;

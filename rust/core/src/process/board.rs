@@ -59,11 +59,6 @@ impl BellBoard {
         self.region.len() / size_of::<CachePadded<Bell>>()
     }
 
-    /// Returns whether the board has no bells.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// The bell of process `index`, or None if it does not exist.
     pub fn bell(self: &Arc<Self>, index: usize) -> Option<BellRef> {
         (index < self.len()).then(|| BellRef { board: Arc::clone(self), index })

@@ -135,11 +135,6 @@ impl Region {
         self.map.len()
     }
 
-    /// Returns whether the size is zero.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// Start of the mapping, which is page-aligned.
     pub fn as_mut_ptr(&self) -> *mut u8 {
         self.map.as_mut_ptr()

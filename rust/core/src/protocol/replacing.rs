@@ -112,14 +112,6 @@ impl Replacing {
         self.repeating |= repeats && self.dispatches;
         repeats
     }
-
-    /// Returns whether replacements first repeat the end of the previous epoch, to restore the state that outlives it.
-    ///
-    /// `outlives` is true if the graphs contain such state. `begins` is true if a child has no snapshot of the current
-    /// epoch, which would contain that state.
-    pub fn repeats_earlier(outlives: bool, begins: bool) -> bool {
-        outlives && begins
-    }
 }
 
 #[cfg(test)]
@@ -196,8 +188,5 @@ mod tests {
     fn an_epoch_of_which_main_has_all_items_is_repeated_by_workers_alone() {
         let mut replacing = Replacing::new(2, true);
         assert_eq!([0, 1, 2].map(|child| replacing.repeats(child, &[true, false])), [true, false, false]);
-        let table = [(false, false), (false, true), (true, false), (true, true)];
-        let repeated = table.map(|(outlives, begins)| Replacing::repeats_earlier(outlives, begins));
-        assert_eq!(repeated, [false, false, false, true]);
     }
 }

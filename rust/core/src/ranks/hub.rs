@@ -84,11 +84,6 @@ impl Hub {
         Answer::to(operation, self.last, self.verdict.as_ref())
     }
 
-    /// The reason why all operations fail, if any.
-    pub fn verdict(&self) -> Option<&Verdict> {
-        self.verdict.as_ref()
-    }
-
     /// Rank 0 has timed out in an operation.
     pub fn give_up(&mut self, operation: u64, now: Instant) {
         self.try_missing(0, operation, now);

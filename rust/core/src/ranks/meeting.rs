@@ -20,7 +20,7 @@ use super::hub::Hub;
 use super::member::Member;
 use super::message::{Message, Token};
 use super::stream::Stream;
-use super::{Answer, BEAT, Verdict};
+use super::{Answer, BEAT};
 use crate::process::signals::without_signals;
 
 /// The longest uninterrupted wait of a caller.
@@ -36,6 +36,16 @@ const STRANGERS: usize = 16;
 enum Role {
     Hub(Hub),
     Member(Member),
+}
+
+/// Evaluates an expression for either role.
+macro_rules! either {
+    ($role:expr, $of:ident => $value:expr) => {
+        match $role {
+            Role::Hub($of) => $value,
+            Role::Member($of) => $value,
+        }
+    };
 }
 
 /// Accepts members until all are connected.
@@ -110,10 +120,7 @@ impl Table {
                 }
             }
         }
-        match &mut self.role {
-            Role::Hub(hub) => hub.tick(now),
-            Role::Member(member) => member.tick(now),
-        }
+        either!(&mut self.role, role => role.tick(now));
         self.send();
     }
 
@@ -150,18 +157,12 @@ impl Table {
     }
 
     fn beat(&mut self) {
-        match &mut self.role {
-            Role::Hub(hub) => hub.beat(),
-            Role::Member(member) => member.beat(),
-        }
+        either!(&mut self.role, role => role.beat());
         self.send();
     }
 
     fn answer(&self, operation: u64) -> Option<Answer> {
-        match &self.role {
-            Role::Hub(hub) => hub.answer(operation),
-            Role::Member(member) => member.answer(operation),
-        }
+        either!(&self.role, role => role.answer(operation))
     }
 
     fn sources(&self) -> Vec<Source> {
@@ -278,10 +279,7 @@ impl Meeting {
     /// Submits this rank's value for the next operation, and returns the number of that operation.
     pub fn submit(&self, value: i64) -> u64 {
         let mut table = self.shared.lock();
-        let operation = match &mut table.role {
-            Role::Hub(hub) => hub.submit(value),
-            Role::Member(member) => member.submit(value),
-        };
+        let operation = either!(&mut table.role, role => role.submit(value));
         self.send(table);
         operation
     }
@@ -316,29 +314,15 @@ impl Meeting {
         let now = Instant::now();
         // If the process was stopped, the timeout may have passed while messages are unread. Read them first.
         table.turn(now);
-        match &mut table.role {
-            Role::Hub(hub) => hub.give_up(operation, now),
-            Role::Member(member) => member.give_up(operation, now),
-        }
+        either!(&mut table.role, role => role.give_up(operation, now));
         self.send(table);
     }
 
     /// Reports that this rank abandons its current operation and will not start another.
     pub fn leave(&self) {
         let mut table = self.shared.lock();
-        match &mut table.role {
-            Role::Hub(hub) => hub.leave(),
-            Role::Member(member) => member.leave(),
-        }
+        either!(&mut table.role, role => role.leave());
         self.send(table);
-    }
-
-    /// The reason why all operations fail, if any.
-    pub fn verdict(&self) -> Option<Verdict> {
-        match &self.shared.lock().role {
-            Role::Hub(hub) => hub.verdict().cloned(),
-            Role::Member(member) => member.verdict().cloned(),
-        }
     }
 
     /// The descriptors that a forked child inherits. They keep the connections open.
@@ -368,10 +352,7 @@ impl Drop for Meeting {
     /// Tells the other ranks that this rank leaves, and stops the thread. All sockets are closed.
     fn drop(&mut self) {
         let mut table = self.shared.lock();
-        match &mut table.role {
-            Role::Hub(hub) => hub.part(),
-            Role::Member(member) => member.part(),
-        }
+        either!(&mut table.role, role => role.part());
         table.closing = true;
         self.send(table);
         self.wake();

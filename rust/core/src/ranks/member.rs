@@ -52,11 +52,6 @@ impl Member {
         Answer::to(operation, self.last, self.verdict.as_ref())
     }
 
-    /// The reason why all operations fail, if any.
-    pub fn verdict(&self) -> Option<&Verdict> {
-        self.verdict.as_ref()
-    }
-
     /// This rank has timed out in an operation. The hub is asked which ranks are at fault.
     pub fn give_up(&mut self, operation: u64, now: Instant) {
         if operation == self.operation && self.gave_up.is_none() && self.verdict.is_none() {

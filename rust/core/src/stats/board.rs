@@ -247,12 +247,12 @@ impl PageRef {
     /// The wait for commands.
     pub fn idle(&self) -> WaitRef {
         // SAFETY: the wait is in the memory of the board.
-        unsafe { WaitRef::new(&self.header().idle, 0, Arc::clone(&self.board) as _) }
+        unsafe { WaitRef::new(&self.header().idle, Arc::clone(&self.board) as _) }
     }
 
     /// Begins the wait for the first item of an epoch, in the main process.
     pub fn begin_first(&self) {
-        self.header().first.begin(0, nanoseconds());
+        self.header().first.begin(nanoseconds());
     }
 
     /// Ends the wait for the first item.
@@ -275,7 +275,7 @@ impl PageRef {
         self.span().end(nanoseconds());
         let next = || self.header().epoch.load(Relaxed).wrapping_add(1);
         self.header().epoch.store(epoch.unwrap_or_else(next), Relaxed);
-        self.span().begin(0, nanoseconds());
+        self.span().begin(nanoseconds());
     }
 
     /// Ends the epoch, if one is running.

@@ -197,7 +197,7 @@ mod tests {
         pipe.record().skip("ValueError");
         let flow = page.flow(0, 0, true).unwrap();
         flow.items.store(u64::from(u32::MAX) + 9, Relaxed);
-        flow.wait.begin(3, 1 << 40);
+        flow.wait.begin(1 << 40);
         page.begin_span(Some(4));
         page.slow_item(77, 12);
         page.inside(6, 7);

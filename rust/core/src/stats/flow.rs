@@ -8,70 +8,60 @@ use super::clock::nanoseconds;
 use super::layout::{Flow, Wait};
 
 /// The owner that keeps the memory of a counter mapped.
-pub(super) type Keeper = Arc<dyn std::any::Any + Send + Sync>;
+type Keeper = Arc<dyn std::any::Any + Send + Sync>;
 
-/// A [`Flow`] on a board or in the header of a link. It keeps the memory mapped.
-#[derive(Debug, Clone)]
-pub struct FlowRef {
-    flow: NonNull<Flow>,
-    _keeper: Keeper,
+/// Counters on a board or in the header of a link. It keeps the memory mapped.
+#[derive(Debug)]
+pub struct Counter<C> {
+    counters: NonNull<C>,
+    keeper: Keeper,
 }
 
-// SAFETY: all access to a flow is atomic, and the keeper can be shared.
-unsafe impl Send for FlowRef {}
-// SAFETY: as above.
-unsafe impl Sync for FlowRef {}
-
-impl FlowRef {
-    /// # Safety
-    /// The flow is valid as long as `keeper` exists.
-    pub(crate) unsafe fn new(flow: *const Flow, keeper: Keeper) -> Self {
-        let flow = NonNull::new(flow.cast_mut()).expect("a reference is never null");
-        Self { flow, _keeper: keeper }
-    }
-}
-
-impl Deref for FlowRef {
-    type Target = Flow;
-
-    #[inline]
-    fn deref(&self) -> &Flow {
-        // SAFETY: valid as long as the keeper, which this object holds.
-        unsafe { self.flow.as_ref() }
-    }
-}
+/// The counters of a link.
+pub type FlowRef = Counter<Flow>;
 
 /// Measures waits. It is an owned value, so that other fields can be borrowed during the wait.
-#[derive(Debug, Clone)]
-pub struct WaitRef {
-    wait: NonNull<Wait>,
-    whom: u32,
-    _keeper: Keeper,
+pub type WaitRef = Counter<Wait>;
+
+// SAFETY: all access to the counters is atomic, and the keeper can be shared.
+unsafe impl<C: Sync> Send for Counter<C> {}
+// SAFETY: as above.
+unsafe impl<C: Sync> Sync for Counter<C> {}
+
+impl<C> Counter<C> {
+    /// # Safety
+    /// The counters are valid as long as `keeper` exists.
+    pub(crate) unsafe fn new(counters: &C, keeper: Keeper) -> Self {
+        Self { counters: NonNull::from(counters), keeper }
+    }
 }
 
-// SAFETY: all access to a wait is atomic, and the keeper can be shared.
-unsafe impl Send for WaitRef {}
-// SAFETY: as above.
-unsafe impl Sync for WaitRef {}
+impl<C> Clone for Counter<C> {
+    fn clone(&self) -> Self {
+        Self { counters: self.counters, keeper: Arc::clone(&self.keeper) }
+    }
+}
+
+impl<C> Deref for Counter<C> {
+    type Target = C;
+
+    #[inline]
+    fn deref(&self) -> &C {
+        // SAFETY: valid as long as the keeper, which this object holds.
+        unsafe { self.counters.as_ref() }
+    }
+}
 
 impl WaitRef {
     /// The waits of a flow.
     pub fn of(flow: &FlowRef) -> Self {
-        Self { wait: NonNull::from(&flow.wait), whom: 0, _keeper: Arc::clone(&flow._keeper) }
-    }
-
-    /// # Safety
-    /// The wait is valid as long as `keeper` exists.
-    pub(super) unsafe fn new(wait: &Wait, whom: u32, keeper: Keeper) -> Self {
-        Self { wait: NonNull::from(wait), whom, _keeper: keeper }
+        Self { counters: NonNull::from(&flow.wait), keeper: Arc::clone(&flow.keeper) }
     }
 
     /// Begins a wait, which ends when the returned guard is dropped.
     pub fn begin(&self) -> Waiting<'_> {
-        // SAFETY: valid as long as the keeper, which this object holds.
-        let wait = unsafe { self.wait.as_ref() };
-        wait.begin(self.whom, nanoseconds());
-        Waiting(wait)
+        Wait::begin(self, nanoseconds());
+        Waiting(self)
     }
 }
 

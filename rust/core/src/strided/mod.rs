@@ -105,11 +105,6 @@ impl Strided {
         self.len
     }
 
-    /// Returns whether there are no bytes.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
     /// Returns whether the elements are already contiguous.
     pub fn is_dense(&self) -> bool {
         self.run == self.len

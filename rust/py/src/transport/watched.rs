@@ -26,22 +26,11 @@ impl Sign<'_> {
     }
 }
 
-struct Mortal(Option<Watch>);
+/// A watched process, or None for one that was gone already.
+type Mortal = Option<Watch>;
 
-impl Mortal {
-    /// Watches a process that is running, or has not been reaped yet.
-    fn watch(sign: Sign<'_>) -> Result<Self, OpenError> {
-        sign.watch().map(|watch| Self(Some(watch)))
-    }
-
-    /// Watches a process that may already be gone.
-    fn of(sign: Sign<'_>) -> Self {
-        Self(sign.watch().ok())
-    }
-
-    fn has_died(&self) -> bool {
-        self.0.as_ref().is_none_or(Watch::exited)
-    }
+fn has_died(process: &Mortal) -> bool {
+    process.as_ref().is_none_or(Watch::exited)
 }
 
 /// The callbacks for replacing processes (see `Collector.watch_and_replace`).
@@ -68,14 +57,14 @@ impl DeathWatch {
     pub fn watch(&mut self, processes: Vec<(usize, Sign<'_>)>, on_exit: Py<PyAny>) -> Result<(), OpenError> {
         self.processes = processes
             .into_iter()
-            .map(|(index, sign)| Mortal::watch(sign).map(|process| (index, process)))
+            .map(|(index, sign)| sign.watch().map(|watch| (index, Some(watch))))
             .collect::<Result<_, _>>()?;
         self.on_exit = Some(on_exit);
         Ok(())
     }
 
     pub fn watch_and_replace(&mut self, processes: Vec<(usize, Sign<'_>)>, replacing: Replacing) {
-        self.processes = processes.into_iter().map(|(index, sign)| (index, Mortal::of(sign))).collect();
+        self.processes = processes.into_iter().map(|(index, sign)| (index, sign.watch().ok())).collect();
         self.replacing = Some(replacing);
     }
 
@@ -85,12 +74,12 @@ impl DeathWatch {
 
     /// Returns whether any process has exited. With descriptors, this is one system call.
     pub fn any_died(&self) -> bool {
-        let watches = || self.processes.iter().map(|(_, process)| process.0.as_ref());
+        let watches = || self.processes.iter().map(|(_, process)| process.as_ref());
         watches().any(|watch| watch.is_none()) || Watch::any_exited(watches().flatten())
     }
 
     pub fn note_death(&mut self) {
-        self.dead = self.processes.iter().find(|(_, process)| process.has_died()).map(|&(index, _)| index);
+        self.dead = self.processes.iter().find(|(_, process)| has_died(process)).map(|&(index, _)| index);
     }
 
     pub fn replacing(&self, py: Python<'_>) -> Option<Replacing> {
@@ -113,7 +102,7 @@ impl DeathWatch {
     /// Returns the indices of all processes that have exited, including `also`, in order.
     pub fn all_dead(&self, also: Vec<usize>) -> Vec<usize> {
         let mut dead = also;
-        dead.extend(self.processes.iter().filter(|(_, process)| process.has_died()).map(|&(index, _)| index));
+        dead.extend(self.processes.iter().filter(|(_, process)| has_died(process)).map(|&(index, _)| index));
         dead.sort_unstable();
         dead.dedup();
         dead
@@ -121,12 +110,12 @@ impl DeathWatch {
 
     pub fn succeed(&mut self, index: usize, sign: Sign<'_>) {
         self.processes.retain(|&(other, _)| other != index);
-        self.processes.push((index, Mortal::of(sign)));
+        self.processes.push((index, sign.watch().ok()));
     }
 
     /// Stops watching exited processes that were not replaced because their work was finished.
     pub fn forget(&mut self, dead: &[usize]) {
-        self.processes.retain(|(index, process)| !(dead.contains(index) && process.has_died()));
+        self.processes.retain(|(index, process)| !(dead.contains(index) && has_died(process)));
         self.dead = None;
     }
 

@@ -22,7 +22,7 @@
 //! woken only if it sleeps, because every wake-up is a system call. If several workers sleep, one is woken, and it
 //! wakes the next one.
 //!
-//! All waits are bounded: each returns after its timeout, and sleeps at most [`LONGEST_SLICE`] at a time.
+//! All waits are bounded: each returns after its timeout, and sleeps at most 100 ms at a time.
 
 mod answers;
 mod claiming;
@@ -33,8 +33,6 @@ use std::sync::PoisonError;
 use std::time::Duration;
 
 pub use answers::{Claim, Outcome, Pop, Reserve, Slot, View};
-pub use hold::Hold;
-pub use state::LONGEST_SLICE;
 use state::{Begun, Pending, Phase, State, sleep};
 
 use crate::sync::primitive::{Condvar, Mutex, MutexGuard};
@@ -96,11 +94,6 @@ impl<T> OrderedQueue<T> {
         self.lock().len()
     }
 
-    /// Returns whether no slot is used.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// Returns whether the end was put.
     pub fn is_finished(&self) -> bool {
         self.lock().finished
@@ -138,19 +131,6 @@ impl<T> OrderedQueue<T> {
         }
         if still {
             self.still.notify_all();
-        }
-    }
-
-    /// Waits up to `timeout` for the source and a slot for its next item. Called by workers.
-    pub fn reserve(&self, timeout: Duration) -> Reserve {
-        let begun = Begun::now(timeout);
-        loop {
-            let answer = self.try_reserve();
-            if answer != Reserve::TimedOut {
-                return answer;
-            }
-            let Some(left) = begun.left() else { return answer };
-            self.wait_reservable(left);
         }
     }
 
@@ -255,19 +235,6 @@ impl<T> OrderedQueue<T> {
             state.advance();
         }
         self.tell(state);
-    }
-
-    /// Waits up to `timeout` for the next outcome. Called by the consumer.
-    pub fn pop(&self, timeout: Duration) -> Pop<T> {
-        let begun = Begun::now(timeout);
-        loop {
-            let popped = self.try_pop();
-            if !matches!(popped, Pop::TimedOut) {
-                return popped;
-            }
-            let Some(left) = begun.left() else { return Pop::TimedOut };
-            self.wait_filled(left);
-        }
     }
 
     /// Returns the next outcome if it is available. Called by the consumer.

@@ -8,7 +8,7 @@ use super::answers::{Outcome, Slot};
 use crate::sync::primitive::{Condvar, MutexGuard};
 
 /// The longest uninterrupted sleep of a wait.
-pub const LONGEST_SLICE: Duration = Duration::from_millis(100);
+const LONGEST_SLICE: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
 pub(super) enum Phase<T> {
@@ -200,16 +200,11 @@ impl Begun {
         Self { at: (!timeout.is_zero()).then(Instant::now), timeout }
     }
 
-    /// The remaining time, or None if it is over. It is computed from the start, because a deadline may exceed the
-    /// range of `Instant`.
-    pub fn left(&self) -> Option<Duration> {
-        let left = self.timeout.checked_sub(self.at?.elapsed())?;
-        (!left.is_zero()).then_some(left)
-    }
-
-    /// The duration of the next sleep.
+    /// The duration of the next sleep, or None if the time is over. It is computed from the start, because a deadline
+    /// may exceed the range of `Instant`.
     pub fn slice(&self) -> Option<Duration> {
-        self.left().map(|left| left.min(LONGEST_SLICE))
+        let left = self.timeout.checked_sub(self.at?.elapsed())?;
+        (!left.is_zero()).then_some(left.min(LONGEST_SLICE))
     }
 }
 
