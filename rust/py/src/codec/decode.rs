@@ -157,6 +157,10 @@ impl<'py, 'a> Decoder<'py, 'a> {
                 // SAFETY: returns a new int, or NULL with MemoryError set.
                 unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyLong_FromLongLong(value)) }
             }
+            Tag::BigInt => {
+                let len = self.length()?;
+                numbers::from_bytes(py, self.take(len)?)
+            }
             Tag::Digits => {
                 let len = self.length()?;
                 numbers::from_digits(py, self.take(len)?)
@@ -200,6 +204,7 @@ impl<'py, 'a> Decoder<'py, 'a> {
                 array::make_scalar(py, dtype, self.take(len)?)
             }
             Tag::Tensor => self.tensor(),
+            Tag::OtherTensor => self.other_tensor(),
             Tag::Pickle => {
                 let pickled = self.bulk()?;
                 let count = self.count()?;
@@ -293,6 +298,17 @@ impl<'py, 'a> Decoder<'py, 'a> {
             }
         };
         tensor_over(self.py, element, extents, memory)
+    }
+
+    fn other_tensor(&mut self) -> PyResult<Bound<'py, PyAny>> {
+        let len = usize::from(self.byte()?);
+        let dtype = std::str::from_utf8(self.take(len)?).map_err(|_| malformed())?;
+        let grad = self.byte()? != 0;
+        let dimensions = usize::from(self.byte()?);
+        let shape = (0..dimensions).map(|_| self.length()).collect::<PyResult<Vec<usize>>>()?;
+        let bulk = self.bulk()?;
+        let buffer = self.writable(bulk)?;
+        helpers(self.py)?.tensor_over.bind(self.py).call1((dtype, PyTuple::new(self.py, shape)?, grad, buffer))
     }
 }
 

@@ -43,25 +43,16 @@ pub const OUT_OF_BAND: usize = 8 << 10;
 /// The maximum number of out-of-band buffers of an item. Further buffers are sent inline.
 pub const MOST_BUFFERS: usize = 512;
 
-/// Defines the tags, and all of them in the order of their bytes.
-macro_rules! tags {
-    ($($(#[$doc:meta])* $tag:ident,)+) => {
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        #[repr(u8)]
-        pub enum Tag {
-            $($(#[$doc])* $tag,)+
-        }
-
-        const TAGS: &[Tag] = &[$(Tag::$tag),+];
-    };
-}
-
-tags! {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Tag {
     None,
     False,
     True,
     /// i64
     Int,
+    /// len, two's complement little-endian bytes
+    BigInt,
     /// f64
     Float,
     /// bulk, UTF-8
@@ -82,6 +73,8 @@ tags! {
     /// element type, number of dimensions, whether there are strides, shape, strides, bulk: a tensor that consists only
     /// of elements
     Tensor,
+    /// dtype name, requires_grad, shape, bulk: another dense tensor
+    OtherTensor,
     /// bulk (the pickle), len, bulks (its buffers)
     Pickle,
     /// item that can be referred to; these items are numbered from zero
@@ -90,7 +83,7 @@ tags! {
     Again,
     /// u64, for an int that does not fit into i64
     Unsigned,
-    /// another int: len, sign and hexadecimal digits in the format of `hex`, and a zero byte
+    /// len, sign and hexadecimal digits in the format of `hex`, and a zero byte
     Digits,
     /// container, element, len, values (see `numbers`)
     Numbers,
@@ -106,6 +99,37 @@ tags! {
 
 impl Tag {
     pub fn from_byte(byte: u8) -> Option<Self> {
-        TAGS.get(usize::from(byte)).copied()
+        const ALL: [Tag; 29] = [
+            Tag::None,
+            Tag::False,
+            Tag::True,
+            Tag::Int,
+            Tag::BigInt,
+            Tag::Float,
+            Tag::Str,
+            Tag::Bytes,
+            Tag::Tuple,
+            Tag::List,
+            Tag::Dict,
+            Tag::DataChunk,
+            Tag::Array,
+            Tag::Scalar,
+            Tag::Tensor,
+            Tag::OtherTensor,
+            Tag::Pickle,
+            Tag::Kept,
+            Tag::Again,
+            Tag::Unsigned,
+            Tag::Digits,
+            Tag::Numbers,
+            Tag::DateTime,
+            Tag::DateTimeUtc,
+            Tag::Date,
+            Tag::Time,
+            Tag::TimeUtc,
+            Tag::TimeDelta,
+            Tag::Uuid,
+        ];
+        ALL.get(usize::from(byte)).copied()
     }
 }

@@ -13,15 +13,17 @@ use std::ptr;
 use pyo3::exceptions::PyMemoryError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyString;
+use pyo3::types::{PyBytes, PyDict, PyInt, PyString};
 
 use super::{Tag, malformed};
 
 pub enum Whole {
     Signed(i64),
     Unsigned(u64),
-    /// Any other int, as hexadecimal digits.
+    /// An int below 2 to the 1024, as hexadecimal digits.
     Digits,
+    /// Any other int, as bytes. Digits would be slower.
+    Bytes,
 }
 
 /// Bytes of a value in a block.
@@ -46,7 +48,8 @@ pub unsafe fn whole(object: *mut ffi::PyObject) -> Whole {
         }
         let near = ffi::PyLong_AsDouble(object);
         if near == -1.0 {
-            ffi::PyErr_Clear(); // too large for a float
+            ffi::PyErr_Clear();
+            return Whole::Bytes;
         }
         if !(0.0..=LIMIT).contains(&near) {
             return Whole::Digits; // detecting this by an exception would cost more than encoding the int
@@ -72,6 +75,24 @@ pub fn from_digits<'py>(py: Python<'py>, bytes: &[u8]) -> PyResult<Bound<'py, Py
     // SAFETY: a C string. Returns a new reference, or NULL with an exception set.
     let int = unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyLong_FromString(text.as_ptr(), ptr::null_mut(), 16)) };
     int.map_err(|error| if error.is_instance_of::<PyMemoryError>(py) { error } else { malformed() })
+}
+
+/// Returns the bytes of an int: two's complement, little-endian.
+pub fn bytes<'py>(item: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
+    let bits: usize = item.call_method0("bit_length")?.extract()?;
+    let bytes = item.call_method("to_bytes", (bits / 8 + 1, "little"), Some(&signed(item.py())?))?;
+    Ok(bytes.cast_into::<PyBytes>()?)
+}
+
+pub fn from_bytes<'py>(py: Python<'py>, bytes: &[u8]) -> PyResult<Bound<'py, PyAny>> {
+    let bytes = PyBytes::new(py, bytes);
+    py.get_type::<PyInt>().call_method("from_bytes", (bytes, "little"), Some(&signed(py)?))
+}
+
+fn signed(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let options = PyDict::new(py);
+    options.set_item("signed", true)?;
+    Ok(options)
 }
 
 /// Appends a sequence of `len` members as a block. If that is not possible, appends nothing and returns false.
@@ -149,7 +170,7 @@ unsafe fn put_ints(
                     large = true;
                     value
                 }
-                Whole::Digits => return false,
+                Whole::Digits | Whole::Bytes => return false,
             }
         };
         payload.extend_from_slice(&word.to_le_bytes());
