@@ -302,7 +302,7 @@ def secret() -> Iterator[pathlib.Path]:
     ],
     ids=["decompress", "load_from_tar", "fsspec", "iopath", "parquet", "lister", "saver"],
 )
-def test_what_may_not_be_read_is_an_error_that_names_pipe_and_path(
+def test_an_error_names_pipe_and_path_of_an_unreadable_file(
     names: str, target: str, build: Callable[[str], Any], secret: pathlib.Path
 ) -> None:
     path = str(secret / target)

@@ -62,7 +62,7 @@ def test_structures_are_collated_member_by_member() -> None:
         ([2**70], OverflowError, "large"),
     ],
 )
-def test_what_cannot_be_collated_is_named(batch: Any, error: type[Exception], message: str) -> None:
+def test_an_error_names_what_cannot_be_collated(batch: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         default_collate(batch)
 

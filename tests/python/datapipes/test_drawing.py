@@ -46,7 +46,7 @@ SPLITS = {
 
 
 @pytest.mark.parametrize("label", SPLITS)
-def test_a_split_pipe_is_one_node_unless_its_children_are_asked_for(label: str) -> None:
+def test_a_split_pipe_is_one_node_unless_its_children_are_requested(label: str) -> None:
     left, right = SPLITS[label](IterableWrapper(range(4)))
     pipe = left.map(str).zip(right.filter(bool))
     nodes, arrows = drawn(pipe)
@@ -69,7 +69,7 @@ def test_a_split_pipe_is_one_node_unless_its_children_are_asked_for(label: str) 
     assert source.count(" -> ") == 7
 
 
-def test_a_child_that_ends_the_graph_is_drawn_as_the_split_pipe() -> None:
+def test_a_child_at_the_end_of_the_graph_is_drawn_as_the_split_pipe() -> None:
     nodes, arrows = drawn(IterableWrapper(range(4)).fork(2)[0])
     assert nodes == {"IterableWrapper": "lightblue", "Forker": "darkolivegreen1"}
     assert arrows == {("IterableWrapper", "Forker")}
@@ -88,12 +88,12 @@ def test_pipes_of_both_kinds_and_of_users_are_drawn_by_their_names() -> None:
     assert ("SequenceWrapper", "MapKeyZipper") in arrows
 
 
-def test_a_pipe_that_several_read_from_is_drawn_once() -> None:
+def test_a_pipe_with_several_readers_is_drawn_once() -> None:
     source = IterableWrapper(range(3))
     _, arrows = drawn(source.map(str).concat(source.filter(bool)))
     assert {head for tail, head in arrows if tail == "IterableWrapper"} == {"Mapper", "Filter"}
 
 
-def test_what_is_no_pipe_is_not_drawn() -> None:
+def test_objects_that_are_not_pipes_are_not_drawn() -> None:
     with pytest.raises(TypeError, match="to_graph: dp must be an IterDataPipe or a MapDataPipe"):
         to_graph([1, 2])

@@ -57,21 +57,21 @@ def test_a_one_shot_iterator_that_an_earlier_epoch_has_read_is_told_once() -> No
 
 
 @pytest.mark.parametrize("dataset", [nothing, Chosen(0, 0), map(str, [])], ids=["function", "class", "iterator"])
-def test_a_data_set_that_yields_nothing_is_told_once(dataset: Any) -> None:
+def test_an_empty_dataset_is_reported_once(dataset: Any) -> None:
     pipe = IterableWrapper(dataset, deepcopy=False)
     [said] = told(lambda: list(pipe))
     assert said.endswith("given to IterableWrapper has yielded nothing in this epoch.")
     assert told(lambda: list(pipe)) == []
 
 
-def test_a_data_set_that_has_kept_its_iterator_is_told_in_the_second_epoch() -> None:
+def test_an_iterator_that_a_dataset_kept_is_reported_in_the_second_epoch() -> None:
     with DataLoader2.from_dataset(Once(), None) as loader:
         assert told(lambda: list(loader)) == []
         [said] = told(lambda: list(loader))
         assert said == "the Once given to IterableWrapper has yielded nothing in this epoch."
 
 
-def test_what_is_right_is_not_told() -> None:
+def test_a_correct_item_is_not_reported() -> None:
     stream = IterableWrapper((n for n in range(9)), deepcopy=False)
     empty: list[int] = []
 

@@ -56,7 +56,7 @@ def alone(number: int, steps: int) -> list[list[float]]:
     return [draw(1 + step % 3) for step in range(steps)]
 
 
-def test_each_shard_draws_as_if_it_were_alone(way: Any) -> None:
+def test_each_shard_draws_the_same_numbers_as_if_it_were_alone(way: Any) -> None:
     expected = {number: alone(number, 700) for number in range(3)}
     shards = []
     for number in range(3):

@@ -124,7 +124,7 @@ def test_a_graph_resumes_at_every_position_and_continues_with_the_next_epoch(bui
 
 
 @pytest.mark.parametrize("build", GRAPHS.values(), ids=GRAPHS)
-def test_what_was_loaded_and_only_begun_is_saved_again_as_it_was(build: Callable[[], Any]) -> None:
+def test_a_loaded_state_that_is_only_begun_is_saved_unchanged(build: Callable[[], Any]) -> None:
     start(5)
     whole = list(build())
     for position in range(len(whole) + 1):
@@ -143,7 +143,7 @@ def test_what_was_loaded_and_only_begun_is_saved_again_as_it_was(build: Callable
         assert list(iterator) == whole[position:], f"position {position}"
 
 
-def test_a_pipe_that_had_ended_leaves_what_it_reads_from_alone() -> None:
+def test_an_ended_pipe_does_not_read_its_source() -> None:
     read = []
     pipe = numbers(5).map(lambda n: read.append(n) or n).header(2)
     iterator = iter(pipe)
@@ -157,7 +157,7 @@ def test_a_pipe_that_had_ended_leaves_what_it_reads_from_alone() -> None:
     assert list(other) == [0, 1]
 
 
-def test_a_seed_that_was_set_after_loading_is_the_next_epochs() -> None:
+def test_a_seed_that_is_set_after_loading_applies_to_the_next_epoch() -> None:
     pipe = numbers(20).shuffle().set_seed(1)
     iterator = iter(pipe)
     head = list(islice(iterator, 5))
@@ -216,13 +216,13 @@ def test_a_state_is_plain_data_that_torch_loads_without_pickle(build: Callable[[
     assert list(other) == rest
 
 
-def test_what_only_pickle_can_hold_is_marked() -> None:
+def test_values_that_need_pickle_are_marked() -> None:
     pipe = IterableWrapper([[1], [2], [3]]).map(lambda item: Decimal(item[0])).shuffle(buffer_size=2)
     next(iter(pipe))
     assert isinstance(save_state(pipe)["pipes"][-1]["state"]["__pickled__"], bytes)
 
 
-def test_containers_within_containers_are_no_pickle_that_names_anything() -> None:
+def test_nested_containers_are_pickled_without_names() -> None:
     pipe = IterableWrapper([{"a": [1, {2}]}, {"a": [b"x", (3, [4])]}, {"a": None}]).shuffle(buffer_size=2)
     iterator = iter(pipe)
     next(iterator)
@@ -234,7 +234,7 @@ def test_containers_within_containers_are_no_pickle_that_names_anything() -> Non
     assert list(again) == rest
 
 
-def test_an_item_that_waits_twice_stays_one_item_in_nested_data() -> None:
+def test_an_item_that_is_buffered_twice_stays_one_object() -> None:
     item = {"a": [1]}
     first, second = from_plain(to_plain({"held": [item, item]}, "P"), "P")["held"]
     assert first is second
@@ -283,7 +283,7 @@ def test_a_pipe_that_makes_pipes_while_it_is_iterated_is_refused_when_it_is_save
         save_state(pipe)
 
 
-def test_a_pipe_that_says_that_it_is_one_to_one_is_not_replayed() -> None:
+def test_a_pipe_with_one_to_one_items_is_not_replayed() -> None:
     calls = []
     pipe = OneToOne(numbers(9).map(lambda n: calls.append(n) or n))
     next(iter(pipe))
@@ -307,7 +307,7 @@ def test_a_subclass_that_overrides_iter_does_not_inherit_what_its_base_says_of_i
     assert (is_one_to_one(Changed(numbers(1))), is_one_to_one(Renamed(numbers(1)))) == (False, True)
 
 
-def test_a_state_tells_what_resuming_from_it_replays() -> None:
+def test_a_state_describes_what_a_resume_replays() -> None:
     pipe = Doubling(numbers(9)).map(plus_one)
     list(islice(iter(pipe), 4))
     ((name, items, seconds),) = replays(save_state(pipe))
@@ -368,7 +368,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize(("build", "other", "message"), OTHERS.values(), ids=OTHERS)
-def test_a_pipeline_of_the_same_classes_but_made_otherwise_is_refused(build: Any, other: Any, message: str) -> None:
+def test_a_pipeline_of_the_same_classes_with_other_arguments_is_refused(build: Any, other: Any, message: str) -> None:
     pipe = build()
     next(iter(pipe))
     state = save_state(pipe)
@@ -380,7 +380,7 @@ def test_a_pipeline_of_the_same_classes_but_made_otherwise_is_refused(build: Any
     assert list(same) == list(build())[1:]
 
 
-def test_what_a_loader_changes_of_a_graph_is_no_other_pipeline() -> None:
+def test_a_graph_that_a_loader_has_changed_counts_as_the_same_pipeline() -> None:
     def build(worker: int) -> Any:
         pipe = numbers(9).shuffle().sharding_filter()
         pipe.apply_sharding(2, worker)

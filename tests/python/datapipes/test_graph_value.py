@@ -32,7 +32,7 @@ def rounds(function: Callable[[], Any]) -> Counter[str]:
     return found
 
 
-def test_a_service_with_workers_goes_round_the_graph_once_when_it_takes_it_over() -> None:
+def test_a_service_with_workers_traverses_the_graph_once() -> None:
     pipe = IterableWrapper(range(8)).shuffle().sharding_filter().map(doubled).batch(2)
     service = MultiProcessingReadingService(num_workers=1)
     found = rounds(lambda: service.initialize(pipe))
@@ -40,7 +40,7 @@ def test_a_service_with_workers_goes_round_the_graph_once_when_it_takes_it_over(
     assert {found[name] for name in ("IterableWrapper", "Shuffler", "ShardingFilter", "Mapper", "Batcher")} == {1}
 
 
-def test_a_service_with_a_dispatching_process_goes_round_each_part_twice_at_most() -> None:
+def test_a_service_with_a_dispatching_process_traverses_each_part_at_most_twice() -> None:
     pipe = IterableWrapper(range(8)).shuffle().sharding_round_robin_dispatch().map(doubled).prefetch(2)
     service = MultiProcessingReadingService(num_workers=1)
     found = rounds(lambda: service.initialize(pipe))

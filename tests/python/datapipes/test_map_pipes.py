@@ -125,7 +125,7 @@ class BreaksHalfWay(MapDataPipe):
     ],
     ids=["map", "batch", "concat", "zip", "in_memory_cache", "unzip"],
 )
-def test_the_exception_of_a_source_arrives_as_it_is_and_the_other_items_can_be_read(build):
+def test_the_exception_of_a_source_is_raised_unchanged_and_the_other_items_can_be_read(build):
     pipe = build(BreaksHalfWay())
     expected = build(numbers(3))
     for _ in range(2):
@@ -166,7 +166,7 @@ def test_a_wrapped_sequence_is_a_copy_unless_told_otherwise():
     assert (copied[0], same[0]) == ([1], [1, 2])
 
 
-def test_a_sequence_that_cannot_be_copied_is_read_itself_with_a_warning():
+def test_a_sequence_that_cannot_be_copied_is_read_directly_with_a_warning():
     source = [threading.Lock()]
     with pytest.warns(UserWarning, match="cannot be deep-copied"):
         pipe = SequenceWrapper(source)
@@ -245,14 +245,14 @@ def test_a_pipe_of_pairs_becomes_a_map_by_key():
     assert source.to_map_datapipe(swapped)[2] == "b"
 
 
-def test_a_key_that_comes_twice_is_warned_of_and_its_last_value_counts():
+def test_a_repeated_key_causes_a_warning_and_its_last_value_counts():
     pipe = iter_pipes.IterableWrapper([("a", 1), ("a", 2)]).to_map_datapipe()
     with pytest.warns(UserWarning, match="duplicate key 'a'"):
         assert pipe["a"] == 2
 
 
 @pytest.mark.parametrize(("item", "error"), [(5, TypeError), ((1, 2, 3), ValueError), ((), ValueError)])
-def test_items_that_are_no_pairs_are_an_error_each_time_they_are_read(item, error):
+def test_items_that_are_not_pairs_raise_an_error_each_time(item, error):
     pipe = iter_pipes.IterableWrapper([("a", 1), item]).to_map_datapipe()
     for _ in range(2):
         with pytest.raises(error, match="IterToMapConverter"):

@@ -51,7 +51,7 @@ def test_without_deepcopy_items_are_the_originals() -> None:
     assert next(iter(IterableWrapper([item], deepcopy=False))) is item
 
 
-def test_an_iterable_that_cannot_be_copied_warns_and_is_read_itself() -> None:
+def test_an_iterable_that_cannot_be_copied_warns_and_is_read_directly() -> None:
     pipe = IterableWrapper(number for number in range(3))
     with pytest.warns(UserWarning, match="cannot be deep-copied"):
         assert list(pipe) == [0, 1, 2]
@@ -119,7 +119,7 @@ def test_restoring_a_long_range_does_not_read_what_comes_before() -> None:
     assert list(iter(restored)) == [10**15 - 2, 10**15 - 1]
 
 
-def test_a_stop_iteration_in_a_function_is_an_error_and_no_end() -> None:
+def test_a_stop_iteration_in_a_function_raises_an_error_and_does_not_end_the_epoch() -> None:
     for pipe in (
         IterableWrapper(range(5)).map(raise_stop),
         IterableWrapper([(n,) for n in range(5)]).map(raise_stop, input_col=0),
@@ -146,7 +146,7 @@ def test_columns_of_dicts_are_mapped_in_place_and_of_tuples_in_new_tuples() -> N
     assert item == (1, 2)
 
 
-def test_a_predicate_that_returns_no_bool_is_an_error() -> None:
+def test_a_predicate_that_does_not_return_a_bool_raises_an_error() -> None:
     with pytest.raises(ValueError, match="must return a bool, but returned 1 of type int"):
         list(IterableWrapper([1]).filter(lambda n: n))
     assert list(IterableWrapper([1, 2]).filter(lambda n: np.bool_(n == 2))) == [2]
@@ -170,7 +170,7 @@ def test_the_length_of_a_header_over_an_unsized_pipe_is_its_limit_with_a_warning
         assert len(IterableWrapper(range(9)).filter(is_even).header(3)) == 3
 
 
-def test_a_batch_is_a_list_that_is_told_from_other_lists() -> None:
+def test_a_batch_is_a_list_of_its_own_type() -> None:
     (chunk,) = IterableWrapper([1, 2]).batch(2)
     assert type(chunk) is DataChunk
     assert chunk == [1, 2]
@@ -277,11 +277,11 @@ def test_torch_samplers_work() -> None:
     assert sorted(Sampler(IterableWrapper(range(5)), data.RandomSampler)) == [0, 1, 2, 3, 4]
 
 
-def test_cycling_for_ever_over_nothing_ends() -> None:
+def test_an_endless_cycle_over_nothing_ends() -> None:
     assert list(IterableWrapper([]).cycle()) == []
 
 
-def test_items_in_buffers_are_not_taken_for_sources() -> None:
+def test_buffered_items_are_not_mistaken_for_sources() -> None:
     pipe = IterableWrapper([[IterableWrapper([n])] for n in range(4)], deepcopy=False).shuffle(buffer_size=2)
     next(iter(pipe))
     assert sources_of(pipe) == [pipe.datapipe]

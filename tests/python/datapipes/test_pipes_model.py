@@ -135,7 +135,7 @@ def test_iterating_twice_after_loading_starts_over(row: Row) -> None:
 @each_row
 @settings(max_examples=8)
 @given(data=st.data())
-def test_any_position_is_restored_for_any_parameters(row: Row, data: st.DataObject) -> None:
+def test_every_position_is_restored_for_any_parameters(row: Row, data: st.DataObject) -> None:
     items = data.draw(st.lists(st.integers(0, 20), max_size=15))
     params = {name: data.draw(strategy, label=name) for name, strategy in row.params.items()}
     states = list(positions(seed(built(row, items, **params), 1)))
@@ -249,7 +249,7 @@ AT_ONCE = 12
 
 
 @pytest.mark.parametrize("first", range(0, len(IN_WORKERS), AT_ONCE), ids=lambda first: IN_WORKERS[first].name)
-def test_two_workers_each_do_it_with_their_share(first: int) -> None:
+def test_two_workers_each_process_their_share(first: int) -> None:
     """Some rows at once: each worker takes an item of each in turn, as long as it has some."""
     rows = IN_WORKERS[first : first + AT_ONCE]
     pipes = [row.build(lambda: IterableWrapper(ITEMS).sharding_filter(), **row.example) for row in rows]
@@ -279,7 +279,7 @@ def test_two_workers_each_do_it_with_their_share(first: int) -> None:
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.reads_items], ids=lambda row: row.name)
 @pytest.mark.parametrize("fail_at", [0, 5])
-def test_the_exception_of_a_source_arrives_as_it_is_with_the_pipe_named(row: Row, fail_at: int) -> None:
+def test_the_exception_of_a_source_is_raised_unchanged_with_the_name_of_the_pipe(row: Row, fail_at: int) -> None:
     pipe = seed(row.build(lambda: FailingSource(ITEMS, fail_at), **row.example), 1)
     with pytest.raises(SourceBroke) as caught:
         list(pipe)

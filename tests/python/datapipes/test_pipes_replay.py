@@ -38,7 +38,7 @@ def test_a_subclass_that_overrides_iter_is_replayed(kind: Any) -> None:
     assert head + list(restored) == expected
 
 
-def test_branches_of_a_replayed_fork_are_replayed_in_step() -> None:
+def test_branches_of_a_replayed_fork_are_replayed_together() -> None:
     def build() -> Any:
         left, right = IterableWrapper(range(50)).fork(2, buffer_size=2)
         return Doubling(left).zip(right)

@@ -136,9 +136,7 @@ def built(served: Served, places: Places, sources: list[str]) -> Any:
 @each_pipe
 @settings(max_examples=15)
 @given(data=st.data())
-def test_what_is_yielded_is_what_the_model_says_from_any_place_on(
-    served: Served, places: Places, data: st.DataObject
-) -> None:
+def test_items_equal_the_model_s_from_any_position_on(served: Served, places: Places, data: st.DataObject) -> None:
     sources = data.draw(st.lists(st.sampled_from(served.sources), max_size=6))
     expected = served.model(sources, places)
     pipe = built(served, places, sources)
@@ -154,7 +152,7 @@ def test_what_is_yielded_is_what_the_model_says_from_any_place_on(
 
 
 @each_pipe
-def test_an_iteration_that_was_left_begins_anew_and_leaves_no_file_open(served: Served, places: Places) -> None:
+def test_an_abandoned_iteration_starts_again_and_leaves_no_file_open(served: Served, places: Places) -> None:
     sources = list(served.sources)
     expected = served.model(sources, places)
     pipe = built(served, places, sources)
@@ -192,7 +190,7 @@ class BreaksHalfWay(IterDataPipe[str]):
 
 
 @each_pipe
-def test_the_error_of_a_source_arrives_as_it_is_and_the_pipe_lives_on(served: Served, places: Places) -> None:
+def test_an_error_of_a_source_is_raised_unchanged_and_the_pipe_can_continue(served: Served, places: Places) -> None:
     sources = list(served.sources)
     source = BreaksHalfWay(sources)
     pipe = served.build(source, places)
@@ -207,7 +205,7 @@ def test_the_error_of_a_source_arrives_as_it_is_and_the_pipe_lives_on(served: Se
 
 @settings(max_examples=8)
 @given(names=st.lists(st.sampled_from(sorted(ROWS)), min_size=1, max_size=4, unique=True), data=st.data())
-def test_rows_of_the_hub_are_those_of_the_files_from_any_place_on(
+def test_rows_of_the_hub_equal_those_of_the_files_from_any_position(
     places: Places, names: list[str], data: st.DataObject
 ) -> None:
     datasets = pytest.importorskip("datasets", reason="HuggingFaceHubReader needs datasets")

@@ -24,7 +24,7 @@ from torchdata.datapipes.map import MapDataPipe
 from torchdata.datapipes.state import load_state, save_state
 
 
-def test_random_graphs_go_on_from_random_positions_as_if_they_had_not_been_stopped() -> None:
+def test_random_graphs_resume_from_random_positions_as_if_they_had_not_been_stopped() -> None:
     found = []
     for number in range(1, 11):
         with contextlib.suppress(Skipped):
@@ -32,7 +32,7 @@ def test_random_graphs_go_on_from_random_positions_as_if_they_had_not_been_stopp
     assert sum(found) > len(found) >= 5
 
 
-def test_a_random_graph_goes_on_in_another_process() -> None:
+def test_a_random_graph_resumes_in_another_process() -> None:
     assert check_graph(Graph(21), most=1, away=1) == 1
 
 
@@ -50,7 +50,7 @@ def test_a_thread_that_waits_for_a_dispatched_item_keeps_no_later_epoch_waiting(
 
 
 @pytest.mark.filterwarnings("ignore:Data from prior DataPipe are read by IterToMapConverter")
-def test_a_graph_that_has_failed_goes_on_from_a_state_that_is_loaded_then() -> None:
+def test_a_graph_that_has_failed_resumes_from_a_loaded_state() -> None:
     first_key = 0
 
     def build() -> Any:

@@ -114,7 +114,7 @@ def test_functions_and_local_classes_arrive(loopback):
     assert obj.value == 7
 
 
-def test_what_cannot_be_pickled_raises_where_it_was_sent(loopback):
+def test_an_unpicklable_object_raises_where_it_was_sent(loopback):
     with pytest.raises(TypeError, match="lock"):
         list(loopback.send([threading.Lock()]))
 

@@ -140,7 +140,7 @@ def test_arrays_in_pickled_objects_go_beside_the_pickle_whatever_their_layout(lo
     assert len(pickled) < 1000
 
 
-def test_empty_is_a_plain_array_outside_of_workers():
+def test_torchdata_empty_returns_a_plain_array_outside_of_workers():
     import torchdata
 
     assert _engine.current_sender is None
@@ -150,7 +150,7 @@ def test_empty_is_a_plain_array_outside_of_workers():
 
 @pytest.mark.parametrize("dtype", ["?", "i4", "f8", "c8", "M8[us]", "m8[3h]"])
 @pytest.mark.parametrize("size", [0, 3, 30_000])
-def test_what_a_user_has_written_into_a_dtype_arrives_with_it(loopback: Loopback, dtype: str, size: int) -> None:
+def test_metadata_of_a_dtype_arrives_with_it(loopback: Loopback, dtype: str, size: int) -> None:
     marked = np.dtype(dtype, metadata={"unit": "m", "scale": (2, [3])})
     array = np.zeros(size, dtype).astype(marked)
     for sent in (array, {"a": [array, array.reshape(1, -1).T]}, np.zeros((4, max(size, 1)), marked)[::2]):

@@ -76,7 +76,7 @@ def test_an_array_that_only_the_item_refers_to_crosses_without_a_copy(loopback, 
     received += 1
 
 
-def test_an_array_that_holds_only_a_part_is_copied(loopback):
+def test_an_array_that_refers_to_a_part_of_a_buffer_is_copied(loopback):
     _, received = sent_and_received(loopback, lambda array: array[:50])
     np.testing.assert_array_equal(received, np.full((50, 200), 5, "float32"))
 
@@ -117,7 +117,7 @@ def overwrite(holder):
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_what_the_producer_writes_into_an_array_after_yielding_it_is_not_seen_by_the_consumer(loopback, name):
+def test_later_writes_of_the_producer_do_not_change_a_yielded_array(loopback, name):
     def items():
         holder = KEPT[name](made())
         yield holder[0]
@@ -133,7 +133,7 @@ def test_what_the_producer_writes_into_an_array_after_yielding_it_is_not_seen_by
 
 
 @pytest.mark.parametrize("name", ["a container", "an iterator's attribute", "a weak reference"])
-def test_what_reaches_the_array_by_another_way_does_not_change_the_item_either(loopback, name):
+def test_writing_through_another_view_does_not_change_the_item(loopback, name):
     reached = []
 
     def items():
@@ -218,13 +218,13 @@ class TestTensors:
         return peak(loopback) // item.nbytes
 
     @pytest.mark.parametrize("dtype", DTYPES)
-    def test_one_that_only_the_item_refers_to_crosses_without_a_copy(self, loopback, dtype):
+    def test_a_tensor_that_only_the_item_refers_to_is_sent_without_a_copy(self, loopback, dtype):
         (received,) = loopback.send(self.made(dtype=dtype) for _ in range(1))
         assert self.torch.equal(received, self.torch.ones(SHAPE, dtype=getattr(self.torch, dtype)))
         assert self.most_blocks(loopback, received) == 1
         assert received.data_ptr() % 4096 == 0
 
-    def test_it_does_so_in_containers_and_one_after_the_other(self, loopback):
+    def test_items_in_containers_and_in_sequence_do_so_too(self, loopback):
         for number in range(30):
             (item,) = loopback.send({"x": [self.made(number), number]} for _ in range(1))
             assert item["x"][1] == number
@@ -243,7 +243,7 @@ class TestTensors:
     }
 
     @pytest.mark.parametrize("name", KEPT)
-    def test_whatever_else_reaches_its_memory_cannot_change_the_item(self, loopback, name):
+    def test_other_views_of_the_memory_cannot_change_the_item(self, loopback, name):
         keep, write = self.KEPT[name]
         kept = []
 
@@ -272,12 +272,12 @@ class TestTensors:
         assert self.most_blocks(loopback, received) == 2
 
     @pytest.mark.parametrize("part", [lambda t: t[:50], lambda t: t.T, lambda t: t[:, ::2]])
-    def test_one_that_holds_only_a_part_or_lies_otherwise_arrives_as_it_is(self, loopback, part):
+    def test_an_array_over_a_part_of_a_buffer_or_with_other_strides_arrives_unchanged(self, loopback, part):
         numbers = self.torch.arange(20_000.0).view(SHAPE)
         (received,) = loopback.send(part(self.made().copy_(numbers)) for _ in range(1))
         assert self.torch.equal(received, part(numbers))
 
-    def test_without_a_sender_and_without_room_it_is_a_plain_tensor(self, loopback):
+    def test_without_a_sender_or_room_the_result_is_a_plain_tensor(self, loopback):
         for shape in [(), 3, (0, 5), (2, 2)]:
             tensor = torchdata.empty(shape, self.torch.int32)
             assert tuple(tensor.shape) == (shape if isinstance(shape, tuple) else (shape,))

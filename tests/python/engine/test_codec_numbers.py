@@ -151,12 +151,12 @@ class Key(uuid.UUID):
     """A subclass of UUID."""
 
 
-def test_subclasses_stay_what_they_are(loopback):
+def test_subclasses_keep_their_class(loopback):
     for item in ([Int(1), Int(2)], [1, Int(2)], (Day(2020, 1, 1), Key(int=3)), {Int(2**70): Day.max}):
         assert told(loopback.one(item)) == told(item)
 
 
-def test_what_users_register_for_pickling_is_asked(loopback, monkeypatch):
+def test_reducers_that_users_register_are_called(loopback, monkeypatch):
     class Odd(datetime.date):
         pass
 
@@ -194,7 +194,7 @@ def damage(generator):
 
 @pytest.mark.skipif(PORTABLE, reason="the fallback has other names for its memory")
 @pytest.mark.parametrize("number", range(len(DAMAGED)))
-def test_damaged_numbers_are_an_error_or_others(number):
+def test_damaged_numbers_raise_an_error_or_change(number):
     """A long item is sent in a block without a checksum."""
     generator, loopback, refused = random.Random(number), Loopback(budget=1 << 20), 0
     expected = told(DAMAGED[number])

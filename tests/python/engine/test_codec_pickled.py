@@ -77,7 +77,7 @@ class Later(Ours):
     pass
 
 
-def test_a_reducer_that_is_registered_between_two_items_counts_from_then_on(loopback):
+def test_a_reducer_that_is_registered_between_two_items_is_used_from_then_on(loopback):
     assert loopback.one([Ours(1), Ours(2)])[1].value == 2
     try:
         for answer in ("first", "second"):
@@ -95,7 +95,7 @@ def test_a_reducer_for_the_picklers_of_processes_reaches_what_only_cloudpickle_c
     assert reduced == "by its reducer"
 
 
-def test_a_reducer_for_the_picklers_of_processes_counts_when_its_type_comes_first_and_behind_an_import(
+def test_a_reducer_of_multiprocessing_is_used_at_the_first_item_of_its_type_and_after_an_import(
     loopback, tmp_path, monkeypatch
 ):
     ForkingPickler.register(First, lambda obj: (str, ("first",)))
@@ -122,7 +122,7 @@ def test_objects_that_pickle_items_while_they_are_pickled_themselves_arrive(loop
     assert second.value == 3
 
 
-def test_tables_of_reducers_do_not_keep_classes_that_users_make_all_the_time(loopback):
+def test_tables_of_reducers_do_not_keep_temporary_classes_alive(loopback):
     class Local:
         """Goes by cloudpickle."""
 

@@ -119,7 +119,7 @@ def outcome(act, tensor):
 
 @pytest.mark.parametrize("size", [12, 30_000])
 @pytest.mark.parametrize("name", DONE_TO_IT)
-def test_what_is_done_to_a_received_tensor_does_what_it_does_to_one_over_a_buffer(loopback, name, size):
+def test_operations_on_a_received_tensor_act_as_on_a_tensor_over_a_buffer(loopback, name, size):
     sent = torch.arange(float(size)).view(3, -1)
     received, other = loopback.one(sent), over_a_buffer(sent)
     assert outcome(DONE_TO_IT[name], received) == outcome(DONE_TO_IT[name], other)

@@ -86,7 +86,7 @@ SPARSE = {name: make for name, make in TENSORS.items() if "sparse" in name}
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 @pytest.mark.parametrize("name", SPARSE)
-def test_a_sparse_tensor_keeps_its_parts_and_nobody_keeps_it(loopback, name):
+def test_a_sparse_tensor_keeps_its_parts_and_is_not_kept_alive(loopback, name):
     tensor = SPARSE[name]()
     noted = tensor.detach().clone()
     noted.note = "kept"
@@ -245,7 +245,7 @@ ROW = torch.arange(10.0)
 
 
 @pytest.mark.parametrize("name", OVERLAPPING)
-def test_what_is_written_into_one_tensor_of_an_item_is_seen_in_those_that_overlap_it(loopback, name):
+def test_writing_to_one_tensor_of_an_item_changes_overlapping_tensors(loopback, name):
     def written(tensors):
         """The values of the tensors after each of them was written to, in turn; the originals are put back."""
         before = [tensor.clone() for tensor in tensors]
@@ -266,7 +266,7 @@ def test_what_is_written_into_one_tensor_of_an_item_is_seen_in_those_that_overla
 
 
 @pytest.mark.parametrize("beside", [[], [BIG[1]]], ids=["alone", "beside another view of the storage"])
-def test_an_element_that_a_tensor_with_gaps_repeats_is_one_in_memory_on_arrival_too(loopback, beside):
+def test_a_repeated_element_of_a_tensor_is_one_element_in_memory_on_arrival(loopback, beside):
     sent = BIG[0, 2::6][None].expand(3, -1)
     found, *_ = loopback.one([sent, *beside])
     assert torch.equal(found, sent)
@@ -313,7 +313,7 @@ def freed(size):
 
 @pytest.mark.parametrize("make", [lambda: freed(0), lambda: freed(400), lambda: torch._efficientzerotensor(5000)])
 @pytest.mark.parametrize("inside", [lambda tensor: tensor, lambda tensor: Pair(tensor, 1)])
-def test_tensors_without_memory_are_refused_and_nothing_is_read_behind_it(loopback, make, inside):
+def test_tensors_without_memory_are_refused_and_nothing_is_read_beyond_their_storage(loopback, make, inside):
     with pytest.raises(ValueError, match=r"of shape \(5000,\) cannot be sent.*clone it first"):
         loopback.one(inside(make()))
     assert torch.equal(loopback.one(torch.ones(3)), torch.ones(3))

@@ -74,7 +74,7 @@ WRONG: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("words", WRONG)
-def test_the_frame_tells_what_is_wrong_with_a_plan(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_frame_reports_what_is_wrong_with_a_plan(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("drivers.frame.GONE", 0.2)
     assert words in outcome_of(WRONG[words], limit=1.0 if "hung" in words else 60.0).wrong
 
@@ -104,7 +104,7 @@ CHANGES: dict[str, Callable[[Epoch], Any]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("free", [True, False])
-def test_a_loader_that_gives_something_else_than_the_model_is_wrong(change: str, free: bool) -> None:
+def test_the_driver_reports_a_loader_that_differs_from_the_model(change: str, free: bool) -> None:
     life = first_life(lambda life: model.is_known(life) and life.free == free and life.items > 20 and not life.main)
     right = plans.only_read(life)
     model.compare(life, right)
@@ -124,7 +124,7 @@ def test_the_order_counts_and_out_of_order_that_of_one_worker() -> None:
         epoch.check([2, 1], [2], free=True)
 
 
-def test_a_loader_that_goes_on_elsewhere_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_driver_reports_a_loader_that_resumes_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     load = plans.DataLoader2.load_state_dict
 
     def off_by_one(self: Any, state: Any) -> None:

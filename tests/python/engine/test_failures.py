@@ -172,7 +172,7 @@ def test_class_text_traceback_and_attributes_arrive(error, text, attributes):
             assert getattr(arrived, name) == value
 
 
-def test_an_exception_whose_text_cannot_be_had_arrives_with_its_traceback():
+def test_an_exception_whose_text_raises_arrives_with_its_traceback():
     class Mute(Exception):
         def __str__(self):
             raise OSError("no text")
@@ -217,7 +217,7 @@ def only_in_the_worker():
     sys.modules.pop("only_in_the_worker", None)
 
 
-def test_a_class_that_main_lacks_arrives_as_its_nearest_base(only_in_the_worker):
+def test_an_exception_of_a_class_that_the_main_process_lacks_arrives_as_its_nearest_base(only_in_the_worker):
     cls = type("Timeout", (Network,), {"__module__": "only_in_the_worker"})
     only_in_the_worker.Timeout = cls
     try:
@@ -230,7 +230,7 @@ def test_a_class_that_main_lacks_arrives_as_its_nearest_base(only_in_the_worker)
     assert type(caught.value) is Network
 
 
-def test_a_class_without_a_base_that_says_the_same_arrives_as_a_runtime_error_with_the_whole_text():
+def test_an_exception_without_a_suitable_base_class_arrives_as_a_runtime_error_with_its_text():
     class Locked(Exception):
         def __init__(self, lock):
             self.lock = lock
@@ -262,7 +262,7 @@ def test_members_of_a_group_arrive_with_their_own_classes():
     assert arrived.subgroup(KeywordOnly) is not None
 
 
-def test_causes_and_notes_are_told():
+def test_causes_and_notes_are_shown():
     try:
         try:
             raise Computes
@@ -277,14 +277,14 @@ def test_causes_and_notes_are_told():
     assert text.count("a note of the user's") == 1
 
 
-def test_what_was_passed_on_by_two_processes_keeps_the_words_of_the_first():
+def test_an_error_that_passes_two_processes_keeps_the_first_text():
     arrived = raised_elsewhere(raised_elsewhere(KeywordOnly(code=3), "dispatching process"), "worker process 1")
     assert type(arrived) is KeywordOnly
     assert "Caught KeywordOnly in dispatching process" in told(arrived)
     assert "worker process 1" not in told(arrived)
 
 
-def test_an_exception_of_the_interpreters_still_becomes_a_runtime_error():
+def test_an_interpreter_exception_becomes_a_runtime_error():
     arrived = raised_elsewhere(SystemExit(3))
     assert type(arrived) is RuntimeError
     assert type(arrived.__cause__) is SystemExit

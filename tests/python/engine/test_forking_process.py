@@ -53,7 +53,7 @@ def run(tmp_path, main):
     return len((tmp_path / "program.py.imports").read_text().split())
 
 
-def test_all_loaders_of_a_program_together_import_it_once(tmp_path):
+def test_all_loaders_of_a_program_import_it_once(tmp_path):
     main = """
         for _ in range(3):
             assert read() == [0, 1, 2, 3]
@@ -86,7 +86,7 @@ def test_workers_begin_in_the_folder_and_with_the_path_of_that_moment(tmp_path):
     assert run(tmp_path, main) == 1
 
 
-def test_a_child_that_main_forks_has_a_process_of_its_own_and_leaves_mains_alone(tmp_path):
+def test_a_child_that_the_main_process_forks_has_its_own_fork_server(tmp_path):
     main = """
         read()
         pid = os.fork()
@@ -98,7 +98,7 @@ def test_a_child_that_main_forks_has_a_process_of_its_own_and_leaves_mains_alone
     assert run(tmp_path, main) == 2
 
 
-def test_one_that_is_stopped_is_replaced(monkeypatch):
+def test_a_stopped_process_is_replaced(monkeypatch):
     pipe = IterableWrapper(range(9)).sharding_filter()
     with loader(pipe, multiprocessing_context="forkserver") as dl:
         assert list(dl) == list(range(9))

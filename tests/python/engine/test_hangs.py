@@ -57,7 +57,7 @@ CASES += [
 
 
 @pytest.mark.parametrize(("way", "method", "dispatched"), CASES)
-def test_a_process_that_hangs_is_reported_and_nothing_is_lost_also_behind_a_state(tmp_path, way, method, dispatched):
+def test_a_hanging_process_is_reported_and_nothing_is_lost_even_after_a_load(tmp_path, way, method, dispatched):
     options = {"multiprocessing_context": method}
     (tmp_path / "resumed").mkdir()
     with (
@@ -144,7 +144,7 @@ def test_a_filter_that_passes_nothing_on_is_slow_and_does_not_hang():
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_process_that_works_has_as_long_as_patience_says_and_any_other_the_timeout(tmp_path, way):
+def test_a_working_process_has_the_patience_and_any_other_process_the_timeout(tmp_path, way):
     patience = 4 * SOON if way == "loop" else 1e6
     with hanging(HangingAt(way, 13, tmp_path), patience=patience) as loader, pytest.warns(RuntimeWarning) as told:
         assert list(loader) == list(range(40))
@@ -166,7 +166,7 @@ def compute(seconds):
 
 
 @pytest.mark.parametrize(("dispatched", "in_order"), [("", True), ("before", True), ("before", False)])
-def test_an_item_that_takes_much_computing_is_no_hang_within_the_patience(dispatched, in_order):
+def test_an_item_that_computes_long_does_not_hang_within_the_patience(dispatched, in_order):
     def slow(item):
         compute(3 * SOON if item == 13 else 0)
         return item
@@ -177,7 +177,7 @@ def test_an_item_that_takes_much_computing_is_no_hang_within_the_patience(dispat
         assert loader.stats().restarts == 0
 
 
-def test_a_process_that_has_worked_and_sleeps_now_has_the_timeout(tmp_path):
+def test_a_process_that_worked_and_now_sleeps_has_the_timeout(tmp_path):
     class Tires(HangingAt):
         def __call__(self, item):
             compute(2 * SOON if item == self.at else 0)
@@ -199,13 +199,13 @@ def dies_or_hangs(item):
     return item
 
 
-def test_a_death_of_another_kind_stays_an_error():
+def test_an_exit_of_another_kind_stays_an_error():
     with hanging(dies_or_hangs) as loader, pytest.raises(WorkerExitedError, match="was killed by SIGKILL"):
         list(loader)
 
 
 @pytest.mark.parametrize("patience", [None, 1e6])
-def test_a_process_that_is_stopped_while_all_pause_is_replaced(patience):
+def test_a_process_that_is_stopped_during_a_pause_is_replaced(patience):
     with hanging(abs, on_worker_exit="restart", patience=patience) as loader:
         iterator = iter(loader)
         got = [next(iterator) for _ in range(4)]
@@ -225,6 +225,6 @@ def test_a_process_that_is_stopped_while_all_pause_is_replaced(patience):
         ({"timeout": 3, "on_timeout": "restart", "patience": "5"}, "patience must be .* but got '5'"),
     ],
 )
-def test_what_makes_no_sense_is_refused(options, words):
+def test_contradictory_arguments_are_refused(options, words):
     with pytest.raises(ValueError, match=words):
         MultiProcessingReadingService(2, **options)

@@ -319,7 +319,7 @@ def test_a_fork_that_warns_of_threads_makes_a_process_that_is_known(monkeypatch:
     os.close(writer)
 
 
-def test_an_exception_is_described_even_if_showing_it_warns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_is_described_even_if_formatting_it_warns(monkeypatch: pytest.MonkeyPatch) -> None:
     def lazycache(*_: Any) -> bool:
         warnings.warn("Module globals is missing a __spec__.loader", DeprecationWarning, stacklevel=2)
         return False

@@ -24,7 +24,7 @@ def made():
         path.unlink(missing_ok=True)
 
 
-def test_a_file_is_ours_while_we_have_it_open(made):
+def test_a_lock_is_ours_while_its_file_is_open(made):
     path = made("leftovers-test-open")
     assert path.name not in shared_files()
     with path.open():
@@ -32,7 +32,7 @@ def test_a_file_is_ours_while_we_have_it_open(made):
     assert path.name not in shared_files()
 
 
-def test_a_file_is_ours_if_our_number_is_in_its_name(made):
+def test_a_lock_file_is_ours_if_our_process_id_is_in_its_name(made):
     assert made(f"torch_{os.getpid()}_1").name in shared_files()
     assert made(f".torchdata-{os.getpid()}-0").name in shared_files()
     assert made(f"torch_{os.getpid()}1_1").name not in shared_files()

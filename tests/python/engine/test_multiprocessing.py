@@ -203,7 +203,7 @@ def test_a_dispatched_and_a_sharded_branch_meet_in_the_workers():
         assert list(dl) == [(i, 100 + i) for i in range(10)]
 
 
-def test_a_second_iterator_in_mid_epoch_starts_over():
+def test_a_second_iterator_within_an_epoch_starts_over():
     with loader(sharded(1000)) as dl:
         for _ in range(5):
             iterator = iter(dl)

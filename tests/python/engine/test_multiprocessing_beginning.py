@@ -40,7 +40,7 @@ PROGRAM = """
 
 @pytest.mark.parametrize("doing", ["asleep", "at work"])
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_children_that_still_import_the_program_end_with_main(tmp_path, method, doing):
+def test_children_that_are_importing_the_program_end_with_the_main_process(tmp_path, method, doing):
     program, here = tmp_path / "program.py", tmp_path / "here"
     program.write_text(textwrap.dedent(PROGRAM))
     here.mkdir()
@@ -74,7 +74,7 @@ def says_its_threads():
     print([thread.name for thread in threading.enumerate()], gc.get_threshold()[0], flush=True)
 
 
-def test_a_child_is_told_once_and_what_its_program_sets_stays(tmp_path):
+def test_a_child_sets_its_name_once_and_keeps_a_name_set_by_the_program(tmp_path):
     """The name goes with the process object, too, after the import of the program."""
     program = tmp_path / "program.py"
     program.write_text(

@@ -72,7 +72,7 @@ def test_a_worker_that_is_killed_is_reported_after_what_it_had_sent(method, tmp_
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_crash_under_fork_names_threads_that_do_not_survive_a_fork_and_the_time_outs_of_hangs(method):
+def test_the_error_for_a_crash_under_fork_names_lost_threads_and_the_timeout_options(method):
     datapipe = IterableWrapper(range(40)).sharding_filter().map(Kills(13, signal.SIGSEGV))
     with (
         loader(datapipe, multiprocessing_context=method) as dl,
@@ -107,14 +107,14 @@ def seconds_until_a_death_is_told():
     return seconds
 
 
-def test_death_is_noticed_within_a_second_while_another_worker_is_slow():
+def test_a_worker_exit_is_noticed_within_a_second_while_another_worker_is_slow():
     for _ in range(20):  # on a busy machine main may stand still for as long
         if seconds_until_a_death_is_told() < 1.0:
             return
     raise AssertionError("each time it took longer")
 
 
-def test_the_death_of_the_dispatching_process_is_reported():
+def test_the_exit_of_the_dispatching_process_is_reported():
     source = IterableWrapper(range(40)).map(Kills(20, signal.SIGKILL))
     datapipe = source.sharding_round_robin_dispatch(MULTIPROCESSING).map(identity)
     received = []
@@ -174,7 +174,7 @@ def script(tmp_path):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_when_main_is_killed_its_children_end(script, method):
+def test_children_end_when_the_main_process_is_killed(script, method):
     path = script(
         """
         dl = make(nap, sys.argv[1], dispatch=True)
@@ -206,7 +206,7 @@ def test_workers_that_hang_end_when_main_is_killed(script, method):
 
 
 @pytest.mark.parametrize("f", ["stuck", "nap"])
-def test_ctrl_c_ends_a_waiting_main_and_leaves_no_noise(script, f):
+def test_ctrl_c_ends_a_waiting_main_process_without_output(script, f):
     path = script(
         f"""
         dl = make({f})
@@ -395,7 +395,7 @@ def test_a_second_thread_cannot_read_at_the_same_time(tmp_path):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_death_in_the_start_is_not_noticed_only_after_all_others_were_started(method, monkeypatch):
+def test_an_exit_during_the_start_is_noticed_before_all_others_have_started(method, monkeypatch):
     """Starting many processes may take long."""
     started = []
 
@@ -415,7 +415,7 @@ def test_a_death_in_the_start_is_not_noticed_only_after_all_others_were_started(
     assert len(started) == 2
 
 
-def test_a_child_that_ends_after_its_loader_was_done_with_it_is_reaped_by_the_next_one_that_ends(monkeypatch):
+def test_a_child_that_outlives_its_loader_is_reaped_with_the_next_one(monkeypatch):
     with monkeypatch.context() as stuck:  # SIGKILL does nothing yet, as in a file system that does not answer
         stuck.setattr(shutdown, "ASKED", 0.0)
         stuck.setattr(shutdown, "KILLED", 0.0)

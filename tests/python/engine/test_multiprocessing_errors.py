@@ -185,7 +185,7 @@ def test_a_pipe_that_does_not_pickle_is_named_with_its_attribute():
         next(iter(dl))
 
 
-def test_under_fork_nothing_needs_to_pickle():
+def test_under_fork_nothing_must_be_picklable():
     with loader(HoldsLock().open().map(identity), 1) as dl:
         assert list(dl) == list(range(4))
 
@@ -214,7 +214,7 @@ class EndsLoops(IterDataPipe):
 
 
 @pytest.mark.parametrize("name", STEERING)
-def test_what_is_no_exception_arrives_as_a_runtime_error_that_it_caused(name):
+def test_an_object_that_is_not_an_exception_arrives_as_a_runtime_error(name):
     datapipe = IterableWrapper(range(9)).sharding_filter().map(FailsAt(3, STEERING[name]))
     with (
         loader(datapipe) as dl,
@@ -227,7 +227,7 @@ def test_what_is_no_exception_arrives_as_a_runtime_error_that_it_caused(name):
 
 @pytest.mark.parametrize("name", ["SystemExit", "KeyboardInterrupt"])
 @pytest.mark.parametrize("threaded", ["prefetch", "threadpool_map"])
-def test_in_a_thread_of_a_worker_too(name, threaded):
+def test_a_thread_of_a_worker_gets_the_same_memory(name, threaded):
     datapipe = IterableWrapper(range(9)).sharding_filter()
     raises = FailsAt(4, STEERING[name])
     datapipe = datapipe.map(raises).prefetch(2) if threaded == "prefetch" else datapipe.threadpool_map(raises)
@@ -235,7 +235,7 @@ def test_in_a_thread_of_a_worker_too(name, threaded):
         list(dl)
 
 
-def test_a_stop_iteration_of_a_pipe_is_not_taken_for_the_end_of_the_data():
+def test_a_stop_iteration_of_a_pipe_is_not_mistaken_for_the_end_of_the_data():
     with (
         loader(EndsLoops(IterableWrapper(range(9)).sharding_filter())) as dl,
         pytest.raises(RuntimeError, match="Caught StopIteration in worker process 0"),

@@ -75,12 +75,12 @@ def test_ctrl_c_before_the_first_line_of_the_finaliser_arrives_and_the_workers_e
 
 
 @pytest.mark.parametrize("make", [plain, begun])
-def test_it_arrives_a_hundred_times_out_of_a_hundred(make):
+def test_a_signal_arrives_a_hundred_times_out_of_a_hundred(make):
     for _ in range(100):
         drop_under_ctrl_c(make)
 
 
-def test_children_that_outlive_their_loader_end_so_too():
+def test_children_that_outlive_their_loader_end_with_the_main_process():
     def make():
         dl = with_workers()
         dl._ended = True  # or it would end them itself
@@ -109,7 +109,7 @@ def ended_children():
 
 
 @pytest.mark.parametrize("make", [ended_loader, ended_children])
-def test_what_a_handler_raises_as_something_is_dropped_that_has_ended_arrives(make):
+def test_an_exception_of_a_handler_during_a_deletion_is_raised(make):
     def ring(*_):
         raise Rang
 
@@ -134,7 +134,7 @@ class Cyclic(DataLoader2):
         self.itself = self
 
 
-def test_in_a_cycle_too():
+def test_a_finished_object_in_a_cycle_shuts_down():
     def make():
         service = MultiProcessingReadingService(2)
         dl = Cyclic(IterableWrapper(range(99)).sharding_filter(), reading_service=service)

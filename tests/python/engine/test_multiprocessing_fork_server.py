@@ -29,7 +29,7 @@ from torchdata.dataloader2.error import WorkerExitedError
 from torchdata.datapipes.iter import IterableWrapper
 
 
-def test_a_death_at_the_end_of_the_start_that_a_fork_server_has_seen_to_does_not_wait_for_who_lives(monkeypatch):
+def test_an_exit_during_a_start_by_a_fork_server_is_reported_without_waiting_for_other_children(monkeypatch):
     """The process no longer exists when the main process begins to watch it."""
     begun, killed, seconds = [], [], []
 
@@ -110,7 +110,7 @@ def test_a_fork_server_that_dies_whenever_it_is_asked_is_an_error(monkeypatch):
         assert sorted(dl) == list(range(9))
 
 
-def test_children_of_a_fork_server_that_has_died_live_on():
+def test_children_of_an_exited_fork_server_keep_running():
     datapipe = IterableWrapper(range(2000)).sharding_filter()
     with loader(datapipe, multiprocessing_context="forkserver", worker_prefetch_cnt=4) as dl:
         iterator = iter(dl)
@@ -123,7 +123,7 @@ def test_children_of_a_fork_server_that_has_died_live_on():
     assert all(map(is_gone, pids))
 
 
-def test_one_that_a_fork_server_has_forked_before_it_died_in_the_start_is_not_taken_for_dead(monkeypatch):
+def test_a_child_whose_fork_server_exits_during_the_start_is_not_reported_as_exited(monkeypatch):
     """So it exits where the limit of processes is reached."""
     killed = []
 
@@ -141,7 +141,7 @@ def test_one_that_a_fork_server_has_forked_before_it_died_in_the_start_is_not_ta
 
 
 @pytest.mark.parametrize("stuck", [False, True])
-def test_children_of_a_fork_server_that_has_died_end_with_the_loader(stuck):
+def test_children_of_an_exited_fork_server_end_with_the_loader(stuck):
     datapipe = IterableWrapper(range(99)).sharding_filter().map(Sleeps(7, 1000.0 if stuck else 0.0))
     with loader(datapipe, multiprocessing_context="forkserver") as dl:
         next(iter(dl))
@@ -184,7 +184,9 @@ ORPHAN = """
         ("first", "1 -9 worker process 1 .* was killed by SIGKILL"),
     ],
 )
-def test_how_one_has_died_whose_fork_server_died_before_is_told_where_it_is_left_to_main(tmp_path, main, told):
+def test_the_exit_of_a_child_of_an_exited_fork_server_is_reported_if_it_is_left_to_the_main_process(
+    tmp_path, main, told
+):
     """As it is to the first process of a container."""
     path = tmp_path / "program.py"
     path.write_text(textwrap.dedent(ORPHAN))

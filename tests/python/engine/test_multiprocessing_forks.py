@@ -79,13 +79,13 @@ def expected(way):
     ("family", "way"),
     [*(("DataLoader2", way) for way in WAYS), *itertools.product(list(FAMILIES)[1:], ["returns", "raises late"])],
 )
-def test_a_process_that_is_forked_in_a_worker_ends_and_says_nothing_in_its_name(family, way):
+def test_a_process_that_is_forked_in_a_worker_exits_silently(family, way):
     with FAMILIES[family]("fork", Forks(way), COUNT) as items:
         assert list(items) == expected(way)
 
 
 @pytest.mark.parametrize(("family", "method"), [("DataLoader2", "spawn"), ("StatefulDataLoader", "forkserver")])
-def test_under_other_start_methods_too(family, method):
+def test_the_main_process_is_recognized_under_other_start_methods(family, method):
     with FAMILIES[family](method, Forks("returns"), COUNT) as items:
         assert list(items) == expected("returns")
 
@@ -96,7 +96,7 @@ def test_in_the_dispatching_process_too():
         assert list(dl) == expected("returns")
 
 
-def test_in_a_thread_of_a_worker_too():
+def test_a_thread_of_a_worker_gets_the_same_memory():
     pipe = IterableWrapper(range(COUNT)).sharding_filter().threadpool_map(Forks("returns"))
     with loader(pipe) as dl:
         assert list(dl) == expected("returns")
@@ -109,7 +109,7 @@ def forks_in_hook(*arguments):
     return arguments[0]
 
 
-def test_in_hooks_of_a_worker_and_in_the_state_of_its_data_too():
+def test_global_functions_in_hooks_and_states_of_a_worker_are_sent_by_value():
     with loader(IterableWrapper(range(9)).sharding_filter(), worker_init_fn=forks_in_hook) as dl:
         assert list(dl) == list(range(9))
     from torchdata.stateful_dataloader import StatefulDataLoader
@@ -144,7 +144,7 @@ class Counts:
         pass
 
 
-def test_what_it_raises_is_printed_and_what_it_prints_is_not_lost(capfd):
+def test_exceptions_of_a_forked_child_are_printed_and_its_output_is_not_lost(capfd):
     with FAMILIES["DataLoader2"]("fork", Forks("raises"), 1) as items:
         list(items)
     printed = capfd.readouterr().err
@@ -200,7 +200,7 @@ def ended_in_order(how):
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_a_child_of_mains_that_ends_in_order_neither_ends_workers_nor_waits_for_them(method):
+def test_a_child_of_the_main_process_that_exits_normally_neither_ends_workers_nor_waits_for_them(method):
     opened = {name: family(method, count=60) for name, family in FAMILIES.items()}
     items = {name: one.__enter__() for name, one in opened.items()}
     got = {name: [next(iterator) for _ in range(3)] for name, iterator in items.items()}
@@ -212,7 +212,7 @@ def test_a_child_of_mains_that_ends_in_order_neither_ends_workers_nor_waits_for_
         opened[name].__exit__()
 
 
-def test_a_child_of_mains_keeps_children_of_its_own_on_multiprocessings_list():
+def test_a_child_of_the_main_process_keeps_its_own_children_in_multiprocessing_s_list():
     with loader(IterableWrapper(range(20)).sharding_filter()) as dl:
         next(iter(dl))
         own = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,), daemon=True)

@@ -51,7 +51,7 @@ def seen_in_a_worker(tmp_path, method, top="", guarded="pass", inside=""):
     return json.loads(done.stdout)
 
 
-def test_what_spawned_workers_import_is_not_searched_for_cycles(tmp_path):
+def test_garbage_collection_skips_the_imports_of_spawned_workers(tmp_path):
     guarded = "gc.set_threshold(600, 9, 8)"
     seen = seen_in_a_worker(tmp_path, "spawn", guarded=guarded)
     assert seen["top"][0] >= 100_000
@@ -66,7 +66,7 @@ def test_thresholds_are_those_of_the_main_process(tmp_path, method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_what_the_main_module_sets_itself_stays(tmp_path, method):
+def test_settings_of_the_main_module_are_kept(tmp_path, method):
     seen = seen_in_a_worker(tmp_path, method, top="gc.set_threshold(1234, 5, 6); gc.disable()")
     assert seen["now"] == [1234, 5, 6]
     assert not seen["enabled"]
@@ -110,7 +110,7 @@ def grown_by_searching(_):
     return kept - before, private_kib() - kept
 
 
-def test_what_forked_workers_inherit_stays_shared_with_the_main_process():
+def test_memory_that_forked_workers_inherit_stays_shared():
     inherited = [[i] for i in range(300_000)]
     with loader(IterableWrapper([0]).map(grown_by_searching), num_workers=1) as dl:
         ((kept_out, searched),) = dl

@@ -163,7 +163,7 @@ def press_at_random(script, phase, method, tries, seed=0):
     ("method", "phase"),
     [*with_methods("start", "iterate", "shut_down", "shut_down_stuck", "drop"), ("forkserver", "shut_down")],
 )
-def test_ctrl_c_at_any_moment_is_one_keyboard_interrupt_and_leaves_nothing(script, phase, method):
+def test_ctrl_c_at_any_moment_raises_one_keyboard_interrupt_and_leaves_nothing(script, phase, method):
     # Each shutdown of a stuck worker waits for it.
     tries = 4 if phase == "shut_down_stuck" else TRIES[method]
     seconds, noise = press_at_random(script, phase, method, tries)
@@ -239,7 +239,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_child_whose_number_main_never_learns_takes_nothing_from_the_one_in_its_place(tmp_path, monkeypatch):
+def test_a_child_with_an_unknown_process_id_takes_nothing_from_its_replacement(tmp_path, monkeypatch):
     (tmp_path / "late_server.py").write_text(LATE_SERVER)
     (tmp_path / "program.py").write_text(SIGNALLED)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
@@ -262,7 +262,7 @@ def blocked():
     return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
-def test_what_is_held_is_delivered_once_at_the_end_to_the_users_handler(handler):
+def test_a_held_signal_is_delivered_once_to_the_user_s_handler(handler):
     with InterruptsDeferred() as held:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
@@ -271,7 +271,7 @@ def test_what_is_held_is_delivered_once_at_the_end_to_the_users_handler(handler)
     assert signal.getsignal(signal.SIGINT) is handler
 
 
-def test_what_is_blocked_is_noted_when_the_block_ends(handler):
+def test_a_blocked_signal_is_noted_when_the_block_ends(handler):
     with InterruptsDeferred() as held:
         with interrupts_blocked():
             signal.raise_signal(signal.SIGINT)
@@ -285,7 +285,7 @@ def test_what_is_blocked_is_noted_when_the_block_ends(handler):
     assert not blocked()
 
 
-def test_an_interrupt_that_was_held_comes_before_the_error_that_ended_the_hold():
+def test_a_held_interrupt_is_raised_before_the_error_that_ended_the_hold():
     with pytest.raises(KeyboardInterrupt) as caught, InterruptsDeferred():
         signal.raise_signal(signal.SIGINT)
         raise ValueError("the start failed")
@@ -293,7 +293,7 @@ def test_an_interrupt_that_was_held_comes_before_the_error_that_ended_the_hold()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_where_ctrl_c_is_ignored_nothing_is_held():
+def test_nothing_is_held_if_ctrl_c_is_ignored():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with InterruptsDeferred() as held:
@@ -305,7 +305,7 @@ def test_where_ctrl_c_is_ignored_nothing_is_held():
         signal.signal(signal.SIGINT, before)
 
 
-def test_a_handler_that_is_set_meanwhile_stays(handler):
+def test_a_handler_that_is_set_meanwhile_is_kept(handler):
     other = Handler()
     with InterruptsDeferred():
         signal.signal(signal.SIGINT, other)
@@ -313,7 +313,7 @@ def test_a_handler_that_is_set_meanwhile_stays(handler):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_start_with_a_handler_that_returns_is_complete(handler, method):
+def test_a_start_during_which_a_handler_returns_is_complete(handler, method):
     pressed = []
 
     def press():
@@ -349,7 +349,7 @@ def test_a_loader_may_be_used_in_a_thread_that_may_not_set_handlers(handler, met
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_workers_have_ctrl_c_ignored_and_not_blocked(method):
+def test_workers_ignore_ctrl_c_and_do_not_block_it(method):
     with loader(IterableWrapper([0]).map(says_how_it_takes_ctrl_c), 1, multiprocessing_context=method) as dl:
         assert list(dl) == [(True, False)]
 
@@ -358,7 +358,7 @@ def says_how_it_takes_ctrl_c(_):
     return signal.getsignal(signal.SIGINT) is signal.SIG_IGN, blocked()
 
 
-def test_what_cannot_be_started_is_named_and_ctrl_c_works_as_before(handler, monkeypatch):
+def test_an_error_names_a_process_that_cannot_be_started_and_ctrl_c_works(handler, monkeypatch):
     forks = []
 
     def fork_once():
@@ -379,7 +379,7 @@ def test_what_cannot_be_started_is_named_and_ctrl_c_works_as_before(handler, mon
     assert children() == []
 
 
-def test_a_shutdown_that_was_cut_off_goes_on_the_next_time(monkeypatch):
+def test_an_interrupted_shutdown_continues_with_the_next_call(monkeypatch):
     dl = loader(IterableWrapper(range(100)).sharding_filter())
     next(iter(dl))
     pids = dl.reading_service._children.pids

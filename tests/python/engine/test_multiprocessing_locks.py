@@ -264,7 +264,7 @@ def test_a_child_that_finds_a_lock_held_is_forked_again(lock, reaped):
     assert forked() == 3
 
 
-def test_one_of_several_children_is_forked_again_alone(lock, monkeypatch):
+def test_only_the_failed_child_of_several_is_forked_again(lock, monkeypatch):
     forked = lock(lambda number: hang() if number == 2 else None)
     monkeypatch.setattr(fork, "LIMITS", (3.0, 60.0))
     served = loader(IterableWrapper(range(20)).sharding_filter(), 3)
@@ -273,7 +273,7 @@ def test_one_of_several_children_is_forked_again_alone(lock, monkeypatch):
     assert forked() == 4
 
 
-def test_a_lock_that_is_never_free_is_an_error_that_says_whose_it_is(lock, monkeypatch):
+def test_an_error_names_the_owner_of_a_lock_that_is_never_free(lock, monkeypatch):
     forked = lock(lambda _: hang())
     monkeypatch.setattr(fork, "LIMITS", (0.5,) * 4)
     with pytest.raises(
@@ -304,14 +304,14 @@ def test_ctrl_c_does_not_wait_for_a_held_lock(lock, monkeypatch):
     pressing.join()
 
 
-def test_one_that_dies_before_it_has_begun_is_a_death_like_any(lock):
+def test_a_child_that_exits_before_it_begins_is_reported(lock):
     forked = lock(lambda _: os._exit(3))
     with pytest.raises(RuntimeError, match=r"worker process 0 \(pid \d+\) exited with code 3"):
         list(loader(IterableWrapper(range(20)), 1))
     assert forked() == 1
 
 
-def test_main_does_not_wait_for_ever_for_one_that_is_stopped(lock, monkeypatch):
+def test_the_main_process_does_not_wait_endlessly_for_a_stopped_child(lock, monkeypatch):
     lock(lambda _: os.kill(os.getpid(), signal.SIGSTOP))
     monkeypatch.setattr(fork, "PATIENCE", 0.2)
     served = loader(IterableWrapper(range(20)), 1, timeout=0.5)  # nothing comes at all
@@ -320,7 +320,7 @@ def test_main_does_not_wait_for_ever_for_one_that_is_stopped(lock, monkeypatch):
     served.shutdown()
 
 
-def test_alarms_of_the_program_are_its_own():
+def test_alarms_of_the_program_are_not_changed():
     def on_alarm(_number, _frame):
         raise AssertionError("nobody has set an alarm")
 

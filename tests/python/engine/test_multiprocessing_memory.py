@@ -100,7 +100,7 @@ class Many:
 
 
 @pytest.mark.skipif(PORTABLE, reason="the fallback is not woken: it naps, and looks")
-def test_arrays_that_die_one_by_one_do_not_wake_the_worker():
+def test_arrays_that_are_deleted_one_by_one_do_not_wake_the_worker():
     def switches(pid):
         status = Path(f"/proc/{pid}/status").read_text()
         return int(re.search(r"^voluntary_ctxt_switches:\s+(\d+)", status, re.MULTILINE)[1])
@@ -218,7 +218,7 @@ needs_mounts = pytest.mark.skipif(not mounts(), reason="this machine lets tests 
 
 
 @needs_mounts
-def test_items_that_find_no_room_in_a_small_tmpdir_arrive_all_the_same(tmp_path):
+def test_items_that_find_no_room_in_a_small_tmpdir_arrive(tmp_path):
     done = run_in_small_tmpdir(
         tmp_path,
         """
@@ -231,7 +231,7 @@ def test_items_that_find_no_room_in_a_small_tmpdir_arrive_all_the_same(tmp_path)
 
 
 @needs_mounts
-def test_a_full_tmpdir_is_an_error_that_says_what_to_do(tmp_path):
+def test_an_error_names_the_remedy_for_a_full_tmpdir(tmp_path):
     done = run_in_small_tmpdir(
         tmp_path,
         """
@@ -293,6 +293,6 @@ def test_an_item_for_which_main_has_no_memory_is_an_error_and_the_next_epoch_is_
     assert end == "complete"
 
 
-def test_nothing_of_this_is_left():
+def test_nothing_of_the_loader_is_left():
     gc.collect()
     assert regions() == []

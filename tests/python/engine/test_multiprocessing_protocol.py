@@ -75,7 +75,7 @@ class HeldUp:
 # ---- waiting in turn -----------------------------------------------------------------------------------------------
 
 
-def test_main_sleeps_on_while_others_than_the_worker_whose_turn_it_is_send(tmp_path):
+def test_the_main_process_keeps_sleeping_while_other_workers_than_the_next_one_send(tmp_path):
     go_on = tmp_path / "go on"
     pipe = IterableWrapper(range(200)).sharding_filter().map(HeldUp(go_on, 0))
     with loader(pipe, 4, worker_prefetch_cnt=20) as dl:
@@ -102,7 +102,7 @@ def test_an_epoch_after_a_break_is_complete_while_workers_are_busy_with_the_last
             assert sorted(number for batch in dl for number in batch) == list(range(60))
 
 
-def test_epochs_given_up_in_a_row_leave_nothing_behind_in_the_next():
+def test_abandoned_epochs_leave_nothing_in_the_next():
     with loader(dispatched(range(40)).map(slow_tenth)) as dl:
         for _ in range(30):
             next(iter(dl))
@@ -122,13 +122,13 @@ def test_workers_that_make_very_different_numbers_of_items_keep_nobody_waiting(w
             assert list(dl) == list(in_turn(shares))
 
 
-def test_a_worker_all_of_whose_items_are_dropped_keeps_nobody_waiting():
+def test_a_worker_whose_items_are_all_dropped_delays_no_other():
     with loader(dispatched(range(200)).filter(is_even)) as dl:
         assert list(dl) == list(range(0, 200, 2))
 
 
 @pytest.mark.parametrize("in_order", [True, False])
-def test_a_worker_that_stops_early_keeps_nobody_waiting(in_order):
+def test_a_worker_that_stops_early_delays_no_other(in_order):
     with loader(dispatched(range(100)).header(5), in_order=in_order) as dl:
         for _ in range(3):
             items = list(dl)
@@ -150,7 +150,7 @@ class EndsAtOnce(IterDataPipe):
                 return
 
 
-def test_a_worker_that_leaves_its_share_does_not_hold_up_those_of_others():
+def test_a_worker_that_leaves_its_share_does_not_delay_other_workers():
     with loader(EndsAtOnce(dispatched(range(500)))) as dl:
         for _ in range(3):
             assert sorted(dl) == [0, *range(1, 500, 2)]
@@ -160,7 +160,7 @@ def image(number):
     return np.full(60_000, number, np.uint8)
 
 
-def test_items_beyond_the_budget_are_held_with_a_warning_that_says_why():
+def test_items_beyond_the_budget_are_kept_with_a_warning_that_says_why():
     pipe = dispatched(range(200)).filter(is_even).map(image)
     with loader(pipe, memory_budget=1 << 20) as dl:
         with pytest.warns(RuntimeWarning, match=r"waits for worker process 1 in turn.*worker process 0"):
@@ -179,13 +179,13 @@ def test_what_is_dispatched_can_be_read_again_in_the_same_epoch(method, workers)
             assert list(dl) == list(in_turn(shares))
 
 
-def test_passes_that_are_left_early_begin_anew():
+def test_passes_that_are_left_early_start_again():
     with loader(dispatched(range(1000)).header(2).cycle(3)) as dl:
         assert list(dl) == [0, 1, 2, 3] * 3
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_what_is_shuffled_before_it_is_shared_out_is_shuffled_alike_in_every_pass(method):
+def test_a_shuffle_before_the_dispatch_has_the_same_order_in_every_pass(method):
     pipe = IterableWrapper(range(60)).shuffle().sharding_filter().cycle(3)
     with loader(pipe, 3, multiprocessing_context=method) as dl:
         epochs = [list(dl) for _ in range(2)]
@@ -201,7 +201,7 @@ def fail_at_five(number):
     return number
 
 
-def test_a_failure_in_one_pass_is_heard_while_others_ask_for_the_next():
+def test_an_error_in_one_pass_is_raised_while_other_workers_request_the_next():
     pipe = IterableWrapper(range(10)).map(fail_at_five).sharding_round_robin_dispatch(MULTIPROCESSING).cycle(2)
     with loader(pipe, 3, worker_prefetch_cnt=0, main_prefetch_cnt=0) as dl:
         for _ in range(2):
@@ -296,7 +296,7 @@ def untouched(item, _device):
 
 
 @pytest.mark.parametrize("window", [0, 10])
-def test_what_reads_ahead_in_main_takes_nothing_of_the_epoch_after_a_break(window):
+def test_reading_ahead_in_the_main_process_takes_no_items_of_the_epoch_after_a_break(window):
     pipe = IterableWrapper(range(120)).sharding_filter().map(slow_tenth).pin_memory(pin_memory_fn=untouched)
     with loader(pipe, worker_prefetch_cnt=window) as dl:
         for taken in range(12):
@@ -305,7 +305,7 @@ def test_what_reads_ahead_in_main_takes_nothing_of_the_epoch_after_a_break(windo
         assert list(dl) == list(range(120))
 
 
-def test_an_epoch_cannot_begin_within_the_wait_for_an_item_and_the_loop_goes_on():
+def test_an_epoch_cannot_begin_during_the_wait_for_an_item_and_the_loop_continues():
     errors = []
     with loader(Paced(4, 0.6).sharding_filter()) as dl:
 
@@ -349,7 +349,7 @@ class DiesBehindItems(IterDataPipe):
 
 
 @pytest.mark.parametrize("busy", ["a signal handler", "a thread"])
-def test_a_death_while_main_is_busy_is_an_error_after_all_that_was_sent(busy):
+def test_an_exit_while_the_main_process_is_busy_raises_an_error_after_all_sent_items(busy):
     received = []
     before = signal.signal(signal.SIGALRM, lambda *_: time.sleep(1.2))
     try:
@@ -379,7 +379,7 @@ def stopped_worker(dl):
     return pid
 
 
-def test_commands_to_a_stopped_worker_end_at_the_time_out():
+def test_a_command_to_a_stopped_worker_ends_at_the_timeout():
     with loader(IterableWrapper(range(1000)).sharding_filter(), timeout=1.0) as dl:
         pid = stopped_worker(dl)
         try:
@@ -391,7 +391,7 @@ def test_commands_to_a_stopped_worker_end_at_the_time_out():
             os.kill(pid, signal.SIGCONT)
 
 
-def test_commands_to_a_stopped_worker_end_at_its_death():
+def test_a_command_to_a_stopped_worker_ends_when_the_worker_exits():
     with loader(IterableWrapper(range(1000)).sharding_filter()) as dl:
         pid = stopped_worker(dl)
         threading.Timer(1.0, os.kill, (pid, signal.SIGKILL)).start()

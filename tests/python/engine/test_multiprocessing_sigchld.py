@@ -34,7 +34,7 @@ def sigchld(request):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_shutdown_ends_all_and_says_nothing(sigchld, method):
+def test_shutdown_ends_everything_silently(sigchld, method):
     with loader(IterableWrapper(range(40)).sharding_filter(), multiprocessing_context=method) as dl:
         for _ in range(2):
             assert list(dl) == list(range(40))
@@ -57,7 +57,7 @@ def sleeps(x):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_death_is_reported_and_why_its_code_is_not_known(sigchld, method):
+def test_an_error_reports_an_exit_and_why_its_code_is_unknown(sigchld, method):
     datapipe = IterableWrapper(range(40)).sharding_filter().map(ExitsAt(6, after=0.1))
     with loader(datapipe, multiprocessing_context=method) as dl:
         with pytest.raises(WorkerExitedError, match="worker process 0") as caught:
@@ -73,7 +73,7 @@ def test_a_death_is_reported_and_why_its_code_is_not_known(sigchld, method):
     assert why in str(caught.value)
 
 
-def test_a_death_between_epochs_is_noticed(sigchld):
+def test_a_worker_exit_between_epochs_is_noticed(sigchld):
     with loader(IterableWrapper(range(10)).sharding_filter()) as dl:
         assert list(dl) == list(range(10))
         pid = dl.reading_service._children.pids[0]
@@ -83,7 +83,7 @@ def test_a_death_between_epochs_is_noticed(sigchld):
             list(dl)
 
 
-def test_the_number_of_a_child_that_others_reaped_is_not_signalled(sigchld, monkeypatch):
+def test_a_child_that_another_process_reaped_is_not_signalled(sigchld, monkeypatch):
     """It may belong to another process by then."""
     dl = loader(IterableWrapper(range(10)).sharding_filter())
     assert list(dl) == list(range(10))
@@ -100,7 +100,7 @@ def test_the_number_of_a_child_that_others_reaped_is_not_signalled(sigchld, monk
 @pytest.mark.parametrize(
     ("error", "what"), [(errno.EAGAIN, "cannot start the thread"), (errno.EMFILE, "cannot watch a process")]
 )
-def test_a_child_that_cannot_watch_main_ends_and_says_why(monkeypatch, capfd, error, what):
+def test_a_child_that_cannot_watch_the_main_process_exits_with_a_reason(monkeypatch, capfd, error, what):
     """As where the limit of processes and threads, or of open files, is reached."""
 
     def refused(_pid):
@@ -121,7 +121,7 @@ def aborts(x):
     os.abort()
 
 
-def test_an_abort_is_explained_by_memory_and_not_by_a_sender():
+def test_the_error_for_an_abort_names_memory_and_not_a_sender():
     """A failed allocation of the engine aborts."""
     with (
         loader(IterableWrapper(range(10)).sharding_filter().map(aborts)) as dl,

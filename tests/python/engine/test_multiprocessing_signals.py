@@ -109,7 +109,7 @@ BY_METHOD = {"fork": list(FAMILIES), "spawn": list(FAMILIES)[:1], "forkserver": 
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_main_alone_handles_what_is_sent_to_the_group_and_workers_go_on_until_it_ends(program, method):
+def test_only_the_main_process_handles_signals_to_the_group_and_workers_continue_until_it_ends(program, method):
     names = BY_METHOD[method]
     main = program(method, HANDLED, names)
     said(main, "starting")
@@ -178,7 +178,7 @@ def how_it_takes_signals(_):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_what_a_worker_starts_takes_signals_as_any_program(method):
+def test_programs_that_a_worker_starts_handle_signals_normally(method):
     before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGUSR1, signal.SIGCHLD)}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGRTMIN + 4})
     try:
@@ -190,7 +190,7 @@ def test_what_a_worker_starts_takes_signals_as_any_program(method):
             signal.signal(number, handler)
 
 
-def test_what_main_ignores_and_what_a_c_library_handles_stays_so_in_forked_workers(tmp_path):
+def test_forked_workers_keep_ignored_signals_and_handlers_of_c_libraries(tmp_path):
     def asks(_):
         os.kill(os.getpid(), signal.SIGUSR2)
         return signal.getsignal(signal.SIGHUP) == signal.SIG_IGN, "in asks" in (tmp_path / "stacks").read_text()
@@ -227,7 +227,7 @@ def test_a_handler_that_a_worker_sets_itself_runs_there():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_handler_that_raises_while_workers_are_started_is_heard_and_nothing_is_left(family):
+def test_an_exception_of_a_handler_while_workers_start_is_raised_and_leaves_nothing(family):
     """Random moments; `python -m drivers signals` tries more of them."""
     for seed in range(2):
         plan = random_signals.Plan(seed, ["fork"])
@@ -263,7 +263,7 @@ def raises(number, _frame):
 
 @pytest.mark.parametrize("handler", [raises, Raises(), Raises().__call__], ids=["function", "object", "method"])
 @pytest.mark.parametrize(("method", "use"), [("fork", DataLoader2.state_dict), ("spawn", iter)], ids=["state", "spawn"])
-def test_what_a_handler_raises_while_a_pipeline_is_pickled_is_heard(handler, method, use):
+def test_an_exception_of_a_handler_while_a_pipeline_is_pickled_is_raised(handler, method, use):
     before = signal.signal(signal.SIGUSR1, handler)
     try:
         with (
@@ -285,7 +285,7 @@ def raising():
         signal.signal(number, one)
 
 
-def test_all_that_were_held_are_delivered_in_their_order_though_the_first_raises(raising):
+def test_all_held_signals_are_delivered_in_order_although_the_first_raises(raising):
     with pytest.raises(ValueError, match=str(int(signal.SIGALRM))) as caught, InterruptsDeferred():
         for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM):
             signal.raise_signal(number)
@@ -353,7 +353,7 @@ def test_a_worker_that_raises_sigterm_itself_is_reported_as_killed(family, metho
     assert ("with start method 'fork' the usual cause is" in str(it.value)) == (method == "fork")
 
 
-def test_a_worker_takes_no_notice_of_sigterm_from_others_after_it_had_a_handler_for_a_while():
+def test_a_worker_ignores_sigterm_of_other_processes_after_it_removed_a_handler():
     def puts_back(x):
         signal.signal(signal.SIGTERM, signal.signal(signal.SIGTERM, raises))
         subprocess.run(["sh", "-c", f"kill {os.getpid()}; kill {os.getpid()}"], check=True)

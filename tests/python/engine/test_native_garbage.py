@@ -293,7 +293,7 @@ def test_a_cycle_is_collected(make):
 
 
 @pytest.mark.parametrize("make", WAYS)
-def test_what_is_in_use_is_not_collected(make):
+def test_objects_in_use_are_not_collected(make):
     holder = Holder()
     native = holder.held = make(holder)
     there = weakref.ref(holder)
@@ -328,7 +328,7 @@ def test_every_class_is_tried_here_or_holds_no_objects():
     assert tried | holds_none == {name for name, value in vars(_native).items() if isinstance(value, type)}
 
 
-def test_items_are_safe_from_the_collector_while_a_thread_waits_for_them():
+def test_garbage_collection_does_not_free_items_that_a_thread_waits_for():
     """Items that nothing but the queue refers to, in a queue through which they move all the time."""
     queue = ReadAheadQueue("a test", 4)
     count = 3_000
@@ -363,7 +363,7 @@ def test_items_are_safe_from_the_collector_while_a_thread_waits_for_them():
             thread.join()
 
 
-def test_a_forked_child_collects_past_a_queue_that_it_inherited():
+def test_garbage_collection_in_a_forked_child_ignores_an_inherited_queue():
     holder = Holder()
     holder.held = queue_of_items(holder)
     pid = os.fork()
@@ -380,7 +380,7 @@ def test_a_forked_child_collects_past_a_queue_that_it_inherited():
     assert os.waitstatus_to_exitcode(status) == 0
 
 
-def test_a_collector_that_somebody_reads_is_left_alone():
+def test_a_collector_in_use_is_not_reused():
     exited = []
     collector = _collector(print)
     collector.watch([(0, os.getppid())], exited.append)

@@ -22,7 +22,7 @@ def test_a_prefetch_of_any_size_reads_its_source(size):
     assert list(IterableWrapper(range(5)).prefetch(size)) == [0, 1, 2, 3, 4]
 
 
-def test_a_prefetch_costs_what_is_buffered_and_not_what_may_be():
+def test_a_prefetch_uses_memory_for_buffered_items_only():
     script = (
         "import re, torchdata.datapipes.iter as pipes\n"
         "def peak(): return int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])\n"
@@ -95,7 +95,7 @@ def test_workers_may_be_as_far_ahead_as_anybody_can_count(window):
     served.shutdown()
 
 
-def test_a_board_of_more_bells_than_memory_can_hold_is_an_error():
+def test_a_board_with_more_bells_than_fit_into_memory_raises_an_error():
     with pytest.raises((OSError, OverflowError)):
         BellBoard(2**58 + 1)
 

@@ -145,7 +145,7 @@ def test_a_state_that_would_lose_values_is_an_error() -> None:
         save_state(pipe)
 
 
-def test_a_data_set_that_would_lose_values_on_its_way_to_a_spawned_worker_is_an_error() -> None:
+def test_a_dataset_that_would_lose_values_on_the_way_to_a_spawned_worker_raises_an_error() -> None:
     pipe = IterableWrapper([message(stamp=0)], deepcopy=False).map(lambda item: item.stamp)
     with DataLoader2(pipe, reading_service=MultiProcessingReadingService(1, "fork")) as loader:
         assert list(loader) == [0]

@@ -149,7 +149,7 @@ def _run(path, home, user, method, graph, rooms):
         ("none", "pool", range(2)),
     ],
 )
-def test_who_could_not_be_started_is_named_with_the_limit_and_the_next_loader_works(tmp_path, method, graph, rooms):
+def test_an_error_names_the_child_that_could_not_be_started_and_the_limit(tmp_path, method, graph, rooms):
     attempts, printed = run(tmp_path, method, graph, rooms)
     for attempt in attempts:
         if "error" in attempt:

@@ -26,7 +26,7 @@ PAGE, ROLE, PIPES = 4096, 4, 28
 
 
 @pytest.mark.parametrize("first", [1, 21])
-def test_random_bytes_in_shared_memory_end_in_right_items_or_an_error_and_all_is_released(first):
+def test_random_bytes_in_shared_memory_lead_to_correct_items_or_an_error_and_everything_is_released(first):
     """`python -m drivers scribbles` tries thousands."""
     for seed in range(first, first + 20):
         random_scribbles.check(random_scribbles.Plan(seed))

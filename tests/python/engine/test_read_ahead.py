@@ -176,7 +176,7 @@ def test_all_results_come_in_order_or_as_they_are_ready(way: Way, monkeypatch: p
 
 
 @each_way
-def test_an_error_of_the_function_comes_at_its_place(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_function_is_raised_at_its_position(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(number: int) -> int:
         if number == 5:
             raise KeyError("five")
@@ -195,9 +195,7 @@ def test_an_error_of_the_function_comes_at_its_place(way: Way, monkeypatch: pyte
 
 
 @each_way
-def test_a_state_at_any_moment_has_all_that_was_not_given_and_nothing_else(
-    way: Way, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_state_at_any_moment_has_exactly_the_undelivered_items(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
     for position in range(0, 13, 2):
         reading = begun(way, 12, uneven, monkeypatch)
         given = [next(reading) for _ in range(position)]
@@ -283,7 +281,7 @@ def test_ctrl_c_at_any_moment_loses_at_most_the_item_that_was_handed_over(
 
 
 @each_way
-def test_a_call_that_blocks_holds_up_neither_dropping_nor_the_garbage(
+def test_a_blocking_call_delays_neither_deletion_nor_garbage_collection(
     way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(closed_at=1)
@@ -309,7 +307,9 @@ def test_dropping_a_half_read_iteration_ends_its_threads(way: Way, monkeypatch: 
 
 
 @each_way
-def test_a_forked_child_is_told_that_the_threads_are_its_parents(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_child_gets_an_error_that_the_threads_belong_to_its_parent(
+    way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reading = begun(way, 20, abs, monkeypatch)
     found = [next(reading)]
 

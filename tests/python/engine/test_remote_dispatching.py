@@ -26,7 +26,7 @@ pytestmark = [
 WORKERS = 2
 
 
-def test_more_than_there_is_room_for_is_held_back_and_comes_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_items_that_exceed_the_room_are_held_back_and_arrive_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     from torchdata._engine.remote import host as host_module
 
     monkeypatch.setattr(host_module, "FULL", 1)
@@ -49,7 +49,7 @@ def test_the_dispatching_process_is_seen_beside_workers_elsewhere() -> None:
         assert list(worker.waited_for) == ["the dispatching process"]
 
 
-def test_what_goes_wrong_with_what_is_dispatched_ends_the_worker_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_dispatched_items_end_the_worker_and_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     carry = worker_module._Lane.carry
 
     def broken(lane: Any) -> Iterator[Any]:

@@ -48,7 +48,7 @@ def at_rest(loader: DataLoader2[Any], worker: int, taken: int) -> ProcessStats:
     return loader.stats().workers[worker]
 
 
-def test_counts_of_a_worker_elsewhere_are_those_of_one_here_and_name_its_place() -> None:
+def test_counts_of_a_remote_worker_equal_those_of_a_local_one_and_name_its_node() -> None:
     def counted(service: Any) -> LoaderStats:
         with DataLoader2(numbered(301).map(double).batch(3), reading_service=service) as loader:
             loader.seed(5)
@@ -87,7 +87,7 @@ def test_the_view_from_outside_has_the_node_and_the_network_s_rate() -> None:
     assert "its stack is not to be had from here" in text
 
 
-def test_the_counts_of_a_worker_that_died_stay_and_those_of_the_next_one_are_added() -> None:
+def test_the_counts_of_an_exited_worker_stay_and_those_of_its_replacement_are_added() -> None:
     service = LocallyRemote(WORKERS, on_worker_exit="restart")
     with DataLoader2(numbered(2000).map(reading), reading_service=service) as loader:
         loader.seed(5)
@@ -102,7 +102,7 @@ def test_the_counts_of_a_worker_that_died_stay_and_those_of_the_next_one_are_add
     assert after.network_bytes >= before.network_bytes
 
 
-def test_a_worker_that_has_ended_is_seen_to_have() -> None:
+def test_a_worker_that_has_exited_is_noticed() -> None:
     with DataLoader2(numbered(10), reading_service=LocallyRemote(WORKERS)) as loader:
         assert len(list(loader)) == 10
         wait_for(lambda: [worker.state for worker in loader.stats().workers] == ["idle"] * WORKERS)
@@ -137,7 +137,7 @@ def measured(**worker: Any) -> LoaderStats:
     )  # fmt: skip
 
 
-def test_the_network_is_the_limit_where_both_ends_wait_and_messages_are_full() -> None:
+def test_the_network_is_the_limit_if_both_ends_wait_and_messages_are_full() -> None:
     from torchdata._observe.stats.diagnosis import diagnose
 
     full = diagnose(measured())
@@ -150,7 +150,7 @@ def test_the_network_is_the_limit_where_both_ends_wait_and_messages_are_full() -
     assert diagnose(measured(node=None)).kind != "network"  # they are of this machine
 
 
-def test_where_a_worker_elsewhere_spends_its_time_is_told_with_its_node() -> None:
+def test_the_time_of_a_remote_worker_is_shown_with_its_node() -> None:
     from torchdata._observe.stats.diagnosis import diagnose
 
     told = str(diagnose(measured(room=0.0, busy=0.9)))
@@ -169,7 +169,7 @@ def hanging_at(item: int, hang: Hanging) -> Any:
     return function
 
 
-def test_a_worker_elsewhere_that_hangs_is_warned_of_with_its_node_and_its_stack(tmp_path: Path) -> None:
+def test_a_hanging_remote_worker_causes_a_warning_with_its_node_and_stack(tmp_path: Path) -> None:
     pipe = IterableWrapper(range(100)).sharding_filter().map(hanging_at(31, Hanging("sleep", tmp_path)))
     with (
         warnings.catch_warnings(record=True) as told,
@@ -186,7 +186,7 @@ def test_a_worker_elsewhere_that_hangs_is_warned_of_with_its_node_and_its_stack(
 
 
 @pytest.mark.parametrize(("way", "dies_too"), [*((way, False) for way in WAYS), ("stop", True), ("lock", True)])
-def test_one_that_hangs_is_ended_and_replaced_and_nothing_is_lost(way: str, dies_too: bool, tmp_path: Path) -> None:
+def test_a_hanging_process_is_replaced_and_nothing_is_lost(way: str, dies_too: bool, tmp_path: Path) -> None:
     pipe = numbered(200).map(hanging_at(77, Hanging(way, tmp_path)))
     options = {"timeout": 1.5, "on_timeout": "restart", "on_worker_exit": "restart" if dies_too else "error"}
     with (

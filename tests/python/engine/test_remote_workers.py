@@ -38,7 +38,7 @@ pytestmark = [
 WORKERS = 2
 
 
-def test_what_an_answer_that_never_comes_would_call_holds_no_links() -> None:
+def test_a_pending_answer_keeps_no_links_open() -> None:
     class Carrier:
         rung = 0
 
@@ -57,7 +57,7 @@ def test_what_an_answer_that_never_comes_would_call_holds_no_links() -> None:
     ring(None)
 
 
-def test_what_a_later_pull_has_brought_does_not_wait_for_an_earlier_one() -> None:
+def test_results_of_a_later_pull_do_not_wait_for_an_earlier_one() -> None:
     pulls: list[Future[Pulled]] = []
 
     class Fake:
@@ -82,14 +82,14 @@ def test_what_a_later_pull_has_brought_does_not_wait_for_an_earlier_one() -> Non
     assert next(lane.carry()).number == 0
 
 
-def test_large_arrays_come_whole_though_main_keeps_them_all() -> None:
+def test_large_arrays_arrive_whole_although_the_main_process_keeps_them_all() -> None:
     pipe = IterableWrapper(range(12)).sharding_filter().map(lambda x: np.full(200_000, x))
     with DataLoader2(pipe, reading_service=LocallyRemote(WORKERS, memory_budget=4 << 20)) as loader:
         kept = list(loader)
     assert [(len(one), set(one.tolist())) for one in kept] == [(200_000, {x}) for x in range(12)]
 
 
-def test_a_host_that_is_gone_is_an_error_with_the_reason_that_is_told() -> None:
+def test_an_error_gives_the_reason_why_a_host_has_exited() -> None:
     pipe = IterableWrapper(range(100_000)).sharding_filter().map(double)
     with DataLoader2(pipe, reading_service=LocallyRemote(WORKERS)) as loader:
         got = []
@@ -130,7 +130,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_host_that_hears_nothing_from_main_ends_itself_and_its_worker(tmp_path: Path) -> None:
+def test_a_host_without_messages_from_the_main_process_ends_itself_and_its_worker(tmp_path: Path) -> None:
     (tmp_path / "deaf.py").write_text(DEAF)
     command = [sys.executable, str(tmp_path / "deaf.py")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
@@ -158,7 +158,7 @@ def first_of(loader: DataLoader2[Any]) -> tuple[list[Any], Iterator[Any]]:
     return first, iterator
 
 
-def test_a_call_is_obeyed_though_there_is_no_room_for_the_items_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_is_obeyed_although_earlier_items_find_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(epochs_module, "OBEDIENCE", 60.0)  # else it is waited for very long, should this fail
     with full() as loader:
         first, iterator = first_of(loader)
@@ -168,7 +168,7 @@ def test_a_call_is_obeyed_though_there_is_no_room_for_the_items_before(monkeypat
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["host", "worker"])
-def test_an_end_is_noticed_though_there_is_no_room_for_the_items_before(whole: bool) -> None:
+def test_an_end_is_noticed_although_earlier_items_find_no_room(whole: bool) -> None:
     with full() as loader:
         first_of(loader)
         actor = loader.reading_service.made.actors[1]

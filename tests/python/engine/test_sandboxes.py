@@ -86,5 +86,5 @@ def test_workers_are_replaced_without_descriptors_of_processes(tmp_path):
     assert len([one for one in told if "killed by SIGKILL" in one]) == 2
 
 
-def test_who_asks_for_the_fallback_hears_nothing_and_needs_no_memfd(tmp_path):
+def test_the_requested_fallback_causes_no_warning_and_needs_no_memfd(tmp_path):
     assert run(tmp_path, "EPERM", "memfd_create", "spawn", TORCHDATA_PORTABLE="1") == []

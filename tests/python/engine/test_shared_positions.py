@@ -61,7 +61,7 @@ def told(family, function, workers=2, epochs=2, method="fork", between=lambda: N
 
 #: Functions cannot hold a file, as `DataLoader2` copies them.
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_file_whose_position_workers_share_is_told_once(family, file, path):
+def test_a_shared_file_position_causes_one_warning(family, file, path):
     (said,) = told(family, lambda x: row(file, x) and x)
     assert said.startswith(SAID)
     assert str(path) in said
@@ -111,7 +111,7 @@ class OpensAnew:
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_an_object_that_opens_its_file_anew_when_unpickled_has_a_position_in_each_worker(family, method, path):
+def test_an_object_that_reopens_its_file_when_unpickled_has_a_position_in_each_worker(family, method, path):
     rows = bytes(x % 256 for x in range(COUNT))
     path.write_bytes(b"".join(bytes([x]) * ROW for x in rows))
     with warnings.catch_warnings():
@@ -143,7 +143,7 @@ def test_reads_of_a_thread_in_the_main_process_are_not_taken_for_those_of_worker
 
 
 @pytest.mark.parametrize(("reads", "count"), [("dispatched", 0), ("mapped", 1)])
-def test_a_file_that_the_dispatching_process_alone_reads_is_not_told(reads, count, file):
+def test_a_file_that_only_the_dispatching_process_reads_causes_no_warning(reads, count, file):
     calls = itertools.count()
 
     def read(x):
@@ -159,5 +159,5 @@ def test_a_file_that_the_dispatching_process_alone_reads_is_not_told(reads, coun
     assert sum(SAID in str(one.message) for one in found) == count
 
 
-def test_a_file_that_no_worker_reads_is_not_told(file):
+def test_a_file_that_no_worker_reads_causes_no_warning(file):
     assert told("DataLoader2", lambda x: x) == []

@@ -42,7 +42,7 @@ def test_a_seed_gives_the_same_boxes_each_time(make: Callable[[int], Any]) -> No
 
 
 @GENERATORS
-def test_area_ratio_and_place_are_distributed_as_torchvisions(make: Callable[[int], Any]) -> None:
+def test_area_ratio_and_position_are_distributed_as_in_torchvision(make: Callable[[int], Any]) -> None:
     rng, side, count = make(7), 100_000, 2000
     areas, ratios, across, down = [], [], [], []
     for _ in range(count):
@@ -84,13 +84,13 @@ class Counting(random.Random):
         ((10, 10), (1.0, 1.0), (0, 0, 10, 10)),  # neither
     ],
 )
-def test_after_ten_tries_the_middle_is_taken(size: Any, ratio: Any, box: Any) -> None:
+def test_after_ten_tries_the_center_is_cropped(size: Any, ratio: Any, box: Any) -> None:
     rng = Counting(0)
     assert random_resized_crop(rng, *size, scale=(4.0, 5.0), ratio=ratio) == box
     assert rng.draws == 20, "an area and a ratio for each try"
 
 
-def test_the_first_try_that_fits_is_taken() -> None:
+def test_the_first_crop_that_fits_is_used() -> None:
     class Given:
         def __init__(self, *numbers: float) -> None:
             self.numbers = list(numbers)

@@ -58,7 +58,7 @@ def test_hundreds_of_jpeg_files_are_decoded_bit_for_bit_as_pillow_does(monkeypat
         assert np.array_equal(decode(content), want)
 
 
-def test_grey_ones_and_those_made_grey_are_pillows_too() -> None:
+def test_grey_images_match_pillow_too() -> None:
     for number in range(0, 140, 2):
         content = jpeg(number)
         assert np.array_equal(decode(content, mode="L"), by_pillow(content, "L"))
@@ -97,7 +97,7 @@ def test_without_simplejpeg_all_is_the_same(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("resample", ["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"])
-def test_every_filter_is_pillows(resample: str) -> None:
+def test_every_filter_matches_pillow(resample: str) -> None:
     least = 1 if resample in ("bilinear", "hamming") else 0
     for number in range(30):
         content, size = jpeg(number), (40 - number, 10 + number)
@@ -135,7 +135,7 @@ def test_transparency_is_kept_by_rgba_and_resized_as_pillow_does() -> None:
     assert np.array_equal(decode(jpeg(3), mode="RGBA"), by_pillow(jpeg(3), "RGBA"))
 
 
-def test_16_bits_of_grey_stay_16_bits() -> None:
+def test_16_bit_grey_images_keep_16_bits() -> None:
     grey = np.random.default_rng(0).integers(0, 65536, (20, 30), dtype=np.uint16)
     content = encoded(Image.fromarray(grey), "PNG")
     assert np.array_equal(decode(content, mode="I;16")[..., 0], grey)
@@ -157,7 +157,7 @@ def test_cmyk_is_converted_by_pillow() -> None:
 
 @BOTH
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_an_image_is_turned_upright_if_that_is_asked_for(decoder: str, orientation: int) -> None:
+def test_an_image_is_rotated_upright_on_request(decoder: str, orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     content = encoded(np.ascontiguousarray(photographs()[0][:120, :90]), exif=exif)
@@ -212,7 +212,7 @@ def test_fast_decodes_at_a_fraction_that_is_no_smaller_than_the_result(
 # -- what goes in, what comes out -------------------------------------------------------------------
 
 
-def test_bytes_paths_and_files_are_taken(tmp_path: Path) -> None:
+def test_bytes_paths_and_files_are_accepted(tmp_path: Path) -> None:
     content = jpeg(3)
     path = tmp_path / "a.jpg"
     path.write_bytes(content)
@@ -236,7 +236,9 @@ def test_arrays_may_be_written_and_belong_to_the_caller_alone() -> None:
 
 
 @pytest.mark.parametrize("as_tensor", [False, True])
-def test_the_result_is_made_where_items_leave_by(as_tensor: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_result_is_created_in_the_shared_memory_that_sends_items(
+    as_tensor: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if as_tensor:
         pytest.importorskip("torch")
     made: list[Any] = []
@@ -261,7 +263,7 @@ def test_the_result_is_made_where_items_leave_by(as_tensor: bool, monkeypatch: p
     assert counts == [holders] * 3, "nothing else keeps one: it would be copied on its way"
 
 
-def test_tensors_are_made_if_that_is_asked_for() -> None:
+def test_tensors_are_made_on_request() -> None:
     torch = pytest.importorskip("torch")
     content = jpeg(3)
     made = decode(content, (30, 40), layout="CHW", as_tensor=True)
@@ -290,7 +292,7 @@ def test_the_crop_may_be_a_function_of_the_size() -> None:
 
 @pytest.mark.parametrize("threads", [0, 1, 3])
 @pytest.mark.parametrize("layout", ["HWC", "CHW"])
-def test_a_batch_is_its_images_whatever_the_threads(threads: int, layout: Any) -> None:
+def test_a_batch_is_the_same_with_any_number_of_threads(threads: int, layout: Any) -> None:
     contents = [jpeg(number) for number in range(20)]
     flips = [number % 2 == 0 for number in range(20)]
     crop = partial(random_resized_crop, random.Random(5))
@@ -351,7 +353,7 @@ def test_a_file_that_is_cut_off_is_an_error_that_names_it_or_is_kept(decoder: st
 
 
 @BOTH
-def test_damaged_files_are_what_pillow_makes_of_them_or_an_error_of_one_kind(decoder: str) -> None:
+def test_damaged_files_decode_as_in_pillow_or_raise_one_kind_of_error(decoder: str) -> None:
     rng = random.Random(3)
     refused = 0
     for number in range(90):
@@ -413,7 +415,9 @@ def test_pillows_limit_of_pixels_holds(decoder: str, monkeypatch: pytest.MonkeyP
         (b"P5 1 1 255 7", {"crop": (0, 0, 1, 0.5)}, TypeError, "crop must be four integers"),
     ],
 )
-def test_bad_input_is_told(data: Any, options: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_bad_input_raises_an_error_that_names_it(
+    data: Any, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         decode(data, **options)
 

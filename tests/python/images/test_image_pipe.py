@@ -66,7 +66,7 @@ def test_broken_images_are_skipped_and_logged_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flip", [0, 1])
-def test_the_middle_is_taken_without_chance(flip: float) -> None:
+def test_the_center_is_cropped_without_random_numbers(flip: float) -> None:
     content = jpeg(3)
     want = decode(content, 9, crop=center_crop, flip=flip == 1)
     for _ in range(2):
@@ -93,7 +93,7 @@ def test_items_are_images_or_hold_one(tmp_path: Path) -> None:
     assert len(numbered().decode_image(input_col=1)) == COUNT
 
 
-def test_a_stream_is_closed_also_behind_an_error() -> None:
+def test_a_stream_is_closed_even_after_an_error() -> None:
     for content in (jpeg(3), b"no image"):
         stream = io.BytesIO(content)
         pipe = IterableWrapper([("a.jpg", stream)], deepcopy=False).decode_image(9, input_col=1)
@@ -118,7 +118,7 @@ def test_arguments_are_those_of_decode() -> None:
     assert np.array_equal(mirrored, whole[:, ::-1])
 
 
-def test_without_chance_no_seed_is_drawn() -> None:
+def test_without_random_arguments_no_seed_is_drawn() -> None:
     random.seed(0)
     before = random.getstate()
     list(numbered().decode_image(8, input_col=1))

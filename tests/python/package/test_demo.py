@@ -48,7 +48,7 @@ def test_the_demo_learns_survives_and_goes_on(tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()} == written
 
 
-def test_without_torch_it_says_that_there_is_nothing_to_compare_with(tmp_path: Path) -> None:
+def test_without_torch_the_bench_says_that_there_is_nothing_to_compare_with(tmp_path: Path) -> None:
     needs("sklearn", "the demo learns with it")
     arguments = ["--data-dir", str(tmp_path), "--photographs", "16", "--epochs", "1", "--batch-size", "4"]
     code = (
@@ -60,7 +60,7 @@ def test_without_torch_it_says_that_there_is_nothing_to_compare_with(tmp_path: P
     assert "torch is not installed, so there is nothing to compare with" in without.stdout, without.stderr
 
 
-def test_an_epoch_is_counted_and_told_by_its_batches() -> None:
+def test_an_epoch_is_counted_and_reported_in_batches() -> None:
     numpy = pytest.importorskip("numpy")
     batch = {"name": ["a", "b"], "label": numpy.array([0, 1]), "image": numpy.zeros((2, 224, 224, 3), "uint8")}
     other = {**batch, "image": batch["image"] + 1}

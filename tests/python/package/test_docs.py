@@ -69,7 +69,7 @@ SOURCES = sorted(
 )
 
 
-def test_every_file_of_the_sources_says_what_it_is() -> None:
+def test_every_source_file_has_a_docstring() -> None:
     assert len(SOURCES) > 300
     silent = [path for path in SOURCES if not _describes_itself(path)]
     assert not silent, f"begin these with a sentence that says what they are: {silent}"
@@ -121,7 +121,7 @@ def lacks() -> list[str]:
     return [entry for text in texts for listed in LISTS.findall(text) for entry in ENTRIES.findall(listed)]
 
 
-def test_nothing_is_denied_that_is_there() -> None:
+def test_existing_features_are_not_reported_as_missing() -> None:
     """Each entry of such a list has a comment with a program, which must fail because of the missing feature."""
     entries = lacks()
     assert entries, "no list of what is not there yet"

@@ -58,7 +58,7 @@ def docstrings_with_examples() -> list[doctest.DocTest]:
 DOCSTRINGS = docstrings_with_examples()
 
 
-def test_every_example_that_the_sources_hold_is_found() -> None:
+def test_every_example_in_the_sources_is_found() -> None:
     package = Path(torchdata.__file__).parent
     left_out = set() if TORCH else {package / name.removeprefix("torchdata.") for name in OF_TORCH}
     sources = [path for path in package.rglob("*.py") if not left_out & {*path.parents}]

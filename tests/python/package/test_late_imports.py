@@ -49,7 +49,7 @@ def run(code: str, *arguments: str) -> str:
 
 @pytest.mark.parametrize("kind", ["iter", "map"])
 @pytest.mark.parametrize("way", ["name", "form", "registry", "module"])
-def test_a_late_pipe_is_the_same_however_it_is_first_used(way: str, kind: str) -> None:
+def test_a_lazily_imported_pipe_is_the_same_however_it_is_first_used(way: str, kind: str) -> None:
     assert run(WAYS, way, kind) == "[]\n"
 
 
@@ -64,7 +64,7 @@ print(IterDataPipe.functions["to_node"].__module__)
 """
 
 
-def test_forms_that_are_functions_or_make_pipes_of_the_other_kind_are_late_too() -> None:
+def test_forms_that_are_functions_or_convert_pipes_are_imported_lazily_too() -> None:
     assert run(OTHER_FORMS).splitlines() == [
         "<class 'torchdata.datapipes.map.IterToMapConverter'> True",
         "<class 'torchdata.datapipes.iter.MapToIterConverter'> True",
@@ -128,6 +128,6 @@ print(type(IterableWrapper([[1, 2], [3]]).pack(3)).__module__)
 """
 
 
-def test_pipes_of_torchs_find_late_forms() -> None:
+def test_torch_s_pipes_find_lazily_imported_forms() -> None:
     pytest.importorskip("torch", reason="the pipes are torch's")
     assert run(FOUND_BY_TORCHS) == "torchdata.datapipes.iter\n"

@@ -14,7 +14,7 @@ sys.path.insert(0, str(TOOLS))
 import import_picture  # noqa: E402
 
 
-def test_every_module_stands_in_a_layer() -> None:
+def test_every_module_belongs_to_a_layer() -> None:
     graph = grimp.build_graph("torchdata", cache_dir=None)
     lost = {module for module in graph.modules if not import_picture.folder_of(module)} - {"torchdata"}
     assert lost == set()
@@ -29,7 +29,7 @@ def test_no_folder_imports_upwards() -> None:
     assert import_picture.upward() == {}
 
 
-def test_every_exemption_is_needed() -> None:
+def test_every_exemption_is_used() -> None:
     found = import_picture.imports()
     assert all(pair in found for pair in import_picture.EXEMPT)
 
@@ -38,7 +38,7 @@ def test_the_engine_knows_nothing_of_loaders() -> None:
     assert not [pair for pair in import_picture.imports() if pair[0].startswith("_engine") and "dataloader2" in pair[1]]
 
 
-def test_the_picture_is_drawn_from_the_imports_as_they_are() -> None:
+def test_the_picture_is_drawn_from_the_actual_imports() -> None:
     done = subprocess.run(
         [sys.executable, TOOLS / "import_picture.py", "--check"], capture_output=True, text=True, timeout=250
     )

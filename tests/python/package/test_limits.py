@@ -43,7 +43,7 @@ def test_main_holds_as_many_descriptors_for_each_worker_as_the_page_says() -> No
     assert rest == 0
 
 
-def test_a_long_graph_is_listed_as_far_as_the_page_says_and_loads_all_the_same() -> None:
+def test_a_long_graph_is_listed_up_to_the_documented_length_and_loads() -> None:
     listed = next(value for name, value in of_the_code() if name.startswith("pipes of a process"))
     pipe: Any = IterableWrapper(range(9))
     for _ in range(int(listed) + 5):

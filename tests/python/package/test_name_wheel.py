@@ -33,7 +33,7 @@ def test_it_holds_no_module_and_needs_exactly_this_version(tmp_path: Path) -> No
     ("file", "before"),
     [(".github/workflows/release.yml", "upload-artifact"), ("Makefile", "clean:")],
 )
-def test_it_is_built_and_tried_beside_the_package(file: str, before: str) -> None:
+def test_it_is_built_and_tried_next_to_the_package(file: str, before: str) -> None:
     text = (ROOT / file).read_text(encoding="utf-8")
     built = text.rindex("tools/name_wheel.py dist")
     tried = text.index("dist/torchdata-*.whl", built)

@@ -84,7 +84,7 @@ class TestReviews(unittest.TestCase):
             self.assertEqual(list(loader), [(1, "good"), (2, "bad")])
 
     @patch("torchdata.datapipes.iter.util.cacheholder._hash_check", lambda filepath, hash_dict, hash_type: False)
-    def test_a_spoilt_file_is_downloaded_again(self):
+    def test_a_damaged_file_is_downloaded_again(self):
         with self.assertRaisesRegex(ConnectionError, "there is no network"):
             list(reviews(self.folder.name))
 """
@@ -176,7 +176,7 @@ def test_a_users_loader_of_archives_checks_and_yields_streams(archives: Path, ch
         (("a", b"bytes"), "stream of .* must be an IOBase or a StreamWrapper, but is b'bytes'"),
     ],
 )
-def test_what_is_no_pair_of_path_and_stream_is_told_apart(data: Any, match: str) -> None:
+def test_items_that_are_not_pairs_of_path_and_stream_are_recognized(data: Any, match: str) -> None:
     with pytest.raises(TypeError, match=match):
         ours.validate_pathname_binary_tuple(data)
 

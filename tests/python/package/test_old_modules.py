@@ -27,7 +27,7 @@ from torchdata.datapipes.map import IterToMapConverter, SequenceWrapper
 
 
 @pytest.mark.parametrize("old", sorted(OLD_MODULES))
-def test_an_old_module_holds_what_lives_elsewhere_now(old: str) -> None:
+def test_an_old_module_exports_names_that_have_moved(old: str) -> None:
     module = importlib.import_module(old)
     for name, (home, now) in homes_of(old).items():
         assert getattr(module, name) is getattr(importlib.import_module(home), now)
@@ -62,7 +62,7 @@ def test_a_module_named_like_a_function_can_be_called_in_its_place() -> None:
     assert done.stdout == "True\nTrue\n"
 
 
-def test_old_modules_of_the_linter_and_of_services_are_places_still() -> None:
+def test_old_modules_of_the_linter_and_of_services_can_be_imported() -> None:
     from torchdata.dataloader2.utils.worker import process_init_fn
 
     from torchdata.dataloader2.graph.settings import set_graph_random_seed
@@ -140,7 +140,7 @@ def test_the_time_that_workers_have_to_join_is_patched_where_it_is_used(
     assert 900 < given[0] <= 1000
 
 
-def test_the_state_of_a_loader_is_made_by_what_stands_in_place_of_serialize_datapipe() -> None:
+def test_the_state_of_a_loader_is_made_by_a_patched_serialize_datapipe() -> None:
     with patch("torchdata.dataloader2.dataloader2.serialize_datapipe", return_value=b"bytes"):
         assert DataLoader2(IterableWrapper([0])).state_dict()["serialized_datapipe"] == b"bytes"
 
@@ -217,7 +217,7 @@ def test_a_map_that_old_code_loads_by_itself_is_read() -> None:
     assert plain._map == {1: 2}
 
 
-def test_branches_without_a_stand_in_for_dispatched_items_are_found() -> None:
+def test_branches_without_a_source_of_dispatched_items_are_found() -> None:
     from torchdata.dataloader2.utils.dispatch import _DummyIterDataPipe, find_non_dispatching_branches
 
     plain = IterableWrapper([1])

@@ -118,7 +118,7 @@ def test_a_missing_library_is_an_error_that_names_the_extra(
         assert f"'{re.split(r'[^A-Za-z0-9-]', requirement)[0]}" in str(failure.value), "works however we were installed"
 
 
-def test_where_this_package_is_on_the_path_alone_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_the_extra_if_the_package_is_only_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchdata._optional.DISTRIBUTION", "installed-nowhere")
     assert how_to_install("s3") == "the extra installed-nowhere[s3]"
 
@@ -127,7 +127,7 @@ def test_every_extra_has_a_row_and_every_row_an_extra() -> None:
     assert {extra for _, _, extra, _ in NEEDS} == set(EXTRAS) - OTHER_EXTRAS
 
 
-def test_whatever_the_sources_reach_for_has_a_row() -> None:
+def test_every_optional_library_of_the_sources_has_a_row() -> None:
     sources = Path(torchdata.__file__).parent.rglob("*.py")
     pattern = re.compile(r'optional_import\(\s*"(\w+)[\w.]*",\s*extra="(\w+)"')
     named = {found for source in sources for found in pattern.findall(source.read_text(encoding="utf-8"))}

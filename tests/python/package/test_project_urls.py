@@ -30,7 +30,7 @@ def test_all_pages_lie_in_the_repository_and_nothing_else_changes() -> None:
 
 
 @pytest.mark.parametrize("address", ["", "owner/name", "http://example.org/owner/name", "https://example.org"])
-def test_what_is_no_address_of_a_repository_is_refused(address: str) -> None:
+def test_an_invalid_repository_address_is_refused(address: str) -> None:
     with pytest.raises(ValueError, match="address of a repository"):
         with_urls(PYPROJECT, address)
 

@@ -60,7 +60,7 @@ def entries(site: Path) -> dict[str, str]:
 
 
 @each_pipe
-def test_a_pipe_stands_in_the_reference_with_its_docstring(module: Any, name: str, entries: dict[str, str]) -> None:
+def test_the_reference_contains_a_pipe_with_its_docstring(module: Any, name: str, entries: dict[str, str]) -> None:
     text = entries[f"{module.__name__}.{name}"]
     words = inspect.cleandoc(getattr(module, name).__doc__ or "").replace("`", "").split()[:4]
     assert " ".join(words) in text
@@ -77,7 +77,7 @@ def test_notes_for_developers_are_not_in_the_reference_and_what_users_need_is(si
     assert "A graph is a nested dictionary" in texts["dataloader2-graph.html"]
 
 
-def test_everything_public_stands_in_the_reference_once(entries: dict[str, str]) -> None:
+def test_every_public_name_is_in_the_reference_once(entries: dict[str, str]) -> None:
     written = {id(resolved(name)) for name in entries}
     modules = [*api_reference.MODULES, iter_pipes.__name__, map_pipes.__name__]
     missing = [

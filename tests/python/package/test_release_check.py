@@ -56,14 +56,14 @@ def test_a_wheel_of_the_package_alone_passes(tmp_path: Path) -> None:
         (f"{INFO}/METADATA", b"License: BSD\n", "PEP 639"),
     ],
 )
-def test_what_does_not_belong_into_a_wheel_is_named(
+def test_an_error_names_files_that_do_not_belong_in_a_wheel(
     name: str, content: bytes | None, complaint: str, tmp_path: Path
 ) -> None:
     with pytest.raises(release_check.Failed, match=complaint):
         release_check.check_wheel(wheel(tmp_path, **{name: content}))
 
 
-def test_builds_that_differ_are_told_by_the_file_that_differs(tmp_path: Path) -> None:
+def test_an_error_names_the_file_in_which_two_builds_differ(tmp_path: Path) -> None:
     first, second = wheel(tmp_path / "first"), wheel(tmp_path / "second")
     assert "sha256" in release_check.check_reproducible(first, second)
     other = wheel(tmp_path / "other", **{"torchdata/__init__.py": b"other"})
@@ -91,7 +91,7 @@ def test_the_version_is_the_same_in_all_files_and_a_release_needs_a_heading() ->
             release_check.check_versions(version, is_release=True)
 
 
-def test_readmes_examples_without_pytorch_are_some_of_those_with_it() -> None:
+def test_readme_s_examples_without_pytorch_are_a_subset_of_those_with_it() -> None:
     with_torch, without = release_check.readme_programs(True), release_check.readme_programs(False)
     assert without.keys() < with_torch.keys()
     assert without

@@ -89,7 +89,7 @@ def test_the_text_of_a_worker_has_users_frames_alone_and_ours_do_not_raise_it_ag
     assert OURS not in text
 
 
-def test_the_frame_that_raised_stays_also_where_it_is_ours():
+def test_the_frame_that_raised_is_kept_even_if_it_is_ours():
     error = failure_of(IterableWrapper([(1,)]).map(str, input_col=3).batch(2), IndexError)
     (_, (file, _)) = frames_of(error)
     assert file.startswith(OURS)
@@ -101,13 +101,13 @@ def test_a_wrong_argument_is_shown_at_the_users_call_and_where_it_was_found():
     assert [file.startswith(OURS) for file, _ in frames_of(caught.value)] == [False, True]
 
 
-def test_an_error_at_the_beginning_is_folded_and_noted_too():
+def test_an_error_at_the_beginning_has_a_short_traceback_and_a_note():
     error = failure_of(FailsToBegin().map(str).batch(2), OSError)
     assert [name for _, name in frames_of(error)] == ["failure_of", "reset"]
     assert error.__notes__ == ["This exception was raised while FailsToBegin (1st of 3 pipes) began to iterate."]
 
 
-def test_causes_are_folded_like_the_error_itself():
+def test_tracebacks_of_causes_are_shortened_too():
     class Converts(Users):
         def __iter__(self):
             try:
@@ -120,7 +120,7 @@ def test_causes_are_folded_like_the_error_itself():
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
-def test_what_ends_programs_keeps_its_frames(kind):
+def test_exceptions_that_end_programs_keep_their_frames(kind):
     def end(_):
         raise kind
 
@@ -128,7 +128,7 @@ def test_what_ends_programs_keeps_its_frames(kind):
     assert any(file.startswith(OURS) for file, _ in frames_of(error))
 
 
-def test_the_environment_asks_for_all_frames():
+def test_the_environment_turns_all_frames_on():
     program = (
         "import sys; sys.path[:0] = sys.argv[1:3]\n"
         "from test_reporting import pipeline\n"
@@ -165,14 +165,14 @@ def test_one_note_tells_the_pipe_its_function_its_place_and_the_item():
     assert printed.count("This exception was raised while") == 1
 
 
-def test_the_note_of_a_worker_stands_once():
+def test_the_note_of_a_worker_appears_once():
     with loader(pipeline(), 1) as dl:
         error = failure_of(dl, ValueError)
     assert place_in(error) == "Mapper(decode) (3rd of 7 pipes, behind Shuffler) made its 18th item."
     assert "".join(traceback.format_exception(error)).count("This exception was raised while") == 1
 
 
-def test_an_error_of_the_dispatching_process_has_the_place_there_and_passes_the_workers_as_it_is():
+def test_an_error_of_the_dispatching_process_names_its_position_there_and_passes_the_workers_unchanged():
     failing = IterableWrapper(range(20)).map(decode).sharding_round_robin_dispatch(MULTIPROCESSING)
     with loader(failing.batch(3), 2) as dl:
         error = failure_of(dl, ValueError)
@@ -205,7 +205,7 @@ def test_the_note_on_a_data_set_names_the_index_that_it_was_asked_for(workers):
         assert place_in(failure_of(each.batch(2), ValueError)).endswith(" item, of index 17.")
 
 
-def test_what_fails_behind_the_workers_is_told_in_the_plural():
+def test_an_error_after_the_workers_is_described_in_the_plural():
     with loader(IterableWrapper(range(9)).sharding_filter(), 1) as dl:
         iterator = iter(dl)
         next(iterator)
@@ -215,7 +215,7 @@ def test_what_fails_behind_the_workers_is_told_in_the_plural():
         list(iterator)
 
 
-def test_alike_branches_are_told_apart_by_their_place():
+def test_equal_branches_are_distinguished_by_their_position():
     def fails(_):
         raise ValueError
 
@@ -242,7 +242,7 @@ def test_a_pipe_that_reads_several_names_them():
     assert "(3rd of 3 pipes, behind IterableWrapper and Users)" in place_in(error)
 
 
-def test_a_single_pipe_has_no_place():
+def test_a_note_about_a_single_pipe_has_no_position():
     def fails():
         yield 1
         raise LookupError
@@ -283,7 +283,7 @@ def test_notes_of_others_stay_beside_ours():
         assert len(error.__notes__) == 2
 
 
-def test_an_exception_that_takes_no_notes_passes_as_it_is():
+def test_an_exception_that_accepts_no_notes_passes_unchanged():
     def fails(_):
         raise Frozen("as it is")
 

@@ -88,7 +88,7 @@ def shown_of(pipe) -> str:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_secrets_by_their_names_are_in_nothing_that_is_shown():
+def test_secrets_are_recognized_by_their_names_and_not_shown():
     secrets = planted()
     pipe = Remote(IterableWrapper(range(3)), **secrets, plain="visible").map(partial(fetch, api_key="hunter-p!"))
     text = shown_of(pipe)
@@ -97,7 +97,7 @@ def test_secrets_by_their_names_are_in_nothing_that_is_shown():
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_secrets_without_a_name_are_known_by_what_they_look_like():
+def test_secrets_without_a_name_are_recognized_by_their_format():
     tokens = [secret(number) for number in range(30)]
     known = ["AKIAIOSFODNN7EXAMPLE", "hf_abcdefghijklmnopqrstuvwxyz", "ghp_abcdefghijklmnopqrstuvwxyz0123456789"]
     source = IterableWrapper(range(3))
@@ -107,7 +107,7 @@ def test_secrets_without_a_name_are_known_by_what_they_look_like():
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_secrets_in_urls_are_in_nothing_that_is_shown():
+def test_secrets_in_urls_are_not_shown():
     urls = [f"https://user{n}:pw{n}!x@host/a?X-Amz-Signature=sig{n}x&id=7&blob={secret(n)}" for n in range(10)]
     secrets = [part for n in range(10) for part in (f"user{n}:", f"pw{n}!x", f"sig{n}x", secret(n))]
     for url in urls:
@@ -175,7 +175,7 @@ class Response:
         return Response(real_url)
 
 
-def test_errors_whose_message_is_made_late_are_seen_to():
+def test_errors_with_lazy_messages_are_redacted():
     class ClientError(Exception):
         __module__ = "aiohttp.client"
 
@@ -273,7 +273,7 @@ def test_texts_of_libraries_lose_their_secrets_alone(text, hidden):
     assert redacted(text).startswith(text[:3])
 
 
-def test_what_a_terminal_would_obey_is_written_out():
+def test_control_characters_are_escaped():
     text = "a\x1b]52;c;ZXZpbA==\x07b\x9b31mc\u202ed\r\nx"
     assert printable(text) == "a\\x1b]52;c;ZXZpbA==\\x07b\\x9b31mc\\u202ed\\x0d\\x0ax"
     assert printable("a\n\tb", lines=True) == "a\n\tb"

@@ -101,7 +101,7 @@ def test_every_link_inside_the_site_leads_to_a_page_and_a_place_in_it(pages: dic
     assert not broken
 
 
-def test_a_reader_s_browser_asks_no_foreign_host_for_anything(site: Path, pages: dict[Path, Page]) -> None:
+def test_the_pages_load_nothing_from_other_hosts(site: Path, pages: dict[Path, Page]) -> None:
     references = [
         (path, link)
         for path, page in pages.items()

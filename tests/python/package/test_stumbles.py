@@ -82,7 +82,7 @@ def test_a_lister_that_finds_nothing_says_what_there_is(tmp_path: Path) -> None:
         assert len(caught) == 1
 
 
-def test_a_wrong_keyword_of_a_form_is_answered_by_the_right_ones() -> None:
+def test_an_error_for_a_wrong_keyword_of_a_form_lists_the_valid_ones() -> None:
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'size'") as caught:
         IterableWrapper(range(3)).batch(size=2)
     assert caught.value.__notes__ == [".batch() takes batch_size, drop_last, wrapper_class."]
@@ -150,12 +150,12 @@ def test_a_filter_without_a_length_names_set_length() -> None:
 # -- arguments -----------------------------------------------------------------------------------------------
 
 
-def test_a_name_from_another_library_is_answered_by_the_form_to_write() -> None:
+def test_an_error_for_a_name_from_another_library_gives_the_form_to_use() -> None:
     with pytest.raises(AttributeError, match=r"'IterableWrapper' object has no attribute 'take'; write \.header\(n\)$"):
         IterableWrapper(range(3)).take(2)
 
 
-def test_a_misspelt_form_is_answered_by_python_with_the_nearest_one(tmp_path: Path) -> None:
+def test_python_suggests_the_nearest_form_for_a_misspelled_one(tmp_path: Path) -> None:
     program = "from torchdata.datapipes.iter import IterableWrapper; IterableWrapper([1]).shufle()"
     assert "Did you mean: 'shuffle'?" in run(tmp_path, program).stderr
 
@@ -188,7 +188,7 @@ def test_num_workers_is_the_short_form_of_a_reading_service() -> None:
         DataLoader2(pipe, num_workers=-1)
 
 
-def test_a_reading_service_in_the_place_of_adapters_says_where_it_belongs() -> None:
+def test_an_error_says_where_a_reading_service_belongs_if_it_is_passed_as_an_adapter() -> None:
     with pytest.raises(TypeError, match=r"write reading_service=MultiProcessingReadingService\(...\), by its name"):
         DataLoader2(IterableWrapper([1]), MultiProcessingReadingService(2))  # type: ignore[arg-type]
 
@@ -207,12 +207,12 @@ def test_a_reading_service_in_the_place_of_adapters_says_where_it_belongs() -> N
         ),
     ],
 )
-def test_arguments_of_torchs_loader_over_a_data_set_say_what_to_write(argument: dict[str, Any], words: str) -> None:
+def test_an_error_for_arguments_of_torch_s_loader_gives_the_replacement(argument: dict[str, Any], words: str) -> None:
     with pytest.raises(TypeError, match=r"DataLoader2\.from_dataset got an unexpected .*" + words):
         DataLoader2.from_dataset([1, 2], 2, **argument)
 
 
-def test_auto_workers_of_a_stateful_loader_name_the_loader_that_has_them() -> None:
+def test_an_error_for_automatic_workers_names_the_loader_that_has_them() -> None:
     pytest.importorskip("torch")
     from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -238,7 +238,7 @@ def test_a_state_that_all_pipes_would_share_is_refused(begins: Any, written: str
 # -- functions and items -------------------------------------------------------------------------------------
 
 
-def test_a_generator_in_the_place_of_a_function_says_so() -> None:
+def test_an_error_reports_a_generator_in_place_of_a_function() -> None:
     with pytest.raises(TypeError, match=r"give the function, yields_twice, and not yields_twice\(\.\.\.\)"):
         IterableWrapper([1]).map(yields_twice(1))
 
@@ -260,7 +260,7 @@ def test_a_generator_among_the_items_leads_to_flatmap() -> None:
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_a_function_under_the_guard_says_where_it_belongs(tmp_path: Path, method: str) -> None:
+def test_an_error_says_where_to_define_a_function_that_is_below_the_main_guard(tmp_path: Path, method: str) -> None:
     program = f"""
         from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
         from torchdata.datapipes.iter import IterableWrapper
@@ -298,7 +298,7 @@ def test_a_program_without_a_guard_gets_one_error_that_says_so(tmp_path: Path, m
     assert 'put what makes and reads the loader under `if __name__ == "__main__":`' in found.stderr
 
 
-def test_a_process_of_the_programs_own_gets_the_same_error_and_ends_by_it(tmp_path: Path) -> None:
+def test_a_process_of_the_program_gets_the_same_error_and_exits(tmp_path: Path) -> None:
     program = """
         import multiprocessing
 
@@ -352,7 +352,7 @@ def test_collate_to_torch_loads_it() -> None:
         ("import torch; collate(to='torch'), collate(to='numpy'), collate(list)", 0),
     ],
 )
-def test_collate_says_once_in_the_log_that_tensors_come(uses: str, said: int, tmp_path: Path) -> None:
+def test_collate_logs_once_that_it_makes_tensors(uses: str, said: int, tmp_path: Path) -> None:
     program = (
         "import logging\n"
         "from torchdata.datapipes.iter import IterableWrapper\n"

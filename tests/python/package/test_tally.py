@@ -27,7 +27,7 @@ def write(folder: Path) -> None:
         )
 
 
-def test_the_line_counts_what_passed_and_says_for_want_of_what_tests_were_skipped(tmp_path: Path) -> None:
+def test_the_line_counts_passed_tests_and_names_what_skipped_tests_lack(tmp_path: Path) -> None:
     write(tmp_path)
     assert tally("test", tmp_path, 60.0 + 15 * 60) == (
         "make test passed in 15 minutes: lint, 5 tests of loom, 42 tests of Rust, 2 tests of Python; "
@@ -35,7 +35,7 @@ def test_the_line_counts_what_passed_and_says_for_want_of_what_tests_were_skippe
     )
 
 
-def test_a_run_without_reports_is_no_success(tmp_path: Path) -> None:
+def test_a_run_without_reports_is_not_a_success(tmp_path: Path) -> None:
     (tmp_path / "began").write_text("0")
     with pytest.raises(ValueError, match="no report"):
         tally("test", tmp_path, 0.0)

@@ -195,7 +195,7 @@ def test_threads_that_share_an_iterator_get_each_item_once_between_them(made: An
 
 
 @families()
-def test_a_call_that_asyncio_gives_up_costs_its_own_item_alone(made: Any) -> None:
+def test_a_cancelled_asyncio_call_loses_only_its_own_item(made: Any) -> None:
     iterator, started = iter(made), threading.Event()
     first = next(iterator)
 
@@ -219,7 +219,7 @@ def test_a_call_that_asyncio_gives_up_costs_its_own_item_alone(made: Any) -> Non
 
 
 @families(*ENDED)
-def test_a_loop_beside_a_shutdown_is_told_of_it(made: Any) -> None:
+def test_a_loop_next_to_a_shutdown_gets_an_error(made: Any) -> None:
     reader = Reader(iter(made))
     reader.come_to(5)
     end(made)
@@ -228,7 +228,7 @@ def test_a_loop_beside_a_shutdown_is_told_of_it(made: Any) -> None:
 
 
 @families()
-def test_a_loop_beside_iter_is_told_of_it_or_goes_on_and_the_new_epoch_is_whole(made: Any) -> None:
+def test_a_loop_next_to_iter_gets_an_error_or_continues_and_the_new_epoch_is_complete(made: Any) -> None:
     reader = Reader(iter(made))
     reader.come_to(5)
     assert sorted(int(item) for item in made) == list(range(COUNT))
@@ -328,7 +328,7 @@ def exits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_daemon_that_reads_when_the_program_ends_is_told_and_the_program_ends_in_order(
+def test_a_daemon_thread_that_reads_at_program_exit_gets_an_error_and_the_program_exits_normally(
     exits: dict[str, tuple[int, str]], name: str
 ) -> None:
     status, printed = exits[name]
@@ -362,7 +362,7 @@ def test_a_copy_is_a_loader_of_its_own_that_has_not_begun(made: Any, way: str, b
 
 
 @families()
-def test_a_copy_has_the_state_that_was_loaded_as_long_as_no_loop_has_begun_with_it(made: Any) -> None:
+def test_a_copy_has_the_loaded_state_until_its_first_loop(made: Any) -> None:
     iterator = iter(made)
     for _ in range(COUNT // 2):
         next(iterator)
@@ -390,7 +390,7 @@ def test_a_copy_of_a_seeded_loader_begins_with_the_epochs_of_its_seed() -> None:
 
 
 @families(*WORKERS, "DataLoader2 with a thread", "nodes with threads")
-def test_a_forked_child_that_reads_its_parents_iterator_is_told_whose_it_is(made: Any) -> None:
+def test_a_forked_child_gets_an_error_that_an_iterator_belongs_to_its_parent(made: Any) -> None:
     iterator = iter(made)
     next(iterator)
     told = in_child(lambda: list(iterator))
@@ -417,7 +417,7 @@ def test_a_forked_child_may_begin_an_epoch_of_its_own_which_its_parent_does_not_
 
 
 @families("DataLoader2 with workers")
-def test_a_forked_child_that_begins_an_epoch_of_its_parents_workers_is_told_whose_they_are(made: Any) -> None:
+def test_a_forked_child_that_begins_an_epoch_gets_an_error_that_the_workers_belong_to_its_parent(made: Any) -> None:
     iterator = iter(made)
     next(iterator)
     told = in_child(lambda: iter(made))
@@ -426,12 +426,12 @@ def test_a_forked_child_that_begins_an_epoch_of_its_parents_workers_is_told_whos
 
 
 @families()
-def test_a_loader_that_has_not_begun_is_the_childs_in_a_forked_child(made: Any) -> None:
+def test_an_unstarted_loader_belongs_to_the_forked_child(made: Any) -> None:
     assert in_child(lambda: (len(list(made)), end(made))[0]) == str(COUNT)
     assert sum(1 for _ in made) == COUNT
 
 
-def test_a_thread_that_comes_back_while_it_reads_is_told_rather_than_waiting_for_itself() -> None:
+def test_a_thread_that_reads_recursively_gets_an_error_instead_of_waiting_for_itself() -> None:
     found: list[str] = []
     iterators: list[Any] = []
 
@@ -450,7 +450,7 @@ def test_a_thread_that_comes_back_while_it_reads_is_told_rather_than_waiting_for
     assert all("is reading an item already" in told for told in found)
 
 
-def test_an_error_that_one_thread_gets_is_no_end_for_the_others() -> None:
+def test_an_error_in_one_thread_does_not_end_the_others() -> None:
     def fail(item: int) -> int:
         if item == 20:
             raise ValueError("no such item")

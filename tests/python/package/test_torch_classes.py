@@ -137,7 +137,7 @@ print(list(pipes[4] + Listed([9])))
 )
 
 
-def test_a_torch_whose_dataset_cannot_be_a_base_is_imported_all_the_same() -> None:
+def test_torch_is_imported_even_if_its_dataset_class_cannot_be_a_base() -> None:
     """A future torch might have a class layout that does not allow adding it as a base class."""
     done = run_code(
         "import abc, sys, types, warnings\n"
@@ -214,7 +214,7 @@ PROGRAMS = {
 }
 
 
-def test_pipes_and_streams_of_before_are_torchs_too_once_it_is_imported() -> None:
+def test_earlier_pipes_and_streams_are_instances_of_torch_s_classes_once_it_is_imported() -> None:
     """Also in the middle of an iteration. All parts run in one program, because importing torch is slow."""
     code = (
         "import sys, types\n"
@@ -236,14 +236,14 @@ def test_pipes_and_streams_of_before_are_torchs_too_once_it_is_imported() -> Non
 
 
 @pytest.mark.parametrize("program", [WHO_COMES_FIRST, WRAPPERS_OF_STREAMS], ids=["classes", "streams"])
-def test_classes_know_each_other_where_torch_is_imported_first(program: tuple[str, str], tmp_path: Path) -> None:
+def test_classes_recognize_each_other_if_torch_is_imported_first(program: tuple[str, str], tmp_path: Path) -> None:
     """The server that runs the program has imported torch before the package."""
     (tmp_path / "program.py").write_text("import sys\nassert 'torch' in sys.modules\n" + "".join(program))
     done = run_program(tmp_path / "program.py")
     assert (done.stdout, done.stderr) == (PROGRAMS[program], "")
 
 
-def test_streams_in_torchs_wrappers_are_closed_and_parked_as_ours(tmp_path: Any) -> None:
+def test_streams_in_torch_s_wrappers_are_closed_and_parked_as_in_ours(tmp_path: Any) -> None:
     theirs = data.datapipes.utils.common.StreamWrapper
     path = tmp_path / "file"
     path.write_bytes(b"abcdef")
@@ -278,7 +278,7 @@ def test_torchs_snapshots_restore_our_pipes_by_the_number_of_items_that_were_yie
     assert len(list(fresh)) == 10, "the next iteration begins anew"
 
 
-def test_a_pickle_of_a_shuffle_in_batches_that_torch_marks_as_restored_goes_on_in_the_same_order() -> None:
+def test_a_pickled_batch_shuffler_that_torch_marks_as_restored_continues_in_the_same_order() -> None:
     from torch.utils.data.datapipes._hook_iterator import _SnapshotState
     from torch.utils.data.datapipes.utils.snapshot import _simple_graph_snapshot_restoration as restore
 

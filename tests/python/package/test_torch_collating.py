@@ -44,7 +44,7 @@ class Collated:
 
 
 @pytest.mark.parametrize(("method", "workers"), [("fork", 2), ("spawn", 1)])
-def test_batches_are_made_in_the_memory_that_they_leave_by(method: str, workers: int) -> None:
+def test_batches_are_created_in_the_shared_memory_that_sends_them(method: str, workers: int) -> None:
     pipe = IterableWrapper(range(24)).sharding_filter().map(sample).batch(4).map(Collated())
     expected = [default_collate([sample(n) for n in range(first, 24, workers)][start : start + 4])
                 for start in range(0, 24 // workers, 4) for first in range(workers)]  # fmt: skip
@@ -72,7 +72,7 @@ class Odd:
             return str(error)
 
 
-def test_what_cannot_be_stacked_is_left_to_torch() -> None:
+def test_items_that_cannot_be_stacked_are_collated_by_torch() -> None:
     with loader(IterableWrapper(range(2)).sharding_filter().map(Odd()), 2) as dl:
         first, second, *_ = dl
     assert torch.equal(first, torch.ones(2, 3, dtype=torch.complex64))
@@ -95,7 +95,7 @@ def test_a_function_that_users_put_into_torchs_table_stays(monkeypatch: pytest.M
         assert list(dl) == ["own", "own"]
 
 
-def test_the_table_of_the_main_process_is_left_alone() -> None:
+def test_the_table_of_the_main_process_is_not_changed() -> None:
     from torch.utils.data._utils import collate
 
     with loader(IterableWrapper(range(2)).sharding_filter(), 2) as dl:

@@ -91,7 +91,7 @@ def test_a_batch_has_tokens_positions_within_documents_and_next_tokens(documents
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
-def test_a_state_resumes_exactly_behind_a_repetition(documents: str, workers: int) -> None:
+def test_a_state_resumes_exactly_after_a_repetition(documents: str, workers: int) -> None:
     with loader(documents) as made:
         whole = read(made, 250)
     assert whole[:80] != whole[80:160], "each repetition has an order of its own"
@@ -151,7 +151,7 @@ def in_steps(by_rank: Any) -> list[Any]:
     return [batch for step in zip(*(batches for batches, _ in by_rank), strict=True) for batch in step]
 
 
-def test_what_a_degree_of_2_has_begun_resumes_at_4_and_at_1(documents: str, tmp_path: Path) -> None:
+def test_an_epoch_begun_at_degree_2_resumes_at_4_and_at_1(documents: str, tmp_path: Path) -> None:
     loaders = "[(2, rank, 60, True), (2, rank, 28, True), (2, rank, None, False)]"
     run, begun, ended = job(tmp_path / "2", documents, 2, loaders, {})
     whole, before = in_steps(run), in_steps(begun)

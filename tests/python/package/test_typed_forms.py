@@ -280,7 +280,7 @@ def test_a_bound_form_is_pickled() -> None:
     assert list(form(2)) == [[1, 2], [3]]
 
 
-def test_a_form_that_is_any_callable_is_bound_and_described(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_callable_can_be_a_form(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(IterDataPipe.functions, "first_ones", functools.partial(Header, limit=2))
     form = IterableWrapper([1, 2, 3]).first_ones
     assert list(form()) == [1, 2]

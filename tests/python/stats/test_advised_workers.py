@@ -86,14 +86,14 @@ def test_no_more_workers_are_advised_than_keep_the_cores_busy(counted):
     assert "The only core is busy with 2 workers" in words
 
 
-def test_more_workers_than_cores_are_advised_where_the_work_waits(counted):
+def test_the_advice_is_more_workers_than_cores_if_the_work_waits(counted):
     words = str(diagnose(seen(counted["waits"], cores=2, ran=0.005)))
     assert words.endswith("With 25 workers the training step (400 µs) would be the limit.")
     half = str(diagnose(seen(counted["waits"], cores=2, ran=0.15)))
     assert "Use 4 workers, which keep the 2 cores busy" in half
 
 
-def test_what_a_start_computes_is_not_held_against_the_work(counted):
+def test_computing_during_the_start_does_not_count_as_work(counted):
     """It is then unknown whether the workers compute or wait."""
     words = str(diagnose(seen(counted["waits"], cores=2, ran=0.0, beside=0.6)))
     assert words.endswith(
@@ -108,7 +108,7 @@ def test_workers_of_other_machines_are_not_counted_by_the_cores_of_this_one(coun
     assert "With 25 workers the training step" in str(diagnose(replace(stats, processes=far)))
 
 
-def test_of_real_workers_it_is_seen_whether_they_compute(counted):
+def test_the_diagnosis_knows_whether_real_workers_compute(counted):
     """The processor time of the workers' start may cause a doubt, but nothing else."""
     for kind, stats in counted.items():
         words = str(loading(replace(stats, cores=2, step_seconds=0.0002, loading=0.9, waiting=0.9, held_up=0.0)))
@@ -118,7 +118,7 @@ def test_of_real_workers_it_is_seen_whether_they_compute(counted):
             assert "more would not be faster" in words or "if it computes" in words
 
 
-def test_no_workers_are_advised_where_items_would_come_more_slowly_from_them():
+def test_no_workers_are_advised_if_they_would_slow_items_down():
     with DataLoader2(IterableWrapper(range(5000)).map(abs)) as seen:
         list(seen)
         stats = replace(seen.stats(), loading=0.5, seconds=5000 * 1e-6, step_seconds=5.1e-7)

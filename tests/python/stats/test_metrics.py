@@ -79,7 +79,7 @@ def test_prometheus_scrapes_what_the_loader_counts() -> None:
 
 @pytest.mark.filterwarnings("ignore:.* has taken its place")
 @pytest.mark.parametrize("dispatched", [False, True])
-def test_no_counter_falls_when_another_process_takes_the_place_of_one_that_died(dispatched: bool) -> None:
+def test_no_counter_decreases_when_a_process_is_replaced(dispatched: bool) -> None:
     pytest.importorskip("prometheus_client", reason="it is an extra")
     pipe = IterableWrapper(range(60))
     shared = pipe.sharding_round_robin_dispatch(MULTIPROCESSING) if dispatched else pipe.sharding_filter()
@@ -108,7 +108,7 @@ def test_no_counter_falls_when_another_process_takes_the_place_of_one_that_died(
                 highest[name, labels] = value
 
 
-def test_a_server_ends_and_outlives_its_loader() -> None:
+def test_a_server_can_end_and_can_outlive_its_loader() -> None:
     pytest.importorskip("prometheus_client", reason="it is an extra")
     loader = loader_of(10)
     server = metrics.prometheus(loader, 0)

@@ -36,7 +36,7 @@ def test_the_time_grows_by_what_was_computed(sandboxed: bool, monkeypatch: pytes
     assert after - before > 0.05
 
 
-def test_a_process_that_is_gone_has_none() -> None:
+def test_an_exited_process_has_no_loaders() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     assert processor.working_time(process.pid) is None
@@ -46,7 +46,9 @@ def test_a_process_that_is_gone_has_none() -> None:
     ("said", "seconds"),
     [("00:01:30\n", 90.0), ("  0:01.50\n", 1.5), ("1-02:03:04\n", 93_784.0), ("", None), ("no such process", None)],
 )
-def test_without_proc_ps_tells_it(monkeypatch: pytest.MonkeyPatch, said: str, seconds: float | None) -> None:
+def test_without_proc_the_state_comes_from_ps(
+    monkeypatch: pytest.MonkeyPatch, said: str, seconds: float | None
+) -> None:
     def run(command: list[str], **_options: Any) -> SimpleNamespace:
         assert command == ["ps", "-o", "time=", "-p", "17"]
         return SimpleNamespace(stdout=said)

@@ -155,7 +155,7 @@ def test_neither_library_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("backend", ["tqdm", "rich"])
-def test_leaving_the_loop_closes_the_bar_and_the_loader_goes_on(backend: str) -> None:
+def test_leaving_the_loop_closes_the_bar_and_the_loader_continues(backend: str) -> None:
     pytest.importorskip(backend, reason="it is an extra")
     loader = DataLoader2(IterableWrapper(range(50)))
     for _ in range(2):

@@ -31,7 +31,7 @@ def counts(profiler: Any) -> dict[str, int]:
     return {event.key: event.count for event in profiler.key_averages() if event.key.startswith("torchdata: ")}
 
 
-def test_a_profiler_that_begins_amid_an_epoch_shows_the_pipes_from_then_on(torch: Any) -> None:
+def test_a_profiler_that_starts_within_an_epoch_shows_the_pipes_from_then_on(torch: Any) -> None:
     items = iter(IterableWrapper(range(10)).map(str))
     next(items)
     with torch.autograd.profiler.profile() as profiler:
@@ -40,13 +40,15 @@ def test_a_profiler_that_begins_amid_an_epoch_shows_the_pipes_from_then_on(torch
     assert counts(profiler) == {"torchdata: IterableWrapper": 2, "torchdata: Mapper(str)": 2}
 
 
-def test_an_error_ends_its_ranges_and_stays_what_it_is(torch: Any) -> None:
+def test_an_error_ends_its_profiler_ranges_and_is_raised_unchanged(torch: Any) -> None:
     with torch.autograd.profiler.profile() as profiler, pytest.raises(ValueError, match="three"):
         list(IterableWrapper(range(6)).map(fail_at_3))
     assert counts(profiler) == {"torchdata: IterableWrapper": 4, "torchdata: Mapper(fail_at_3)": 4}
 
 
-def test_there_are_none_in_a_forked_child_and_none_without_torch(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_child_and_a_program_without_torch_have_no_leased_tensors(
+    torch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert ranges() is not None
     child = os.fork()
     if child == 0:

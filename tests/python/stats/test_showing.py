@@ -72,7 +72,7 @@ def test_ipython_shows_the_chain() -> None:
     assert printed == ["1 IterableWrapper(iterable=range(0, 3))\n2 Mapper(fn=str)", "Mapper"]
 
 
-def test_neither_secrets_nor_data_are_printed() -> None:
+def test_secrets_and_data_are_not_printed() -> None:
     numpy = pytest.importorskip("numpy")
     pipe = Remote(IterableWrapper(list(range(100_000))), "s3cret", {"key": "s3cret"}, Loud())
     shown = str(pipe) + pipe._repr_html_()
@@ -149,7 +149,7 @@ def test_workers_that_have_very_different_work_are_drawn_one_by_one() -> None:
     assert sum(arrow.crosses for arrow in graph.arrows) == 2
 
 
-def test_hotter_pipes_are_redder() -> None:
+def test_slower_pipes_are_drawn_redder() -> None:
     colors = [color_of(Node("", [], heat)) for heat in (0.0, 0.25, 0.5, 0.75, 1.0)]
     greens = [int(color[3:5], 16) for color in colors]
     assert greens == sorted(greens, reverse=True)
@@ -183,13 +183,13 @@ def test_pictures_are_saved_as_svg(loader: Any, tmp_path: Path) -> None:
         picture.save(tmp_path / "loader.png")
 
 
-def test_what_is_drawn_is_escaped() -> None:
+def test_drawn_text_is_escaped() -> None:
     graph = Graph()
     graph.add(Group("<b>&", [Node("</text><script>", ['"quoted"'])]))
     assert texts(Picture(graph).svg()) == ["<b>&", "</text><script>", '"quoted"']
 
 
-def test_a_picture_fits_a_phone_also_with_long_and_wide_words(loader: Any) -> None:
+def test_a_picture_with_long_words_fits_a_phone(loader: Any) -> None:
     graph = Graph()
     for column, title in enumerate(("dispatching", "workers", "main")):
         graph.add(Group(f"{title}: busy", [Node("Mapper(" + "a_long_name" * 9 + ")", ["日本語" * 20, "x"])], column))
@@ -202,7 +202,7 @@ def test_a_picture_fits_a_phone_also_with_long_and_wide_words(loader: Any) -> No
     assert widest < min(box.width for box in drawn._boxes.values())
 
 
-def test_a_picture_has_the_colors_of_the_page_and_of_the_reader_s_mode_where_it_is_alone(loader: Any) -> None:
+def test_a_picture_has_the_colors_of_its_page_or_of_the_reader_s_mode(loader: Any) -> None:
     root = ElementTree.fromstring(loader.picture().svg())
     by_tag: dict[str, list[ElementTree.Element]] = {}
     for element in root.iter():

@@ -84,7 +84,7 @@ def a_loader_in_main() -> Iterator[None]:
         yield
 
 
-def test_an_item_that_main_itself_makes_too_slowly_is_told_with_its_stack_again_and_again() -> None:
+def test_a_slow_item_of_the_main_process_is_reported_with_its_stack_repeatedly() -> None:
     pipe = IterableWrapper(range(4)).map(hang_until_told_twice)
     with DataLoader2(pipe, stats="full", stall_warning=0.1) as loader, recorded() as warned:
         assert list(loader) == [0, 1, 2, 3]
@@ -127,7 +127,7 @@ def timed(iterator: Iterator[str], calls: list[float]) -> Iterator[str]:
         yield item
 
 
-def test_a_long_step_and_a_pause_are_not_told() -> None:
+def test_a_long_step_and_a_pause_cause_no_warning() -> None:
     for _ in range(20):
         calls: list[float] = []
         with recorded() as warned, DataLoader2(IterableWrapper(range(6)).map(str), stall_warning=0.05) as loader:
@@ -146,7 +146,7 @@ def test_a_long_step_and_a_pause_are_not_told() -> None:
     raise AssertionError("this machine stands still all the time")
 
 
-def test_a_debugger_is_not_told() -> None:
+def test_a_debugger_causes_no_stall_warning() -> None:
     for _ in range(20):
         pipe = IterableWrapper(range(1)).map(held_by_a_debugger)
         with recorded() as warned, DataLoader2(pipe, stall_warning=0.05) as loader:
@@ -156,7 +156,7 @@ def test_a_debugger_is_not_told() -> None:
     raise AssertionError("each time it was told")
 
 
-def test_nothing_is_told_where_nobody_wants_it() -> None:
+def test_nothing_is_reported_if_warnings_are_off() -> None:
     with recorded() as warned, DataLoader2(IterableWrapper(range(1)).map(naps), stall_warning=None) as loader:
         assert list(loader) == [0]
         assert watching_threads() == 0
@@ -168,7 +168,7 @@ def naps(item: int) -> int:
     return item
 
 
-def test_main_that_waits_for_a_worker_is_told_once_by_who_waits(tmp_path: Path) -> None:
+def test_a_waiting_main_process_is_reported_once(tmp_path: Path) -> None:
     there = tmp_path / "told"
     pipe = IterableWrapper(range(4)).sharding_filter().map(hang_until(there.exists))
     service = MultiProcessingReadingService(1, "fork")
@@ -183,7 +183,7 @@ def test_main_that_waits_for_a_worker_is_told_once_by_who_waits(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("a_loader_in_main")
-def test_a_rank_that_waits_for_another_one_is_told_where_it_waits() -> None:
+def test_a_warning_shows_where_a_rank_waits_for_another() -> None:
     hang = hang_until(lambda: is_told("synchronizing.py", of=slice(1)))
 
     def read(group: ThreadGroup) -> list[int]:
@@ -196,7 +196,7 @@ def test_a_rank_that_waits_for_another_one_is_told_where_it_waits() -> None:
         assert in_ranks(2, read) == [[0, 2, 4, 6], [1, 3, 5, 7]]
 
 
-def test_a_fork_finds_no_thread_and_the_next_item_begins_it_again() -> None:
+def test_a_forked_child_has_no_thread_and_starts_one_with_the_next_item() -> None:
     with DataLoader2(IterableWrapper(range(100)), stall_warning=5) as loader:
         iterator = iter(loader)
         for _ in range(20):
@@ -221,7 +221,7 @@ def test_signals_are_left_to_the_threads_of_the_program() -> None:
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
-def test_forks_of_other_threads_at_any_moment_find_none_of_its_locks_held() -> None:
+def test_forks_of_other_threads_never_find_one_of_its_locks_held() -> None:
     over = threading.Event()
 
     def forks() -> None:
@@ -252,7 +252,7 @@ def test_forks_of_other_threads_at_any_moment_find_none_of_its_locks_held() -> N
     assert not any(results)
 
 
-def test_a_loader_that_is_dropped_while_it_is_watched_leaves_nothing() -> None:
+def test_a_loader_that_is_deleted_while_it_is_watched_leaves_nothing() -> None:
     before = set(_watched)  # threads of other tests, which simulated the end of a loader
     for _ in range(20):
         iterator = iter(DataLoader2(IterableWrapper(range(3)), stall_warning=0.01))
@@ -264,7 +264,7 @@ def test_a_loader_that_is_dropped_while_it_is_watched_leaves_nothing() -> None:
 
 
 @pytest.mark.usefixtures("a_loader_in_main")
-def test_two_loaders_in_two_threads_are_told_apart() -> None:
+def test_two_loaders_in_two_threads_are_distinguished() -> None:
     with recorded():
 
         def read(name: str, other: str) -> None:
@@ -315,7 +315,7 @@ def program(*options: str, how: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
 
 
-def test_an_exit_beside_a_hung_daemon_thread_is_clean() -> None:
+def test_the_program_exits_cleanly_with_a_hanging_daemon_thread() -> None:
     with program(how="daemon") as process:
         _, error = process.communicate(timeout=250)
     assert process.returncode == 0, error
@@ -323,7 +323,7 @@ def test_an_exit_beside_a_hung_daemon_thread_is_clean() -> None:
     assert "in hang" in error
 
 
-def test_where_warnings_are_errors_it_is_told_and_ctrl_c_ends_the_program_as_always() -> None:
+def test_if_warnings_are_errors_the_reason_is_shown_and_ctrl_c_ends_the_program() -> None:
     with program("-W", "error", how="main") as process:
         assert process.stderr is not None
         lines = iter(process.stderr.readline, "")

@@ -85,7 +85,9 @@ def is_one_board(way: dict[str, Any]) -> bool:
     ("dataset", "name"),
     [(Lines(), "Lines.__iter__"), (Subset(Photos(), range(8, 20)), "Photos.__getitem__"), (list(range(9)), "list")],
 )
-def test_what_reads_samples_is_found_below_datasets_of_torch(way: dict[str, Any], dataset: Any, name: str) -> None:
+def test_the_function_that_reads_samples_is_found_below_torch_s_dataset_wrappers(
+    way: dict[str, Any], dataset: Any, name: str
+) -> None:
     loader = StatefulDataLoader(dataset, stats="full", **way)
     samples = len(list(loader))
     location, items = rows_of(loader.stats())[name]
@@ -111,7 +113,7 @@ def test_new_workers_count_from_zero() -> None:
     assert loader.stats(earlier).items == 6
 
 
-def test_few_batches_are_timed_unless_all_are_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_batches_are_timed_unless_all_are_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     from torchdata._observe.stats.batches import BatchClock
 
     timed = {"counts": 0, "full": 0}
@@ -132,7 +134,7 @@ def test_few_batches_are_timed_unless_all_are_to_be(monkeypatch: pytest.MonkeyPa
     assert timed["full"] == 1515
 
 
-def test_arguments_that_say_nothing_are_refused() -> None:
+def test_arguments_without_effect_are_refused() -> None:
     with pytest.raises(ValueError, match='stats is "counts" or "full"'):
         StatefulDataLoader(range(3), stats="all")  # type: ignore[arg-type]
     for share in (0, 1.5, True):
@@ -169,7 +171,7 @@ def test_the_first_epoch_that_waits_for_long_says_so_once_with_file_and_line(
 
 
 @pytest.mark.parametrize("name", LOADERS)
-def test_an_argument_and_the_environment_turn_that_off(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_argument_and_the_environment_turn_the_warning_off(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     long_waits(monkeypatch)
     with warnings.catch_warnings():
         warnings.simplefilter("error", WaitWarning)
@@ -223,7 +225,7 @@ def renames(worker: int) -> None:
         file.write(f"mine_{worker}")
 
 
-def test_a_name_that_a_worker_gives_itself_stays() -> None:
+def test_a_process_name_that_a_worker_sets_is_kept() -> None:
     loader = StatefulDataLoader(Photos(), num_workers=1, worker_init_fn=renames, multiprocessing_context="fork")
     iterator = iter(loader)
     next(iterator)

@@ -132,7 +132,7 @@ def test_bytes_memory_and_copies_are_those_of_the_items():
     assert [int(item[0]) for item in kept] == list(range(40))
 
 
-def test_fragments_are_counted_where_there_is_no_memory():
+def test_fragments_are_counted_if_there_is_no_memory():
     with loader(IterableWrapper(range(5)).sharding_filter().map(big), 1, memory_budget=0) as dl:
         assert len(list(dl)) == 5
         stats = dl.stats()
@@ -145,7 +145,7 @@ def slowly(x):
     return x
 
 
-def test_main_that_waits_for_workers_says_for_whom():
+def test_a_waiting_main_process_reports_the_worker_it_waits_for():
     for _ in range(20):
         with loader(IterableWrapper(range(60)).sharding_filter().map(slowly), 2) as dl:
             came = [time.perf_counter() for _ in dl]
@@ -190,7 +190,7 @@ def test_statistics_since_earlier_ones_count_from_there():
         assert dl.stats().items == 150
 
 
-def test_what_is_read_ahead_is_held():
+def test_items_that_are_read_ahead_are_kept():
     with DataLoader2(IterableWrapper(range(100)).map(double).prefetch(7)) as dl:
         iterator = iter(dl)
         for _ in range(10):
@@ -204,7 +204,7 @@ def test_what_is_read_ahead_is_held():
         assert len(list(iterator)) == 90  # the thread ends
 
 
-def test_the_time_of_a_pipe_is_its_own():
+def test_the_time_of_a_pipe_excludes_its_source():
     took = {"two": 0.0, "one": 0.0}  # the measured times, which are longer than requested on a busy machine
 
     def sleeps(name, seconds):

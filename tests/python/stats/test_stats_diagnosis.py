@@ -63,14 +63,14 @@ def seconds(words):
 TIME = r"([\d.]+ (?:s|ms|µs|ns))"
 
 
-def test_before_anything_was_loaded_it_is_too_early():
+def test_before_any_item_is_loaded_the_diagnosis_is_too_early():
     with DataLoader2(IterableWrapper(range(3))) as dl:
         assert dl.diagnose().kind == "too early"
         list(dl)
         assert str(dl.diagnose()) == "It is too early to tell: 3 items were loaded; ask again after 10."
 
 
-def test_loading_limits_and_what_would_help_is_said_in_numbers():
+def test_the_diagnosis_of_slow_loading_gives_numbers_and_a_remedy():
     took = []
     verdict = measured(IterableWrapper(range(100)).sharding_filter().map(decode), step=0.004, took=took)
     items, steps = (fmean(column) for column in zip(*took, strict=True))
@@ -116,7 +116,7 @@ def test_without_times_of_pipes_it_says_how_to_get_them():
 
 
 @pytest.mark.parametrize("level", ["counts", "full"])
-def test_of_short_epochs_it_is_known_as_well_how_long_they_take(level):
+def test_the_duration_of_short_epochs_is_known(level):
     for _ in range(100):  # the calls that are timed are chosen at random
         with DataLoader2(IterableWrapper(range(10)).map(abs), stats=level) as dl:
             list(dl)
@@ -143,7 +143,7 @@ def replaced(stats, whole, **each):
     return replace(stats, processes=tuple(processes), **whole)
 
 
-def test_one_slow_worker_is_known_where_main_waits_for_the_others_as_well():
+def test_one_slow_worker_is_found_although_the_main_process_waits_for_others_too():
     """On a busy machine, every worker pauses at times, but then the other workers are ahead."""
     stats = counted(IterableWrapper(range(60)).sharding_filter().map(odd_is_slow))
     for room, kind in ((0.6, "slow worker"), (0.1, "loading")):
@@ -186,7 +186,7 @@ def test_a_slow_first_item(workers):
     assert int(found[2]) >= 50
 
 
-def test_a_loader_that_hangs_says_for_whom(monkeypatch):
+def test_the_stall_warning_of_a_loader_names_the_process_it_waits_for(monkeypatch):
     monkeypatch.setattr("torchdata._observe.stats.diagnosis.STALL", 0.2)
     reading, writing = os.pipe()
     verdicts = []
@@ -239,7 +239,7 @@ def test_work_before_the_filter_is_done_by_each_worker(level):
     assert measured(IterableWrapper(range(80)).shuffle().sharding_filter().map(slept), level=level).kind == "loading"
 
 
-def test_items_that_take_longer_to_arrive_than_to_make_ask_for_no_workers():
+def test_items_that_take_longer_to_send_than_to_make_get_the_advice_to_use_no_workers():
     stats = counted(IterableWrapper(range(2000)).shuffle().sharding_filter())
     for busy, kind in ((0.1, "sending"), (0.9, "loading")):
         made = {"busy": busy, "busy_seconds": busy, "input": 0.0, "room": 1 - busy, "waits_for_cpu_seconds": 0.0}
@@ -271,7 +271,7 @@ def test_a_slow_source_is_read_by_each_worker():
     assert "share out what it reads" in str(verdict)
 
 
-def test_without_times_no_function_is_blamed_beside_a_pipe_that_may_take_the_time():
+def test_without_times_no_function_is_blamed_if_a_pipe_may_take_the_time():
     assert measured(Reading().map(abs).sharding_filter(), level="counts").kind == "loading"
     pipe = IterableWrapper([__file__] * 20).map(str).sharding_filter().open_files("rb").readlines()
     with loader(pipe) as dl:
@@ -279,7 +279,7 @@ def test_without_times_no_function_is_blamed_beside_a_pipe_that_may_take_the_tim
         assert work_before_sharding(dl.stats()) is None, "reading files may take the time"
 
 
-def test_a_function_behind_the_filter_may_be_what_takes_the_time():
+def test_a_slow_function_after_the_filter_is_named():
     pipe = IterableWrapper(range(80)).map(abs).sharding_filter().map(slept)
     assert measured(pipe, level="counts").kind == "loading"
     assert measured(pipe, level="full").kind == "loading"
@@ -299,7 +299,7 @@ def test_blocks_that_are_too_large_leave_workers_without_items(many):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_empty_pipeline_names_its_source_or_what_passes_nothing_on(workers):
+def test_an_empty_pipeline_names_its_source_or_the_pipe_that_passes_nothing_on(workers):
     def verdict_of(pipe):
         with DataLoader2(pipe, num_workers=workers) as dl:
             assert dl.diagnose().kind == "too early"

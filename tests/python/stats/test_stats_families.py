@@ -89,7 +89,7 @@ def test_main_warns_of_the_worker_of_a_stateful_loader_that_gives_no_batch(
     assert "`timeout=` makes that an error, and `on_timeout='restart'` replaces the process" in told[0]
 
 
-def test_a_nodes_processes_are_found_and_tell_where_they_stand(tmp_path: Path) -> None:
+def test_the_processes_of_a_node_are_found_and_show_their_stacks(tmp_path: Path) -> None:
     waiting = Waiting(tmp_path / "there")
     node = ParallelMapper(
         IterableWrapper([1, 5, 5]), waiting.__getitem__, 2, method="process", multiprocessing_context="fork"
@@ -122,7 +122,7 @@ def test_main_warns_of_the_process_of_a_node_that_gives_no_item(
     node.shutdown()
 
 
-def test_a_node_s_process_that_nobody_waits_for_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_nobody_waits_for_causes_no_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stalls, "STALL", 0.5)
     waiting = Waiting(tmp_path / "there")
     node = ParallelMapper(

@@ -102,7 +102,7 @@ def run(*arguments):
     )
 
 
-def test_a_loader_is_found_by_its_process_and_by_its_workers(program):
+def test_a_loader_is_found_through_its_process_and_its_workers(program):
     process = program("on")
     (attached,) = attach(process.pid)
     assert attached.pid == process.pid
@@ -133,7 +133,7 @@ def test_an_observer_can_change_nothing(program):
         attached.board.bind(0, [], 0)
 
 
-def test_two_loaders_of_two_programs_and_two_of_one_are_told_apart(program):
+def test_loaders_of_one_and_of_two_programs_are_distinguished(program):
     first, second = program("on"), program("on")
     assert {one.pid for one in find()} >= {first.pid, second.pid}
     with (
@@ -223,7 +223,7 @@ def test_a_hung_worker_shows_its_stack_and_continues(program, how):
     wait_for(lambda: kernel_state(attached.stats().workers[1].pid).startswith("asleep"))
 
 
-def test_a_hung_thread_of_a_worker_shows_where_it_stands(program):
+def test_the_stack_of_a_hanging_worker_thread_is_shown(program):
     process = program("thread")
     (attached,) = attach(process.pid)
     wait_for(lambda: attached.stats().main.waits_for == "worker process 1")
@@ -240,7 +240,7 @@ def test_a_hung_thread_of_a_worker_shows_where_it_stands(program):
     assert attached.stats().workers[1].waits_seconds == 0, "it is the thread that hangs"
 
 
-def test_a_stopped_process_is_said_to_be_stopped(program):
+def test_a_stopped_process_is_shown_as_stopped(program):
     process = program("stopped")
     (attached,) = attach(process.pid)
     wait_for(lambda: kernel_state(attached.stats().workers[1].pid).startswith("stopped"))
@@ -250,7 +250,7 @@ def test_a_stopped_process_is_said_to_be_stopped(program):
     assert "no Python stack" in stack
 
 
-def test_a_warning_says_who_waits_for_whom_and_where(program):
+def test_a_warning_names_the_waiting_process_its_target_and_the_location(program):
     process = program("native", 0.4)
     text = ""
     while "in step" not in text:
@@ -286,7 +286,7 @@ def test_the_process_at_fault_may_be_the_dispatching_one():
         assert sorted(dl) == list(range(8))
 
 
-def test_who_waits_while_the_loader_is_paused_is_not_warned():
+def test_waiting_for_a_paused_loader_causes_no_warning():
     pipe = IterableWrapper(range(200)).sharding_filter().map(abs).prefetch(2)
     with warning_once_it_is_up(single(pipe), 0.4, worker_prefetch_cnt=1, main_prefetch_cnt=0) as dl:
         warnings.simplefilter("ignore")  # a busy machine may pause before and after
@@ -307,7 +307,7 @@ def single(pipe):
     return pipe
 
 
-def test_a_loader_that_comes_along_is_silent():
+def test_a_second_loader_causes_no_warning():
     with warning_once_it_is_up(IterableWrapper(range(100)).sharding_filter(), 0.5) as dl:
         for _ in range(20):
             asked = time.monotonic()
@@ -436,7 +436,7 @@ def test_the_live_view_shows_two_loaders_and_ends_with_the_last(program, top):
     assert screen.end() == 0
 
 
-def test_the_live_view_says_how_much_there_is_no_room_for(program, top):
+def test_the_live_view_says_how_much_does_not_fit(program, top):
     process = program("on")
     low, high = top(process.pid, rows=7), top(process.pid, rows=40)
     low.wait("items/s", "q quit   s stacks   ", "lines more than there is room for")

@@ -69,7 +69,7 @@ def asked(page, seconds=1.0):
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_child_forked_while_a_thread_ends_the_last_loader_keeps_what_has_the_number_now(
+def test_a_child_that_is_forked_while_a_thread_ends_the_last_loader_keeps_reused_descriptors_open(
     moment, tmp_path, monkeypatch
 ):
     """Before the close, the child has inherited the memory; afterwards, the number refers to a file of the program."""
@@ -143,7 +143,7 @@ def test_workers_that_never_come_to_an_epoch_leave_no_memory():
     assert memories() == []
 
 
-def test_a_late_question_ends_nobody_and_writes_nothing():
+def test_a_late_stack_request_ends_no_process_and_writes_nothing():
     script = f"""
 import os, signal, sys
 os.close(2)
@@ -173,7 +173,7 @@ print("unharmed")
     assert (done.returncode, done.stdout) == (0, "unharmed\n")
 
 
-def test_memory_that_the_program_has_closed_is_made_anew():
+def test_shared_memory_that_the_program_has_closed_is_created_again():
     """Daemons close all open descriptors in this way."""
     board, page = answering()
     os.close(page["stack"])
@@ -185,7 +185,7 @@ def test_memory_that_the_program_has_closed_is_made_anew():
     stacks.answer_no_more(second, 0)
 
 
-def test_nobody_is_sent_a_signal_for_which_he_has_no_handler():
+def test_no_process_gets_a_signal_without_a_handler():
     """The rule holds for any content of a damaged page, and for a process ID that another process has reused."""
     board, page = answering()
     descriptor = page["stack"]
@@ -196,7 +196,7 @@ def test_nobody_is_sent_a_signal_for_which_he_has_no_handler():
     stacks.answer_no_more(board, 0)
 
 
-def test_what_the_program_does_with_the_signal_later_stays():
+def test_later_changes_of_a_signal_handler_are_kept():
     board, page = answering()
     number, calls = page["signal"], []
     before = signal.signal(number, lambda *_: calls.append(1))
@@ -214,7 +214,7 @@ def test_what_the_program_does_with_the_signal_later_stays():
         stacks.answer_no_more(second, 0)
 
 
-def test_two_who_ask_at_once_each_get_one_stack():
+def test_two_simultaneous_requests_each_get_one_stack():
     board, page = answering()
     answers = []
     threads = [threading.Thread(target=lambda: answers.append(asked(page, 5.0))) for _ in range(8)]
@@ -269,7 +269,7 @@ def test_threads_that_begin_and_end_loaders_while_others_ask_and_fork(seed):
     assert failures == []
 
 
-def test_a_first_loader_of_another_thread_answers_and_its_memory_is_given_back_by_no_late_question():
+def test_a_first_loader_in_another_thread_answers_and_a_late_question_does_not_free_its_memory():
     script = """
 import os, threading
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
@@ -295,7 +295,7 @@ print("unharmed", sum("torchdata-stacks" in one for one in held))
     assert done.stdout in ("unharmed 0\n", "unharmed 1\n"), "one descriptor at most, however many loaders there were"
 
 
-def test_the_handler_is_faulthandlers_and_not_pythons():
+def test_the_handler_belongs_to_faulthandler_and_not_to_python():
     """A process that holds the interpreter's lock also answers."""
     board, page = answering()
     assert signal.getsignal(page["signal"]) == signal.SIG_IGN, "what Python would do once the handler is gone"

@@ -63,7 +63,7 @@ def with_pages(content):
         (lambda content: None, 0, "not sealed against shrinking"),
     ],
 )
-def test_a_bad_board_is_named_and_the_others_are_shown(change, seals, words):
+def test_a_damaged_board_is_named_and_the_other_boards_are_shown(change, seals, words):
     attaching._told.clear()
     descriptors = [planted(), planted(change, seals), planted()]
     try:
@@ -77,7 +77,7 @@ def test_a_bad_board_is_named_and_the_others_are_shown(change, seals, words):
             os.close(descriptor)
 
 
-def test_a_board_that_turns_bad_leaves_the_view():
+def test_a_board_that_becomes_damaged_leaves_the_view():
     descriptor = planted()
     try:
         (one,) = find(os.getpid())
@@ -89,7 +89,7 @@ def test_a_board_that_turns_bad_leaves_the_view():
         os.close(descriptor)
 
 
-def test_names_of_pipes_and_command_lines_are_shown_without_what_a_terminal_obeys():
+def test_names_of_pipes_and_command_lines_are_shown_without_control_characters():
     pipe = IterableWrapper([1])
     board = StatsBoard(1, 1, 2, True)
     board.adopt(0, 1, 0)

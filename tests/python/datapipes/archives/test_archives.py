@@ -182,7 +182,7 @@ def test_a_member_cut_short_is_an_error_when_it_is_read(folder, tmp_path):
     [(TarArchiveLoader, tarfile.ReadError), (ZipArchiveLoader, zipfile.BadZipFile)],
 )
 @pytest.mark.parametrize("content", [b"", b"this is no archive" * 100])
-def test_what_is_no_archive_is_an_error_that_names_it(tmp_path, load, error, content):
+def test_an_error_names_a_file_that_is_not_an_archive(tmp_path, load, error, content):
     (tmp_path / "file").write_bytes(content)
     before = open_files()
     with pytest.raises(error, match=rf"tmp.*file.*{load.__name__}"):

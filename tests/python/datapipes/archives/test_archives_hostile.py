@@ -61,7 +61,7 @@ ERRORS = (tarfile.ReadError, zipfile.BadZipFile)
 
 @each_kind
 @pytest.mark.parametrize("name", ["../x", "../../../../etc/x", "a/../../x", "a/b/../../../x", "..", "/../x", "."])
-def test_a_name_that_leads_out_of_the_archive_is_refused(tmp_path, kind, name):
+def test_a_name_that_leaves_the_archive_is_refused(tmp_path, kind, name):
     path = tmp_path / f"bad.{kind}"
     write(path, {"fine": b"1", name: b"2", "after": b"3"}, kind)
     before = open_files()
@@ -76,7 +76,7 @@ def test_a_name_that_leads_out_of_the_archive_is_refused(tmp_path, kind, name):
 
 
 @each_kind
-def test_names_that_only_look_as_if_they_led_out_are_read_where_they_lie(tmp_path, kind):
+def test_names_that_only_seem_to_leave_the_archive_are_read(tmp_path, kind):
     names = {
         "a/../b": "b",
         "./c": "c",
@@ -215,7 +215,7 @@ def holes(*pairs):
         header("sparse", type=b"S", size=512, holes=holes((0, 512)), real=-5),
     ],
 )
-def test_headers_that_lie_are_errors_and_neither_loops_nor_floods(tmp_path, mode, block):
+def test_invalid_headers_raise_errors_without_loops_or_floods(tmp_path, mode, block):
     path = tmp_path / "lie.tar"
     with tarfile.open(path, "w") as archive:
         info = tarfile.TarInfo("fine")
@@ -301,7 +301,7 @@ def test_a_decompression_bomb_is_refused_by_an_error_that_names_pipe_path_and_th
         assert [len(content) for _, content in map(read, loaded(path, max_ratio=ratio))] == [4, 4 << 20]
 
 
-def test_a_bomb_in_a_stream_that_only_reads_ahead_is_refused(small_bombs, tmp_path):
+def test_a_decompression_bomb_in_a_stream_that_reads_ahead_is_refused(small_bombs, tmp_path):
     path = tmp_path / "bomb.tar.gz"
     write(path, {"bomb": bytes(4 << 20)}, "tar.gz")
     with subprocess.Popen(["cat", str(path)], stdout=subprocess.PIPE) as process:
@@ -310,14 +310,14 @@ def test_a_bomb_in_a_stream_that_only_reads_ahead_is_refused(small_bombs, tmp_pa
             list(map(read, pipe))
 
 
-def test_large_members_in_proportion_are_no_bombs(small_bombs, tmp_path):
+def test_large_members_with_a_normal_ratio_are_not_decompression_bombs(small_bombs, tmp_path):
     content = os.urandom(3 << 20)
     for kind in KINDS:
         write(tmp_path / f"fine.{kind}", {"large": content}, kind)
         assert [found for _, found in map(read, loaded(tmp_path / f"fine.{kind}"))] == [content]
 
 
-def test_a_sparse_member_can_be_read_in_pieces_but_not_at_once_where_it_is_all_holes(small_bombs, tmp_path):
+def test_a_sparse_member_without_data_can_be_read_in_pieces_but_not_at_once(small_bombs, tmp_path):
     with open(tmp_path / "holes", "wb") as file:
         file.truncate(4 << 20)
     for style in ("gnu", "pax"):

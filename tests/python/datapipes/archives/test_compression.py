@@ -60,7 +60,7 @@ def opened(folder, mask):
 
 
 @each_kind
-def test_what_the_tools_compressed_comes_out_as_it_was(folder, kind):
+def test_data_compressed_by_command_line_tools_are_decompressed(folder, kind):
     found = dict(map(read, opened(folder, f"?.*.{kind}").decompress()))
     assert found == {os.path.join(folder, f"{name}.{kind}"): content for name, content in CONTENT.items()}
 
@@ -264,7 +264,7 @@ def decompressed(data, file_type):
 
 
 @pytest.mark.parametrize("padding", [0, 4, 64 << 10, (64 << 10) + 4])
-def test_streams_of_xz_are_read_with_the_padding_between_and_behind_them(padding):
+def test_streams_of_xz_are_read_with_the_padding_between_and_after_them(padding):
     zeros = bytes(padding)
     data = lzma.compress(b"alpha\n") + zeros + lzma.compress(TEXT) + zeros
     assert decompressed(data, "lzma") == b"alpha\n" + TEXT
@@ -279,13 +279,13 @@ def test_streams_of_xz_are_read_with_the_padding_between_and_behind_them(padding
     assert stream.read() == TEXT
 
 
-def test_what_stands_behind_a_stream_of_xz_and_is_no_padding_is_an_error():
+def test_data_after_a_stream_of_xz_other_than_padding_raises_an_error():
     with pytest.raises(lzma.LZMAError, match=r"'a' in Decompressor"):
         decompressed(lzma.compress(b"alpha\n") + bytes(4) + b"rubbish", "lzma")
     assert decompressed(lzma.compress(b"alpha\n", lzma.FORMAT_ALONE), "lzma") == b"alpha\n"
 
 
-def test_frames_of_zstd_are_read_one_behind_the_other_and_in_pieces():
+def test_frames_of_zstd_are_read_one_after_the_other_and_in_pieces():
     noise = os.urandom(200_000)
     skippable = b"\x50\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"12345"
     unsized = zstandard.ZstdCompressor(write_content_size=False, write_checksum=True)
@@ -296,7 +296,7 @@ def test_frames_of_zstd_are_read_one_behind_the_other_and_in_pieces():
             decompressed(data[:cut], "zstd")
 
 
-def test_what_a_frame_of_zstd_grows_to_is_made_in_pieces():
+def test_a_frame_of_zstd_is_decompressed_in_pieces():
     data = zstandard.compress(bytes(300 << 20))
     [(_, stream)] = Decompressor([("a.zst", io.BytesIO(data))])
     tracemalloc.start()
@@ -343,7 +343,7 @@ def opened_ahead(path):
 
 
 @pytest.mark.parametrize("name", ["c.bin.gz", "a.txt.xz"])
-def test_streams_that_cannot_seek_are_restored_by_reading_what_lies_before(folder, name):
+def test_streams_that_cannot_seek_are_restored_by_reading_from_the_start(folder, name):
     path = str(folder / name)
     check_restore(lambda: IterableWrapper([path] * 2).map(opened_ahead).decompress())
     check_restore(lambda: IterableWrapper([path]).map(opened_ahead).decompress().read_from_stream(chunk=700))
@@ -377,7 +377,7 @@ def test_damaged_files_are_errors_that_name_pipe_and_path(folder, tmp_path, kind
 
 
 @pytest.mark.parametrize(("name", "error"), [("bad.tar", tarfile.ReadError), ("bad.zip", zipfile.BadZipFile)])
-def test_what_is_no_archive_is_an_error_that_names_pipe_and_path(tmp_path, name, error):
+def test_an_error_names_pipe_and_path_of_a_file_that_is_not_an_archive(tmp_path, name, error):
     (tmp_path / name).write_bytes(b"no archive" * 200)
     before = open_files()
     pipe = opened(tmp_path, name).decompress()
@@ -422,7 +422,7 @@ def test_a_decompression_bomb_is_an_error_that_names_pipe_and_path_and_the_way_o
     assert read_all(max_ratio=1e6) == 4 << 20
 
 
-def test_a_large_file_in_proportion_is_no_bomb(small_bombs):
+def test_a_large_file_with_a_normal_ratio_is_not_a_decompression_bomb(small_bombs):
     data = os.urandom(3 << 20)
     [(_, stream)] = Decompressor([("fine.gz", io.BytesIO(gzip.compress(data)))])
     assert stream.read() == data

@@ -73,7 +73,7 @@ def test_archives_are_read_as_tarfile_reads_them(
     assert [path.rpartition("/")[2] for path, _ in found] == [name.rpartition("/")[2] for name, _ in expected]
 
 
-def test_a_member_of_a_streamed_archive_that_was_left_too_long_ago_says_what_to_do() -> None:
+def test_an_error_names_the_remedy_for_a_passed_member_of_a_streamed_archive() -> None:
     data = archive_of([("a", 70_000, tarfile.REGTYPE), ("b", 70_000, tarfile.REGTYPE)], tarfile.PAX_FORMAT)
     items = iter(TarArchiveLoader([("x.tar", OneWay(data, 1000))]))
     _, first = next(items)

@@ -129,7 +129,7 @@ def test_symbolic_links_are_left_out(name):
     assert [os.path.basename(read(item)[0]) for item in loader(name)] == ["data.txt"]
 
 
-def test_a_file_below_a_link_that_leads_out_stays_in_the_archive_s_folder(tmp_path):
+def test_a_file_below_a_link_out_of_the_folder_stays_in_the_archive_s_folder(tmp_path):
     [(path, content)] = map(read, loader("rar5-evil-symlink-traversal"))
     folder = str(DATA / "rar5-evil-symlink-traversal.rar")
     assert path == os.path.join(folder, "up", "pwned.txt")
@@ -140,7 +140,7 @@ def test_a_file_below_a_link_that_leads_out_stays_in_the_archive_s_folder(tmp_pa
 
 
 @pytest.mark.parametrize("name", ["../x", "a/../../x", "..", "/../x", "."])
-def test_names_that_lead_out_of_the_archive_are_refused(name):
+def test_names_that_leave_the_archive_are_refused(name):
     with pytest.raises(rarfile.BadRarFile, match=r"folder/a\.rar.*RarArchiveLoader.*leads out"):
         list(in_memory(stored({name: b"x"})))
 
@@ -162,7 +162,7 @@ def test_absolute_names_lie_in_the_archive_s_folder():
         ("rar3-vols.part3", rarfile.NeedFirstVolume, "archives of several volumes are not supported"),
     ],
 )
-def test_what_is_not_supported_is_an_error_that_names_pipe_path_and_remedy(name, error, message):
+def test_an_error_names_pipe_path_and_remedy_for_unsupported_files(name, error, message):
     before = open_files()
     pipe = loader(name)
     for _ in range(2):
@@ -229,7 +229,7 @@ def test_a_wrong_checksum_is_an_error_that_names_member_archive_and_pipe():
 
 
 @pytest.mark.parametrize("content", [b"", b"this is no archive" * 100])
-def test_what_is_no_archive_is_an_error_that_names_it(content):
+def test_an_error_names_a_file_that_is_not_an_archive(content):
     with pytest.raises(rarfile.Error, match=r"folder/a\.rar' in RarArchiveLoader"):
         list(in_memory(content))
 

@@ -201,7 +201,7 @@ class ReadOnlyRecipe:
 
 
 @pytest.mark.parametrize("refuses", [True, False])
-def test_a_stream_that_only_reads_is_read_up_to_the_place(tmp_path: Path, refuses: bool) -> None:
+def test_a_stream_that_cannot_seek_is_read_up_to_the_position(tmp_path: Path, refuses: bool) -> None:
     (tmp_path / "a.tar").write_bytes(shard_of())
 
     def build() -> Any:

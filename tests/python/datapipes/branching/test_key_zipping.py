@@ -38,13 +38,13 @@ def test_a_full_buffer_drops_what_waits_longest_with_one_warning_and_closes_its_
     assert closed(streams) == "abc"
 
 
-def test_a_buffer_that_is_just_large_enough_holds_everything_without_a_warning() -> None:
+def test_a_buffer_that_is_just_large_enough_causes_no_warning() -> None:
     reference = IterableWrapper([4, 3, 2, 1, 0])
     assert len(list(IterableWrapper(range(5)).zip_with_iter(reference, itself, buffer_size=4))) == 5
     assert len(list(IterableWrapper(range(5)).zip_with_iter(reference, itself, buffer_size=None))) == 5
 
 
-def test_what_nobody_asked_for_is_closed_when_the_iteration_ends() -> None:
+def test_unrequested_streams_are_closed_when_the_iteration_ends() -> None:
     streams = streams_of("abcd")
     reference = IterableWrapper(list(streams.items()), deepcopy=False)
     pipe = IterableWrapper("ca").zip_with_iter(reference, itself, itemgetter(0))
@@ -53,7 +53,7 @@ def test_what_nobody_asked_for_is_closed_when_the_iteration_ends() -> None:
     assert save_state(pipe)["pipes"][-1]["state"]["waiting"] == {}
 
 
-def test_a_key_that_is_nowhere_is_a_buffer_error_that_names_it() -> None:
+def test_a_buffer_error_names_a_missing_key() -> None:
     pipe = IterableWrapper("abx").zip_with_iter(IterableWrapper("ba"), itself)
     with pytest.raises(BufferError, match=r"No matching key .* for the data 'x'; every key of source_datapipe must be"):
         list(pipe)
@@ -62,7 +62,7 @@ def test_a_key_that_is_nowhere_is_a_buffer_error_that_names_it() -> None:
         list(again)
 
 
-def test_a_key_that_was_dropped_is_a_buffer_error_that_says_so() -> None:
+def test_a_buffer_error_reports_a_dropped_key() -> None:
     pipe = IterableWrapper("da").zip_with_iter(IterableWrapper("abcd"), itself, buffer_size=1)
     with (
         pytest.warns(UserWarning, match="upper limit of 1 items"),
@@ -71,7 +71,7 @@ def test_a_key_that_was_dropped_is_a_buffer_error_that_says_so() -> None:
         list(pipe)
 
 
-def test_a_key_that_waits_already_is_an_error_that_names_it_and_later_ones_are_none() -> None:
+def test_an_error_names_a_key_that_waits_already_and_later_keys_raise_none() -> None:
     with pytest.raises(ValueError, match="Duplicate key is found in ref_datapipe: 'b'"):
         list(IterableWrapper("a").zip_with_iter(IterableWrapper("bba"), itself))
     assert list(IterableWrapper("aa").zip_with_iter(IterableWrapper("aa"), itself)) == [("a", "a")] * 2
@@ -123,7 +123,7 @@ def test_a_key_that_the_map_pipe_lacks_is_a_key_error_that_names_item_and_key() 
         list(IterableWrapper([0, 7]).zip_with_map(SequenceWrapper([1]), itself))
 
 
-def test_a_map_pipe_is_looked_into_item_by_item_and_merged() -> None:
+def test_pipes_inside_the_items_of_a_map_pipe_are_found() -> None:
     prices = SequenceWrapper({"tea": 2, "pie": 5})
     order = IterableWrapper([("pie", 3), ("tea", 1)])
     pipe = order.zip_with_map(prices, itemgetter(0), lambda item, price: item[1] * price, keep_key=True)

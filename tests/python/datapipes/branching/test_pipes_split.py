@@ -43,7 +43,7 @@ def test_children_that_were_all_read_start_the_next_epoch_without_a_warning() ->
         assert list(left.zip(right)) == [(n, n) for n in range(4)]
 
 
-def test_a_sibling_read_later_gets_what_waits_for_it() -> None:
+def test_a_sibling_that_is_read_later_gets_its_buffered_items() -> None:
     left, right = IterableWrapper(range(6)).demux(2, lambda n: n % 2)
     reader = iter(left)
     assert [next(reader), next(reader)] == [0, 2]
@@ -52,7 +52,7 @@ def test_a_sibling_read_later_gets_what_waits_for_it() -> None:
 
 
 @pytest.mark.parametrize("buffer_size", [0, 1, 3])
-def test_a_child_too_far_ahead_is_a_buffer_error(buffer_size: int) -> None:
+def test_a_child_that_is_too_far_ahead_raises_a_buffer_error(buffer_size: int) -> None:
     left, _ = IterableWrapper(range(9)).fork(2, buffer_size=buffer_size)
     reader = iter(left)
     assert [next(reader) for _ in range(buffer_size)] == list(range(buffer_size))
@@ -76,19 +76,19 @@ def test_an_unlimited_buffer_is_warned_about_and_holds_everything() -> None:
     ("how", "same_item", "same_member"),
     [(None, True, True), ("shallow", False, True), ("deep", False, False)],
 )
-def test_forks_copy_items_as_they_are_told(how: Any, same_item: bool, same_member: bool) -> None:
+def test_forks_copy_items_as_requested(how: Any, same_item: bool, same_member: bool) -> None:
     item = [[1]]
     left, right = IterableWrapper([item], deepcopy=False).fork(2, copy=how)
     (one,), (two,) = list(left), list(right)
     assert (one is two, one[0] is two[0]) == (same_item, same_member)
 
 
-def test_a_fork_of_one_is_the_pipe_itself() -> None:
+def test_a_fork_into_one_child_is_the_pipe_itself() -> None:
     pipe = IterableWrapper(range(3))
     assert pipe.fork(1) is pipe
 
 
-def test_dealing_out_to_one_child_gives_a_list_of_the_pipe_with_a_warning() -> None:
+def test_a_round_robin_demux_with_one_child_returns_the_pipe_with_a_warning() -> None:
     pipe = IterableWrapper(range(3))
     with pytest.warns(UserWarning, match="nothing to split"):
         (child,) = pipe.round_robin_demux(1)
@@ -97,7 +97,7 @@ def test_dealing_out_to_one_child_gives_a_list_of_the_pipe_with_a_warning() -> N
 
 @pytest.mark.parametrize("count", [2, 3, 5])
 @pytest.mark.parametrize("items", [0, 1, 4, 9])
-def test_children_that_items_are_dealt_out_to_know_their_lengths(count: int, items: int) -> None:
+def test_children_of_a_round_robin_demux_know_their_lengths(count: int, items: int) -> None:
     children = IterableWrapper(range(items)).round_robin_demux(count)
     assert [list(child) for child in children] == [list(range(items))[i::count] for i in range(count)]
     assert [len(child) for child in children] == [len(range(items)[i::count]) for i in range(count)]
@@ -194,7 +194,7 @@ READERS = {
 
 
 @pytest.mark.parametrize("split", READERS)
-def test_a_child_that_was_still_to_be_read_joins_its_restored_sibling(split: str) -> None:
+def test_an_unread_child_joins_its_restored_sibling(split: str) -> None:
     def build() -> Any:
         # Shuffled, so that reading the source again would yield other items.
         source = IterableWrapper(range(12)).shuffle().set_seed(3)

@@ -60,7 +60,7 @@ def test_groups_of_whole_sizes_have_these_sizes_and_share_nothing(sizes: list[in
     total=st.integers(0, 60),
     seed=st.integers(),
 )
-def test_groups_of_other_sizes_have_them_but_for_one_item(weights: list[float], total: int, seed: int) -> None:
+def test_groups_of_other_sizes_differ_by_one_item(weights: list[float], total: int, seed: int) -> None:
     children = IterableWrapper(range(total)).random_split(dict(enumerate(weights)), seed)
     groups = [list(child) for child in children]
     assert sorted(itertools.chain(*groups)) == list(range(total))

@@ -89,7 +89,7 @@ def test_from_every_position_and_in_every_epoch(build: Callable[[], Any]) -> Non
 @pytest.mark.parametrize("count", [0, 1, 4])
 @pytest.mark.parametrize("again", [0, 1, 2])
 @pytest.mark.parametrize("build", [lambda: left_in_the_middle(4), lambda: left_in_the_middle(12)])
-def test_seeds_that_are_set_behind_a_state_hold_in_what_is_begun_anew(
+def test_seeds_that_are_set_after_a_load_apply_to_passes_that_start_again(
     build: Callable[[], Any], again: int, count: int
 ) -> None:
     seeded = numbers(1).concat(build())

@@ -31,14 +31,14 @@ def test_files_are_made_once_and_their_paths_come_in_the_order_of_the_source(tmp
     assert content(tmp_path) == made("a", "b", "c")
 
 
-def test_files_that_are_there_keep_their_place_among_those_that_are_made(tmp_path):
+def test_existing_files_keep_their_position_among_created_ones(tmp_path):
     list(cached(tmp_path, ["b", "d"]))
     maker = Maker()
     assert names(cached(tmp_path, ["a", "b", "c", "d", "e"], maker)) == ["a", "b", "c", "d", "e"]
     assert maker.made == ["a", "c", "e"]
 
 
-def test_a_path_that_comes_twice_is_made_once_and_yielded_twice(tmp_path):
+def test_a_repeated_path_is_created_once_and_yielded_twice(tmp_path):
     maker = Maker()
     assert names(cached(tmp_path, ["a", "b", "a", "a"], maker)) == ["a", "b", "a", "a"]
     assert maker.made == ["a", "b"]
@@ -56,7 +56,7 @@ def test_any_number_of_files_may_be_cached(tmp_path):
     assert maker.made == ["new"]
 
 
-def test_the_section_starts_when_it_is_needed_and_goes_no_further(tmp_path):
+def test_the_section_starts_when_it_is_needed_and_reads_no_further(tmp_path):
     maker = Maker()
     paths = iter(cached(tmp_path, ["a", "b", "c"], maker))
     assert maker.made == []
@@ -127,7 +127,7 @@ def test_a_list_appears_only_when_all_its_files_are_there(tmp_path):
     assert names(archives(tmp_path, "ab")) == [f"{key}.{i}" for key in "ab" for i in range(3)]
 
 
-def test_a_folder_stands_for_its_files_once_all_of_them_are_there(tmp_path):
+def test_a_folder_represents_its_files_once_all_of_them_exist(tmp_path):
     def unpack(path):
         return [(f"{path}/{i}", b"x") for i in range(3)]
 
@@ -144,7 +144,7 @@ def test_a_folder_stands_for_its_files_once_all_of_them_are_there(tmp_path):
     assert sorted(content(tmp_path)) == ["folder.torchdata_list", "folder/0", "folder/1", "folder/2"]
 
 
-def test_a_file_that_was_not_announced_beside_one_that_was_is_an_error(tmp_path):
+def test_an_unannounced_file_next_to_an_announced_one_raises_an_error(tmp_path):
     def one_of_each(path):
         return [(path, b"x"), (path + ".more", b"y")]
 
@@ -168,14 +168,14 @@ def test_several_paths_of_one_item_must_be_those_that_are_made(tmp_path):
     assert content(tmp_path) == {}
 
 
-def test_items_that_the_section_drops_yield_nothing_and_hold_up_nobody(tmp_path):
+def test_items_that_the_section_drops_yield_nothing_and_block_no_process(tmp_path):
     pipe = cached(tmp_path, "abcd", between=lambda pipe: pipe.filter(lambda path: path[-1] in "bd"))
     for _ in range(2):
         assert names(pipe) == ["b", "d"]
     assert names(cached(tmp_path, "abcd")) == ["a", "b", "c", "d"]
 
 
-def test_a_section_that_ends_by_itself_leaves_the_rest_missing(tmp_path):
+def test_a_section_that_ends_early_leaves_the_rest_missing(tmp_path):
     list(cached(tmp_path, "d"))
     assert names(cached(tmp_path, "abcde", between=lambda pipe: pipe.header(2))) == ["a", "b", "d"]
 
@@ -209,7 +209,7 @@ def test_sections_that_read_far_ahead_lose_nothing(tmp_path, small_limits, betwe
         assert content(folder) == made(*kept)
 
 
-def test_an_endless_source_of_the_same_items_continues_though_a_batch_never_fills(tmp_path):
+def test_an_endless_source_continues_although_a_batch_never_fills(tmp_path):
     section = IterableWrapper([str(tmp_path / name) for name in "ab"]).cycle().on_disk_cache()
     paths = iter(section.batch(3).unbatch().map(Maker()).end_caching())
     assert names(next(paths) for _ in range(5)) == [*"ababa"]
@@ -268,7 +268,7 @@ def test_items_that_are_no_pairs_or_have_no_path_are_named(tmp_path):
         list(IterableWrapper(["a"]).on_disk_cache(lambda name: []).map(Maker()).end_caching())
 
 
-def test_relative_paths_and_folders_that_are_not_there_will_do(tmp_path, monkeypatch):
+def test_relative_paths_and_missing_folders_are_accepted(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pipe = IterableWrapper(["here", "new/folder/there"]).on_disk_cache().map(Maker()).end_caching()
     assert list(pipe) == ["here", "new/folder/there"]
@@ -316,7 +316,7 @@ def test_a_file_without_a_checksum_in_the_dictionary_is_an_error(tmp_path):
     assert content(tmp_path) == {}
 
 
-def test_text_is_hashed_as_it_lies_in_the_file(tmp_path):
+def test_text_is_hashed_as_it_is_in_the_file(tmp_path):
     hashes = sums(tmp_path, a="grün")
     assert names(cached(tmp_path, "a", lambda path: (path, ["gr", "ün"]), mode="t", hash_dict=hashes)) == ["a"]
 
@@ -347,7 +347,7 @@ def test_a_source_or_a_pipe_that_raises_leaves_nothing_and_the_next_epoch_contin
     assert names(pipe) == ["a", "b", "c"]
 
 
-def test_data_that_breaks_off_leaves_nothing(tmp_path):
+def test_truncated_data_leave_nothing(tmp_path):
     def maker(path):
         def pieces():
             yield b"begun"
@@ -389,13 +389,13 @@ except OSError as error:
 """
 
 
-def test_a_file_that_the_disk_has_no_room_for_leaves_nothing(tmp_path):
+def test_a_file_that_does_not_fit_on_the_disk_leaves_nothing(tmp_path):
     command = [sys.executable, "-c", FULL_DISK, str(tmp_path / "a")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=True)
     assert done.stdout == "File too large []\n"
 
 
-def test_what_killed_writers_left_is_cleared_away(tmp_path):
+def test_files_that_killed_writers_left_are_removed(tmp_path):
     Path(temporary_name(str(tmp_path / "a"))).write_text("half a fi")
     Path(locks.lock_file_of(str(tmp_path / "a"))).touch()
     assert names(cached(tmp_path, "a")) == ["a"]
@@ -412,12 +412,12 @@ next(running)
 """
 
 
-def test_a_program_that_ends_half_way_leaves_only_files_of_the_cache(tmp_path):
+def test_a_program_that_exits_early_leaves_only_complete_files(tmp_path):
     subprocess.run([sys.executable, "-c", LEFT_HALF_WAY, str(tmp_path)], timeout=250, check=True)
     assert content(tmp_path) == {"a": ""}
 
 
-def test_an_iterator_left_half_way_gives_its_locks_up(tmp_path):
+def test_an_abandoned_iterator_releases_its_locks(tmp_path):
     pipe = cached(tmp_path, "abcdef", between=lambda pipe: pipe.batch(3).unbatch())
     before = open_files()
     for stop in range(1, 6):
@@ -435,7 +435,7 @@ def test_an_iterator_left_half_way_gives_its_locks_up(tmp_path):
     assert content(tmp_path) == {}
 
 
-def test_a_read_ahead_section_left_half_way_gives_its_locks_up(tmp_path):
+def test_an_abandoned_section_that_reads_ahead_releases_its_locks(tmp_path):
     pipe = cached(tmp_path, "abcdef", between=lambda pipe: pipe.prefetch(2))
     for _ in range(3):
         paths = iter(pipe)
@@ -444,7 +444,7 @@ def test_a_read_ahead_section_left_half_way_gives_its_locks_up(tmp_path):
     assert names(pipe) == list("abcdef")
 
 
-def test_a_section_without_its_end_is_not_iterated():
+def test_a_section_without_end_caching_raises_an_error():
     section = IterableWrapper(["a"]).on_disk_cache()
     with pytest.raises(RuntimeError, match=r"call `end_caching\(\)` before iteration"):
         list(section.map(len))
@@ -458,6 +458,6 @@ def test_the_pipes_of_a_section_may_be_looked_at_without_its_end(tmp_path):
     assert not locks._held
 
 
-def test_an_end_needs_a_beginning_of_its_own(tmp_path):
+def test_each_end_caching_needs_its_own_beginning(tmp_path):
     with pytest.raises(RuntimeError, match="only be invoked once"):
         cached(tmp_path, "a").map(Maker()).end_caching()

@@ -74,7 +74,7 @@ def test_a_list_is_read_back_as_it_was_written_whatever_the_names_are(tmp_path):
         assert read_list(str(tmp_path / "list")) == members
 
 
-def test_a_list_that_nobody_wrote_in_whole_is_none(tmp_path):
+def test_an_incomplete_list_of_files_does_not_count(tmp_path):
     for data in (b"", b"a", b"a\nb", b"a\\\n", b"a\\x\n", b"a\0\n"):
         (tmp_path / "list").write_bytes(data)
         assert read_list(str(tmp_path / "list")) is None
@@ -94,7 +94,7 @@ def test_a_list_that_nobody_wrote_in_whole_is_none(tmp_path):
         f"sub/{temporary_name('pack', '.LOCK')}/x",
     ],
 )
-def test_a_file_called_like_one_of_the_cache_s_own_is_refused(tmp_path, name):
+def test_a_file_named_like_the_cache_s_own_files_is_refused(tmp_path, name):
     pipe, _ = unpacking(tmp_path, {"fine": b"1", name: b"2"})
     items = iter(pipe)
     assert names([next(items)]) == ["fine"]
@@ -108,7 +108,7 @@ def test_a_file_called_like_one_of_the_cache_s_own_is_refused(tmp_path, name):
     assert not is_reserved("a" + name.replace(os.sep, "-") + ".txt")
 
 
-def test_a_key_of_another_store_that_climbs_is_refused(tmp_path, monkeypatch):
+def test_a_key_with_parent_folders_is_refused(tmp_path, monkeypatch):
     (tmp_path / "in").mkdir()
     monkeypatch.chdir(tmp_path / "in")
     pipe = IterableWrapper(["s3://bucket/../../../out"]).on_disk_cache().map(lambda key: (key, b"x")).end_caching()
@@ -147,7 +147,7 @@ def test_a_planted_list_names_only_regular_files_under_the_section_s_folder(tmp_
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "folder", "socketless file"])
-def test_what_is_no_regular_file_is_no_list_and_hangs_nobody(tmp_path, kind):
+def test_a_list_that_is_not_a_regular_file_does_not_count_and_does_not_hang(tmp_path, kind):
     listed = tmp_path / "pack.torchdata_list"
     (tmp_path / "victim").write_bytes(dumped([str(tmp_path / "victim")]))
     before = (tmp_path / "victim").read_bytes()
@@ -241,7 +241,7 @@ def test_damaged_members_are_recreated_like_single_files(tmp_path, how, folder_i
 # ------------------------------------------------------------------------------------------- planted next to the cache
 
 
-def test_a_link_under_a_predictable_name_empties_nobody_s_file(tmp_path):
+def test_a_link_under_a_predictable_name_does_not_truncate_a_file(tmp_path):
     victim = tmp_path / "victim"
     victim.write_text("precious")
     folder = tmp_path / "cache"
@@ -268,7 +268,7 @@ def test_a_dangling_link_as_a_mark_says_that_a_folder_is_unfinished(tmp_path):
         list(cached(tmp_path, ["a"]))
 
 
-def test_a_pipe_in_place_of_a_file_counts_as_missing_and_hangs_nobody(tmp_path):
+def test_a_named_pipe_in_place_of_a_file_counts_as_missing_and_does_not_hang(tmp_path):
     digests = {str(tmp_path / "a"): hashlib.sha256(b"content of a").hexdigest()}
     for options in ({}, {"hash_dict": digests}):
         os.mkfifo(tmp_path / "a")
@@ -283,7 +283,7 @@ def test_a_pipe_in_place_of_a_file_counts_as_missing_and_hangs_nobody(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "dangling link", "folder"])
-def test_something_else_in_place_of_the_lock_file_is_passed_over_with_a_warning(tmp_path, kind):
+def test_another_object_in_place_of_the_lock_file_is_ignored_with_a_warning(tmp_path, kind):
     victim = tmp_path / "victim"
     victim.write_text("precious")
     victim.chmod(0o600)

@@ -258,7 +258,7 @@ def test_a_writer_that_takes_too_long_is_reported_with_file_lock_and_remedy(fold
     assert content(folder) == made("a", "b")
 
 
-def test_only_so_many_items_are_made_behind_one_that_is_waited_for(folder, results, start, monkeypatch):
+def test_a_limited_number_of_items_is_made_after_a_slow_one(folder, results, start, monkeypatch):
     monkeypatch.setattr(_cache_section, "_AHEAD", 3)
 
     writer = hanging_writer(folder, results, start)
@@ -302,7 +302,7 @@ def resting_after_one(folder, results, build):
     results.note("rest", names(paths))
 
 
-def test_an_archive_that_a_process_leaves_half_unpacked_is_unpacked_by_who_wants_it(folder, results, start):
+def test_a_partly_unpacked_archive_is_unpacked_by_the_next_process(folder, results, start):
     writer = start(resting_after_one, folder, results, lambda: archives(folder, "ab"))
     wait_for(lambda: results.has("first"))
     expected = [f"{key}.{i}" for key in "ab" for i in range(3)]
@@ -313,7 +313,7 @@ def test_an_archive_that_a_process_leaves_half_unpacked_is_unpacked_by_who_wants
     assert sorted(os.listdir(folder)) == sorted([*expected, "a.torchdata_list", "b.torchdata_list"])
 
 
-def test_a_process_that_rests_with_items_in_a_buffer_is_waited_for_until_the_time_is_up(folder, results, start):
+def test_a_process_with_buffered_items_is_waited_for_until_the_timeout(folder, results, start):
     def batched():
         return cached(folder, "abc", between=lambda pipe: pipe.batch(3).unbatch())
 
@@ -378,7 +378,7 @@ def test_processes_with_any_sections_and_orders_all_get_all_though_some_are_kill
     assert content_after_a_kill(folder) == made(*wanted, "last")
 
 
-def test_processes_that_hold_what_the_other_waits_for_both_end(folder, results, start):
+def test_processes_that_hold_each_other_s_files_both_end(folder, results, start):
     def run(number, order):
         pipe = cached(folder, order, logging_maker(results), lambda pipe: pipe.batch(4).unbatch())
         paths = iter(pipe)
@@ -393,7 +393,7 @@ def test_processes_that_hold_what_the_other_waits_for_both_end(folder, results, 
     assert content(folder) == made(*"abcdefgh")
 
 
-def test_processes_whose_branches_hold_what_the_others_wait_for_both_end(folder, results, start):
+def test_processes_whose_branches_hold_each_other_s_files_both_end(folder, results, start):
     def run(number, held, wanted):
         holding = iter(cached(folder, held, between=lambda pipe: pipe.batch(3).unbatch()))
         first = next(holding)
@@ -408,7 +408,7 @@ def test_processes_whose_branches_hold_what_the_others_wait_for_both_end(folder,
     assert content(folder) == made(*"abcdef")
 
 
-def test_a_forked_child_does_not_keep_the_locks_of_its_dead_parent(folder, results, start):
+def test_a_forked_child_does_not_keep_the_locks_of_its_exited_parent(folder, results, start):
     def lock_and_fork():
         assert locks.acquire(str(folder / "a")) is not None
         child = os.fork()
@@ -433,7 +433,7 @@ def test_a_forked_child_does_not_keep_the_locks_of_its_dead_parent(folder, resul
         wait_for(lambda: is_gone(child))
 
 
-def test_a_process_that_ends_with_an_open_iterator_blocks_nobody(folder, start):
+def test_a_process_that_exits_with_an_open_iterator_blocks_no_other(folder, start):
     def run():
         global kept
         kept = iter(cached(folder, "abc", between=lambda pipe: pipe.batch(3).unbatch()))
@@ -482,7 +482,7 @@ def test_a_lock_of_a_file_that_was_removed_while_it_was_opened_is_not_trusted(fo
     assert os.listdir(folder) == []
 
 
-def test_a_lock_file_that_a_stranger_replaces_is_left_alone(folder):
+def test_a_lock_file_that_another_program_replaces_is_not_touched(folder):
     lock = locks.acquire(str(folder / "a"))
     file = Path(locks.lock_file_of(str(folder / "a")))
     file.unlink()
@@ -491,7 +491,7 @@ def test_a_lock_file_that_a_stranger_replaces_is_left_alone(folder):
     assert file.read_text() == "of a stranger"
 
 
-def test_without_file_locks_threads_still_exclude_each_other_and_processes_still_finish(folder, no_locks):
+def test_without_file_locks_threads_exclude_each_other_and_processes_finish(folder, no_locks):
     with pytest.warns(RuntimeWarning, match="the file system has no locks"):
         assert names(cached(folder, "aba", between=lambda pipe: pipe.batch(3).unbatch())) == ["a", "b", "a"]
     assert sorted(os.listdir(folder)) == ["a", "b"]

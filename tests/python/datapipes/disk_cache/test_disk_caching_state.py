@@ -34,7 +34,7 @@ def test_two_branches_of_a_graph_share_their_files(tmp_path):
     assert content(tmp_path) == made("a", "b", "c")
 
 
-def test_a_branch_does_not_wait_for_what_another_one_of_its_thread_has_in_a_buffer(tmp_path):
+def test_a_branch_does_not_wait_for_the_buffered_items_of_another_branch_in_its_thread(tmp_path):
     left = cached(tmp_path, "abc", between=lambda pipe: pipe.batch(3).unbatch())
     right = cached(tmp_path, "bca", timeout=5)
     assert [names(pair) for pair in left.zip(right)] == [["a", "b"], ["b", "c"], ["c", "a"]]
@@ -66,7 +66,7 @@ def test_the_lock_of_a_file_that_is_being_written_is_kept_though_its_data_waits_
     assert content(tmp_path) == made("a")
 
 
-def test_threads_that_want_the_same_files_make_each_once(tmp_path):
+def test_threads_that_need_the_same_files_create_each_once(tmp_path):
     maker, results = Maker(), []
     wanted = [str(i) for i in range(20)]
     pipes = [cached(tmp_path, wanted, maker) for _ in range(4)]
@@ -133,7 +133,7 @@ def test_a_cold_cache_is_restored_at_every_position(tmp_path, between, there):
         assert names(restored) == list("abcdef"), "the next epoch is whole"
 
 
-def test_tar_archives_are_unpacked_into_the_cache_and_restored_in_their_midst(tmp_path):
+def test_tar_archives_are_unpacked_into_the_cache_and_restored_in_the_middle(tmp_path):
     (tmp_path / "data").mkdir()
     for name in "abcdef":
         (tmp_path / "data" / name).write_text(f"content of {name}")
@@ -228,7 +228,7 @@ def test_the_adapter_sets_the_time_to_wait_of_every_end(tmp_path):
 
 @unsharded
 @pytest.mark.parametrize("workers", [0, 2])
-def test_invalidating_makes_every_file_once_more(tmp_path, workers):
+def test_invalidating_recreates_every_file(tmp_path, workers):
     log = tmp_path / "log"
 
     def maker(path):

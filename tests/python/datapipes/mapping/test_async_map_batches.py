@@ -105,7 +105,7 @@ def test_an_abandoned_iterator_closes_its_loop_and_ends_asynchronous_generators(
     assert sorted(ended) == [0, 1]
 
 
-def test_the_first_exception_arrives_as_it_is_and_the_other_calls_are_cancelled() -> None:
+def test_the_first_exception_is_raised_unchanged_and_the_other_calls_are_cancelled() -> None:
     cancelled: list[int] = []
 
     async def function(item: int) -> int:
@@ -136,7 +136,7 @@ def test_a_missing_column_is_an_error_and_leaves_no_coroutine_behind() -> None:
     gc.collect()
 
 
-def test_it_works_within_a_running_event_loop_in_one_loop_of_another_thread() -> None:
+def test_batches_run_in_a_loop_of_another_thread_within_a_running_event_loop() -> None:
     watch = Watch()
     pipe = IterableWrapper(range(7)).async_map_batches(watch, 3)
     context = contextvars.ContextVar("context", default=0)
@@ -191,7 +191,7 @@ def test_columns_are_replaced_or_appended_in_tuples_and_dicts() -> None:
     assert list(dicts.async_map_batches(added, 2, ["a", "b"], "c")) == [{"a": 1, "b": 2, "c": 3}]
 
 
-def test_results_that_are_left_of_a_batch_are_restored_without_calling_again() -> None:
+def test_remaining_results_of_a_batch_are_restored_without_another_call() -> None:
     calls: list[int] = []
 
     async def function(item: int) -> int:
@@ -251,7 +251,7 @@ def test_an_interrupted_wait_for_another_threads_loop_cancels_the_batch() -> Non
 
 
 @pytest.mark.parametrize("ending", ["", "del iterator", "sys.exit(0)"])
-def test_the_interpreter_exits_without_a_word_amid_an_iteration(ending: str) -> None:
+def test_the_interpreter_exits_silently_within_an_iteration(ending: str) -> None:
     program = (
         "import asyncio, sys\nfrom torchdata.datapipes.iter import IterableWrapper\n"
         "async def function(item):\n    return item\n"

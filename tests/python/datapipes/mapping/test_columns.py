@@ -80,7 +80,7 @@ def test_columns_of_tuples_lists_and_dicts_are_chosen_without_a_warning(pipe: An
         (over({"b": {"b": 2, "d": 3}}).flatten(), {"d": 3}, "key 'b' already"),
     ],
 )
-def test_what_is_not_there_is_warned_of_and_passed_on_without(pipe: Any, expected: Any, message: str) -> None:
+def test_missing_columns_cause_a_warning_and_items_pass_without_them(pipe: Any, expected: Any, message: str) -> None:
     items, messages = with_warnings(pipe)
     assert items == [expected]
     assert len(messages) == 1
@@ -94,7 +94,7 @@ def test_every_item_that_lacks_a_column_is_warned_of() -> None:
 
 
 @pytest.mark.parametrize("form", [lambda pipe: pipe.slice([0], 1), lambda pipe: Slicer(pipe, [0], None, 2)])
-def test_stop_and_step_beside_a_list_of_columns_are_warned_of_where_the_pipe_is_built(form: Any) -> None:
+def test_stop_and_step_next_to_a_list_of_columns_cause_a_warning_at_the_construction_of_the_pipe(form: Any) -> None:
     with pytest.warns(UserWarning, match="A list of indices was passed as well as a stop or step") as caught:
         pipe = form(over([1, 2]))
     assert [warning.filename for warning in caught] == [__file__]
@@ -144,7 +144,7 @@ def test_rows_become_columns_whatever_their_kind() -> None:
     assert list(over(DataChunk([]), []).rows2columnar(["x"])) == [{}, {}]
 
 
-def test_dicts_are_numbered_in_place_and_anew_in_each_epoch() -> None:
+def test_dicts_are_numbered_in_place_and_again_in_each_epoch() -> None:
     item = {"index": 7}
     pipe = over({}, item).add_index()
     assert list(pipe) == [{"index": 0}, {"index": 1}]
@@ -192,7 +192,7 @@ def test_ranges_in_names_are_expanded_and_other_braces_stay(name: str, expected:
 
 
 @pytest.mark.parametrize("name", ["{2..2}", "{0..0}", "{3..1}", "{11..8}", "{08..111}", "{011..12}", "a{1..3}{3..1}"])
-def test_a_range_that_is_none_is_an_error_that_names_it(name: str) -> None:
+def test_an_error_names_an_invalid_range(name: str) -> None:
     with pytest.raises(ValueError, match="ShardExpander: in '.*{.*}'"):
         list(over(name).shard_expand())
 
@@ -233,7 +233,7 @@ def test_shuffled_flatmap_gives_the_order_of_upstream() -> None:
         assert list(source.shuffled_flatmap(buffer_size=buffer_size).set_seed(seed)) == expected
 
 
-def test_shuffled_flatmap_holds_no_more_results_than_its_buffer_has_places() -> None:
+def test_shuffled_flatmap_buffers_no_more_results_than_its_buffer_size() -> None:
     open_now = most = 0
 
     def counted(item: int) -> Any:

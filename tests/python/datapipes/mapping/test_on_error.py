@@ -103,7 +103,7 @@ def test_one_more_than_the_limit_is_an_error_with_a_table():
     assert isinstance(caught.value.__cause__, ValueError)
 
 
-def test_a_share_is_judged_once_there_are_enough_items_and_at_the_end():
+def test_shares_are_compared_once_there_are_enough_items_and_at_the_end():
     def thirds(n):
         return 1 // (n % 3)
 
@@ -147,7 +147,7 @@ def fails():
 
 
 @pytest.mark.parametrize("pipe", [Own(numbers("1", "a", "2")), IterableWrapper(fails(), deepcopy=False).map(abs)])
-def test_a_generator_that_raises_has_ended_and_the_note_says_so(pipe):
+def test_a_note_says_that_a_generator_that_raises_has_ended(pipe):
     iterator = iter(pipe.on_error("skip"))
     assert next(iterator) == 1
     with pytest.raises(ValueError, match="broken|invalid literal") as caught:
@@ -171,7 +171,7 @@ def test_the_pipe_read_without_it_raises_again():
         list(mapped)
 
 
-def test_a_second_reader_ends_the_first_and_is_no_item_to_skip():
+def test_a_second_reader_ends_the_first_and_does_not_count_as_a_skipped_item():
     source = numbers("1", "2", "3")
     iterator = iter(source.map(int).on_error("skip"))
     assert next(iterator) == 1
@@ -224,7 +224,7 @@ def test_the_end_of_an_epoch_of_workers_is_told_once_by_the_loader(method, dispa
 
 
 @pytest.mark.parametrize("where", ["dispatching process", "workers"])
-def test_what_another_process_raises_is_skipped_by_a_pipe_that_stands_behind_it(where, tmp_path):
+def test_a_later_pipe_skips_exceptions_of_another_process(where, tmp_path):
     def pipe(**options):
         source = IterableWrapper(["1", "x", "3", "4"] * 10)
         if where == "workers":

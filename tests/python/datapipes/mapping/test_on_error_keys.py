@@ -82,7 +82,7 @@ def test_other_archives_are_named_too(tmp_path):
     assert [line["key"] for line in lines_of(pipe, tmp_path / "gzip")] == [str(packed)]
 
 
-def test_a_row_that_does_not_parse_is_named_by_its_file_and_line(tmp_path):
+def test_the_log_names_a_row_that_does_not_parse_by_file_and_line(tmp_path):
     rows, text, value = tmp_path / "rows.csv", tmp_path / "text", tmp_path / "value.json"
     rows.write_text('a,b\n1,2\n"3,4\n')
     text.write_bytes(b"ok\n\xff\n")
@@ -118,7 +118,7 @@ def half(row: dict[str, Any]) -> float:
     return row["n"] / row["of"]
 
 
-def test_a_row_of_a_table_is_named_by_its_scalar_columns_without_private_ones(tmp_path):
+def test_the_log_names_a_row_by_its_public_scalar_columns(tmp_path):
     rows = [{"id": n, "n": n, "of": n % 2, "name": "x" * 200, "password": "s3cret", "image": IMAGE} for n in range(3)]
     path = tmp_path / "rows.parquet"
     parquet.write_table(pyarrow.Table.from_pylist(rows), path)
@@ -155,7 +155,7 @@ def same(row: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("between", ["nothing", "a map and a filter"])
-def test_a_row_without_scalar_columns_is_named_by_its_file_and_row(tmp_path, workers, between):
+def test_the_log_names_a_row_without_scalar_columns_by_file_and_row_number(tmp_path, workers, between):
     for name in "ab":
         table = pyarrow.table({"of": [[1, 2, 3, n % 3] for n in range(8)]})
         parquet.write_table(table, tmp_path / f"{name}.parquet", row_group_size=5)
@@ -189,7 +189,7 @@ def test_the_log_names_the_epoch_of_the_loader(tmp_path, workers, where):
     ]
 
 
-def test_what_cannot_be_written_is_named_and_a_password_is_not(tmp_path):
+def test_an_error_names_what_cannot_be_written_without_a_password(tmp_path):
     target = str(tmp_path / "folder" / "a")
     saved = IterableWrapper([(target, 5)]).save_to_disk(mode="wb")
     assert [line["key"] for line in lines_of(saved, tmp_path / "saved")] == [target]

@@ -297,7 +297,7 @@ CASES = [(name, build, expected) for name, cases in OWN.items() for build, expec
 
 
 @pytest.mark.parametrize(("name", "build", "expected"), CASES, ids=[case[0] for case in CASES])
-def test_an_item_at_which_a_pipe_raises_is_left_out_also_behind_a_state(name: str, build: Any, expected: Any) -> None:
+def test_an_item_at_which_a_pipe_raises_is_skipped_even_after_a_load(name: str, build: Any, expected: Any) -> None:
     for count in range(len(expected) + 1):
         pipe, other = build().on_error("skip"), build().on_error("skip")
         if name == "Packer":
@@ -332,7 +332,7 @@ def test_no_pipe_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.reads_items], ids=lambda row: row.name)
-def test_a_pipe_reads_on_behind_an_item_that_its_source_has_left_out(row: Row) -> None:
+def test_a_pipe_continues_after_an_item_that_its_source_has_skipped(row: Row) -> None:
     items = list(range(14))
     pipe = seed(row.build(lambda: IterableWrapper(items).map(whole), **row.example).on_error("skip"), 1)
     other = seed(row.build(lambda: IterableWrapper(good(*items)), **row.example), 1)

@@ -41,7 +41,7 @@ def test_later_epochs_yield_the_same_objects_and_run_nothing():
     assert calls.items == list(range(5))
 
 
-def test_an_epoch_that_was_left_half_way_is_not_remembered():
+def test_an_abandoned_epoch_is_not_remembered():
     calls = Calls()
     pipe = IterableWrapper(range(3)).map(calls).in_memory_cache()
     next(iter(pipe))
@@ -49,7 +49,7 @@ def test_an_epoch_that_was_left_half_way_is_not_remembered():
     assert calls.items == [0, 0, 1, 2]
 
 
-def test_what_does_not_fit_is_read_again_and_the_rest_is_remembered():
+def test_items_that_do_not_fit_are_read_again_and_the_others_are_cached():
     item = np.zeros(MEGABYTE // 4, np.uint8)
     pipe = IterableWrapper([item] * 10, deepcopy=False).map(np.copy).in_memory_cache(size=1)
     first, second = list(pipe), list(pipe)
@@ -58,7 +58,7 @@ def test_what_does_not_fit_is_read_again_and_the_rest_is_remembered():
 
 
 @pytest.mark.parametrize("size", [0, 0.001])
-def test_an_item_that_is_larger_than_the_cache_comes_through(size):
+def test_an_item_that_is_larger_than_the_cache_is_yielded(size):
     pipe = IterableWrapper([b"x" * 10_000] * 3).in_memory_cache(size)
     assert [len(item) for item in [*pipe, *pipe]] == [10_000] * 6
 
@@ -81,7 +81,7 @@ def test_the_length_is_known_once_the_cache_is_loaded():
         assert len(pipe) == 10
 
 
-def test_an_empty_source_is_asked_again():
+def test_an_empty_source_is_read_again():
     source = []
     pipe = IterableWrapper(source, deepcopy=False).in_memory_cache()
     assert list(pipe) == []

@@ -71,7 +71,7 @@ def test_tensors_become_tensors() -> None:
         ]
 
 
-def test_a_mapping_that_is_no_dict_is_packed_by_its_columns() -> None:
+def test_a_mapping_other_than_a_dict_is_packed_by_its_columns() -> None:
     item = UserDict({"input_ids": [5, 6], "attention_mask": [1, 1], "position_ids": [0, 1], "text": "five six"})
     (row,) = IterableWrapper([item]).pack(3, columns=["input_ids", "attention_mask"], pad_value=0)
     assert row == {
@@ -111,7 +111,7 @@ def test_items_of_several_kinds_are_an_error(items: list[Any], error: type[Excep
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_state_is_exact_at_every_row_and_holds_no_more_than_the_open_rows(method: Any) -> None:
+def test_a_state_is_exact_at_every_row_and_contains_only_the_open_rows(method: Any) -> None:
     def pipe() -> Any:
         return IterableWrapper([np.array(one) for one in sequences(24)]).pack(32, method=method, buffer_size=4)
 

@@ -81,7 +81,7 @@ def share(source: IterDataPipe, shards: int, shard: int, block: int | None) -> A
 
 @pytest.mark.parametrize("build", SOURCES.values(), ids=SOURCES)
 @pytest.mark.parametrize(("shards", "block"), [(2, 1), (3, 1), (3, 2), (30, 1), (1, 4), (4, 5)])
-def test_a_share_is_the_same_whether_others_are_passed_over_or_read(
+def test_a_share_is_the_same_whether_other_items_are_skipped_or_read(
     build: Callable[[], IterDataPipe], shards: int, block: int
 ) -> None:
     for shard in range(shards):
@@ -103,7 +103,7 @@ def test_a_share_is_the_same_whether_others_are_passed_over_or_read(
 
 @pytest.mark.parametrize("build", SOURCES.values(), ids=SOURCES)
 @pytest.mark.parametrize("block", [1, 3])
-def test_a_state_goes_on_among_any_number_of_shares_at_every_place(
+def test_a_state_resumes_with_any_number_of_shares_at_every_position(
     build: Callable[[], IterDataPipe], block: int
 ) -> None:
     whole = plain(build())
@@ -122,7 +122,7 @@ def test_a_state_goes_on_among_any_number_of_shares_at_every_place(
                 assert plain(restored) == [whole[place] for place in left]
 
 
-def test_passing_over_takes_no_time() -> None:
+def test_skipping_takes_no_time() -> None:
     for source in (IterableWrapper(range(1 << 60)), SequenceWrapper(range(1 << 60)).to_iter_datapipe()):
         shards = 1 << 57
         assert list(share(source, shards, 3, None)) == list(range(3, 1 << 60, shards))
@@ -144,7 +144,7 @@ def test_a_list_that_grows_or_shrinks_is_read_as_far_as_it_is() -> None:
         assert found[0] == found[1]
 
 
-def test_an_iterator_that_is_no_longer_valid_passes_over_nothing() -> None:
+def test_an_invalidated_iterator_skips_nothing() -> None:
     source = IterableWrapper(list(range(COUNT)))
     pipe = share(source, 3, 0, None)
     old = iter(pipe)
@@ -157,7 +157,7 @@ def test_an_iterator_that_is_no_longer_valid_passes_over_nothing() -> None:
     assert next(new) == 4
 
 
-def test_shares_of_workers_are_passed_over_as_ever_and_counted() -> None:
+def test_shares_of_workers_are_skipped_and_counted() -> None:
     found = []
     for hide in (Whole, lambda pipe: pipe):
         pipe = hide(IterableWrapper(list(range(100)))).sharding_filter().map(str)

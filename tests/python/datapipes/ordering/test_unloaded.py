@@ -119,9 +119,7 @@ BY_ITEM: dict[str, Callable[[Any], Any]] = {
     ("kind", "workers"),
     [*((kind, 3) for kind in BY_INDEX), *((next(iter(BY_INDEX)), workers) for workers in (1, 2, 4))],
 )
-def test_each_item_is_loaded_once_over_all_workers_and_comes_as_ever(
-    kind: str, workers: int, recorded: Recorded
-) -> None:
+def test_each_item_is_loaded_once_by_all_workers_and_is_unchanged(kind: str, workers: int, recorded: Recorded) -> None:
     orders = []
     for hide in (Whole, lambda pipe: pipe):
         with loader(hide(BY_INDEX[kind](recorded)).sharding_filter(), workers) as loading:
@@ -138,7 +136,7 @@ def test_each_item_is_loaded_once_over_all_workers_and_comes_as_ever(
 
 
 @pytest.mark.parametrize("build", BY_ITEM.values(), ids=BY_ITEM)
-def test_where_a_pipe_looks_at_items_the_shares_are_as_ever(build: Callable[[Any], Any], recorded: Recorded) -> None:
+def test_shares_are_unchanged_if_a_pipe_inspects_items(build: Callable[[Any], Any], recorded: Recorded) -> None:
     orders = []
     for hide in (Whole, lambda pipe: pipe):
         with loader(hide(build(recorded)).sharding_filter(), 2) as loading:
@@ -205,7 +203,7 @@ def test_a_second_reader_of_the_same_pipe_gets_items(recorded: Recorded) -> None
 
 
 @pytest.mark.parametrize("build", BY_INDEX.values(), ids=BY_INDEX)
-def test_the_place_is_saved_and_restored_at_every_item(build: Callable[[Any], Any], recorded: Recorded) -> None:
+def test_the_position_is_saved_and_restored_at_every_item(build: Callable[[Any], Any], recorded: Recorded) -> None:
     def made() -> Any:
         pipe = build(recorded).sharding_filter()
         pipe.apply_sharding(2, 1)

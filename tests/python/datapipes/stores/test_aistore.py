@@ -75,7 +75,7 @@ def test_len_is_what_the_user_declared_or_that_of_the_source(cluster):
         len(AISFileLister(["ais://first"], cluster).load_files_by_ais(url=cluster))
 
 
-def test_a_listing_is_restored_at_every_position_by_a_place_in_it(cluster):
+def test_a_listing_resumes_from_a_name_at_every_position(cluster):
     def build():
         return AISFileLister(["ais://first/train/", "ais://second", "ais://first/o"], cluster)
 
@@ -192,14 +192,14 @@ def test_an_object_that_ends_early_is_an_error_that_names_it(cluster):
 
 
 @pytest.mark.parametrize("make", [AISFileLister, AISFileLoader])
-def test_a_cluster_that_never_answers_is_given_up(make, deaf):
+def test_connecting_to_a_silent_cluster_fails(make, deaf):
     with pytest.raises(requests.exceptions.ConnectionError, match="timed out") as failure:
         list(make(["ais://bucket/x"], deaf, timeout=0.1))
     assert any(make.__name__ in note and deaf in note for note in failure.value.__notes__)
 
 
 @pytest.mark.parametrize("make", [AISFileLister, AISFileLoader])
-def test_a_cluster_that_does_not_exist_is_given_up(make):
+def test_connecting_to_a_missing_cluster_fails(make):
     with socket.create_server(("127.0.0.1", 0)) as server:
         nobody = f"http://127.0.0.1:{server.getsockname()[1]}"
     with pytest.raises(requests.exceptions.ConnectionError) as failure:
@@ -209,7 +209,7 @@ def test_a_cluster_that_does_not_exist_is_given_up(make):
 
 @pytest.mark.parametrize("make", [AISFileLister, AISFileLoader])
 @pytest.mark.parametrize("url", ["", "bucket", "bucket/name", "ais://", "ais:///name", "://bucket/name"])
-def test_what_is_no_url_of_an_object_is_refused(make, url):
+def test_an_invalid_object_url_is_refused(make, url):
     with pytest.raises(ValueError, match=rf"{make.__name__} expects URLs .* but got {re.escape(repr(url))}"):
         list(make([url], "http://localhost:8080"))
 
@@ -234,7 +234,7 @@ def test_a_bucket_alone_cannot_be_loaded():
         (([5], "http://c"), {}, TypeError, "5"),
     ],
 )
-def test_what_is_wrong_is_refused_with_a_reason(make, arguments, options, error, message):
+def test_wrong_values_are_refused_with_a_reason(make, arguments, options, error, message):
     with pytest.raises(error, match=f"{make.__name__}.*{message}"):
         list(make(*arguments, **options))
 
@@ -248,7 +248,7 @@ def test_with_an_old_aistore_the_constructor_says_so(make, monkeypatch):
         make([], "http://localhost:8080")
 
 
-def test_an_answer_that_says_no_size_is_an_error_that_names_pipe_and_object(monkeypatch):
+def test_an_error_names_pipe_and_object_of_a_response_without_a_size(monkeypatch):
     from torchdata.datapipes.iter.stores import aistore
 
     class Answer:

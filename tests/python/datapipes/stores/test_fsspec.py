@@ -79,7 +79,7 @@ def test_the_chain_of_an_archive_stays_on_its_members(folder, inside, found):
     assert items == [(name, name[6:].partition("::")[0].encode()) for name in members]
 
 
-def test_a_cache_before_the_protocol_stays_there(folder):
+def test_a_local_cache_before_a_protocol_stays_in_its_place(folder):
     root = f"simplecache::file://{folder}"
     names = list(FSSpecFileLister(root, "*.txt"))
     assert names == [f"{root}/{name}" for name in FILES if name.endswith(".txt")]
@@ -117,7 +117,7 @@ def test_a_listing_is_restored_at_every_position(folder, memory):
     assert len(check_restore(build)) == 4 + 1 + 4
 
 
-def test_a_restored_listing_resumes_after_its_last_name_though_others_came_and_went(memory):
+def test_a_restored_listing_resumes_after_its_last_name_although_other_files_changed(memory):
     pipe = FSSpecFileLister("memory://tests", "*.*")
     items = iter(pipe)
     assert [next(items), next(items)][1].endswith("b.txt")
@@ -135,7 +135,7 @@ def test_a_restored_listing_resumes_after_its_last_name_though_others_came_and_w
 
 @pytest.mark.parametrize("root", ["{}/nowhere", "memory://nowhere", "nothing-known://nowhere", "zip://x::{}/nowhere"])
 @pytest.mark.parametrize("make", [FSSpecFileLister, lambda root: FSSpecFileOpener([root])])
-def test_what_does_not_exist_is_an_error_that_names_pipe_and_url(tmp_path, root, make):
+def test_an_error_names_pipe_and_url_of_a_missing_object(tmp_path, root, make):
     root = root.format(tmp_path)
     pipe = make(root)
     with pytest.raises((FileNotFoundError, ValueError)) as failure:
@@ -180,12 +180,12 @@ def test_data_are_saved_and_the_url_is_yielded(tmp_path, memory, start, mode, da
     assert os.listdir(tmp_path) == ([] if "memory" in start else ["file"])
 
 
-def test_without_a_function_the_metadata_are_the_url(memory):
+def test_without_a_function_the_url_is_the_metadata(memory):
     assert list(FSSpecSaver([("memory://tests/new", "x")])) == ["memory://tests/new"]
     assert memory.cat("/tests/new") == b"x"
 
 
-def test_files_are_appended_to_and_packed_on_demand(tmp_path):
+def test_files_are_appended_and_packed_on_request(tmp_path):
     path = f"{tmp_path}/log"
     list(FSSpecSaver([(path, "a"), (path, "b")], "a"))
     assert (tmp_path / "log").read_text() == "ab"
@@ -197,7 +197,7 @@ def test_files_are_appended_to_and_packed_on_demand(tmp_path):
     assert list(FSSpecSaver([(deep, "x")], auto_mkdir=True)) == [deep]
 
 
-def test_a_local_file_is_replaced_only_when_all_of_it_is_written(tmp_path, monkeypatch):
+def test_a_local_file_is_replaced_only_once_it_is_written_completely(tmp_path, monkeypatch):
     target = tmp_path / "file"
     target.write_text("before")
     target.chmod(0o640)
@@ -251,7 +251,7 @@ class Upload(AbstractBufferedFile):
         return True
 
 
-def test_an_upload_that_breaks_is_given_up():
+def test_a_failed_upload_is_aborted():
     fsspec.register_implementation("uploads", Uploads, clobber=True)
     Uploads.done.clear()
     for mode, data in (("wb", b"x" * 100), ("w", "x" * 100_000)):
@@ -314,12 +314,12 @@ def test_two_workers_save_files(tmp_path, method):
 
 
 @pytest.mark.parametrize("make", [FSSpecFileLister, FSSpecFileOpener, FSSpecSaver])
-def test_an_error_of_the_source_arrives_as_it_is_and_leaves_no_file_open(folder, make):
+def test_an_error_of_the_source_is_raised_unchanged_and_leaves_no_file_open(folder, make):
     path = f"{folder}/a.txt"
     check_broken_source(make, (path, "new") if make is FSSpecSaver else path)
 
 
-test_what_is_wrong_is_refused_with_a_reason = refuses(
+test_wrong_values_are_refused_with_a_reason = refuses(
     (lambda: FSSpecFileLister(5), TypeError, "FSSpecFileLister"),
     (lambda: FSSpecFileLister("x", masks=5), TypeError, "FSSpecFileLister: masks"),
     (lambda: list(FSSpecFileLister([5])), TypeError, "FSSpecFileLister.*5"),
@@ -339,7 +339,7 @@ test_what_is_wrong_is_refused_with_a_reason = refuses(
 
 
 @pytest.mark.parametrize(("error", "attempts"), [(ConnectionResetError, 3), (TimeoutError, 3), (PermissionError, 1)])
-def test_opening_is_tried_again_after_an_error_that_may_pass(monkeypatch, error, attempts):
+def test_opening_is_retried_after_a_temporary_error(monkeypatch, error, attempts):
     fs, calls = fsspec.filesystem("memory"), []
     fs.pipe("/again", b"content")
     right = type(fs).open

@@ -62,7 +62,7 @@ def test_rows_are_those_that_datasets_loads(folder):
 
 
 @pytest.mark.parametrize("options", [{}, {"split": "train", "streaming": False}], ids=str)
-def test_the_place_is_restored_at_every_position(folder, options):
+def test_every_position_is_restored(folder, options):
     def build():
         return HuggingFaceHubReader(str(folder), **options)
 
@@ -84,7 +84,7 @@ def test_a_data_set_that_cannot_be_found_is_named(tmp_path):
         list(HuggingFaceHubReader("no/such"))
 
 
-def test_damaged_rows_are_an_error_and_the_pipe_lives_on(folder):
+def test_damaged_rows_raise_an_error_and_the_pipe_can_continue(folder):
     good = (folder / "train-1.jsonl").read_text()
     pipe = HuggingFaceHubReader(str(folder))
     (folder / "train-1.jsonl").write_text(good + '{"number": ')
@@ -136,7 +136,7 @@ def run_against_hub(name, tmp_path):
         return run, asked
 
 
-def test_rows_are_streamed_from_a_hub_and_gone_on_with(tmp_path):
+def test_rows_are_streamed_from_a_hub_and_resumed(tmp_path):
     run, asked = run_against_hub(NAME, tmp_path)
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout) == [ROWS[:2], ROWS[2:], ROWS]

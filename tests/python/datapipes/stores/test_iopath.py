@@ -115,7 +115,7 @@ def test_files_are_opened_in_the_mode_asked_for_and_restored(folder, mode, kind)
 
 
 @pytest.mark.parametrize("make", [IoPathFileLister, lambda path: IoPathFileOpener([path])])
-def test_what_does_not_exist_is_an_error_that_names_pipe_and_path(tmp_path, make):
+def test_an_error_names_pipe_and_path_of_a_missing_file(tmp_path, make):
     path = f"{tmp_path}/nowhere"
     pipe = make(path)
     with pytest.raises(FileNotFoundError, match="nowhere") as failure:
@@ -124,7 +124,7 @@ def test_what_does_not_exist_is_an_error_that_names_pipe_and_path(tmp_path, make
 
 
 @pytest.mark.parametrize(("mode", "data"), [("w", "text"), ("wb", b"bytes"), ("wb", bytearray(b"x")), ("w", "")])
-def test_data_are_saved_in_directories_that_are_made_and_the_path_is_yielded(tmp_path, mode, data):
+def test_data_are_saved_in_new_directories_and_the_path_is_yielded(tmp_path, mode, data):
     target = f"{tmp_path}/new/folder/file"
     assert list(IoPathSaver([("file", data)], mode, lambda name: f"{tmp_path}/new/folder/{name}")) == [target]
     with open(target, "rb") as file:
@@ -132,14 +132,14 @@ def test_data_are_saved_in_directories_that_are_made_and_the_path_is_yielded(tmp
     assert os.listdir(os.path.dirname(target)) == ["file"]
 
 
-def test_a_file_that_is_there_stays_as_it_is(tmp_path):
+def test_an_existing_file_is_not_changed(tmp_path):
     target = tmp_path / "file"
     assert list(IoPathSaver([(str(target), "first"), (str(target), "second")])) == [str(target)] * 2
     assert target.read_text() == "first"
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_of_two_that_save_the_same_file_at_once_the_first_wins_and_nothing_is_left(tmp_path, monkeypatch, links):
+def test_if_two_processes_save_the_same_file_at_once_the_first_wins_and_nothing_is_left(tmp_path, monkeypatch, links):
     target = tmp_path / "file"
     if not links:  # as on file systems without hard links
 
@@ -162,7 +162,7 @@ def test_of_two_that_save_the_same_file_at_once_the_first_wins_and_nothing_is_le
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_a_file_that_cannot_be_written_whole_does_not_appear(tmp_path):
+def test_a_file_that_cannot_be_written_completely_does_not_appear(tmp_path):
     class Broken(PathHandler):
         def _get_supported_prefixes(self):
             return ["unused:"]
@@ -211,12 +211,12 @@ def saved_path(path):
 
 
 @pytest.mark.parametrize("make", [IoPathFileLister, IoPathFileOpener, IoPathSaver])
-def test_an_error_of_the_source_arrives_as_it_is_and_leaves_no_file_open(folder, make):
+def test_an_error_of_the_source_is_raised_unchanged_and_leaves_no_file_open(folder, make):
     path = f"{folder}/a.txt"
     check_broken_source(make, (path, "new") if make is IoPathSaver else path)
 
 
-test_what_is_wrong_is_refused_with_a_reason = refuses(
+test_wrong_values_are_refused_with_a_reason = refuses(
     (lambda: IoPathFileLister(5), TypeError, "IoPathFileLister"),
     (lambda: IoPathFileLister("x", masks=5), TypeError, "IoPathFileLister: masks"),
     (lambda: IoPathFileLister("x", pathmgr=5), TypeError, "IoPathFileLister: pathmgr"),

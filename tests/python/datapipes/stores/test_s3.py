@@ -229,7 +229,7 @@ def test_a_copy_of_a_stream_fails_where_the_object_was_changed_meanwhile(client)
         client.delete_object(Bucket="vacant", Key="changing")
 
 
-def test_after_an_error_nothing_of_an_object_is_taken_for_its_end(client):
+def test_after_an_error_a_partial_object_does_not_look_complete(client):
     client.put_object(Bucket="vacant", Key="changing", Body=LARGE)
     try:
         [(_, stream)] = S3FileLoader(["s3://vacant/changing"], buffer_size=100_000)
@@ -332,7 +332,7 @@ def test_a_forked_child_of_a_forked_child_reads_and_so_does_a_stream_that_it_inh
     assert works()
 
 
-def test_a_forked_child_that_ends_as_python_does_ends():
+def test_a_forked_child_can_exit_as_python_does():
     script = f"""
 import os, sys
 from torchdata.datapipes.iter import S3FileLister, S3FileLoader

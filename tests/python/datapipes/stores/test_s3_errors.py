@@ -36,7 +36,7 @@ def deaf():
 
 
 @pytest.mark.parametrize("make", [S3FileLister, S3FileLoader])
-def test_what_does_not_exist_is_an_error_that_names_pipe_and_url(make):
+def test_an_error_names_pipe_and_url_of_a_missing_object(make):
     name = make.__name__
     with pytest.raises(FileNotFoundError, match=rf"{name}.*s3://no-such-bucket/x.*no such bucket"):
         list(make(["s3://no-such-bucket/x"]))
@@ -56,7 +56,7 @@ def test_a_missing_object_is_an_error_in_its_turn_and_the_loader_continues():
 
 @pytest.mark.parametrize("make", [S3FileLister, S3FileLoader])
 @pytest.mark.parametrize("url", ["", "bucket", "bucket/key", "s3://", "s3:///key", "http://bucket/key", "S3://b/k"])
-def test_what_is_no_s3_url_is_refused(make, url):
+def test_a_url_that_is_not_s3_is_refused(make, url):
     with pytest.raises(ValueError, match=rf"{make.__name__} expects URLs .* but got {re.escape(repr(url))}"):
         list(make([url]))
 
@@ -83,7 +83,7 @@ def test_a_listing_that_would_leave_a_key_out_is_an_error(prefix):
     assert listed("s3://nameless/other/") == urls("nameless", "other/")
 
 
-def test_a_key_whose_slash_obstore_cuts_off_is_not_taken_for_another_one(client):
+def test_a_key_whose_slash_obstore_removes_is_not_confused_with_another(client):
     for key in ("/a", "a", "b"):
         client.put_object(Bucket="vacant", Key=key, Body=b"x")
     try:
@@ -137,7 +137,7 @@ def stalling():
         connection.close()
 
 
-def test_a_server_that_falls_silent_in_the_middle_of_an_object_is_an_error(stalling):
+def test_a_server_that_stops_sending_within_an_object_raises_an_error(stalling):
     [(_, stream)] = S3FileLoader(["s3://bucket/key"], endpoint_url=stalling, request_timeout_ms=50)
     with pytest.raises(TimeoutError, match=r"S3FileLoader.*s3://bucket/key.*50 ms"):
         stream.read()

@@ -119,7 +119,7 @@ def test_workers_share_row_groups_before_they_are_read_and_resume_exactly(folder
         assert values(run) == rest
 
 
-def test_each_worker_reads_its_share_alone(folder: Path) -> None:
+def test_each_worker_reads_only_its_share(folder: Path) -> None:
     pipe = ArrowParts(folder).to_iter_datapipe().sharding_filter()
     pipe.apply_sharding(2, 1)
     reader = pipe.read_arrow(["a"])
@@ -201,7 +201,7 @@ def test_lists_of_parts_are_read_at_once_and_resumed(folder: Path) -> None:
     check_exact(lambda: parts.to_iter_datapipe().batch(3).read_arrow(["a"], rows=False, frame_size=5).map(str))
 
 
-def test_a_part_that_the_table_has_not_is_an_error(folder: Path) -> None:
+def test_a_part_that_the_table_lacks_raises_an_error(folder: Path) -> None:
     for item in (9, -1, [0, 9]):
         with pytest.raises(IndexError, match=r"ArrowReader reads parts 0 to 8, but was asked for (9|-1)"):
             list(IterableWrapper([item]).read_arrow(parts=ArrowParts(folder)))
@@ -221,7 +221,7 @@ def test_a_record_batch_is_a_table_of_one_part() -> None:
     assert values(ArrowReader(batch)) == [0, 1, 2, 3]
 
 
-def test_a_null_among_integers_is_an_error_that_names_the_part_and_the_remedy() -> None:
+def test_an_error_names_the_part_with_a_null_in_integers_and_the_remedy() -> None:
     source = pyarrow.table({"a": [1, None]})
     with pytest.raises(ValueError, match=r"cannot read chunk 0: ArrowReader: column 'a' has nulls.*dtype="):
         list(ArrowReader(source, rows=False))

@@ -152,7 +152,7 @@ def test_text_is_decoded_by_the_encoding_given(tmp_path):
     assert stream.read() == "é"
 
 
-def test_opening_what_is_no_path_or_does_not_exist_is_an_error(tmp_path):
+def test_opening_an_invalid_or_missing_path_raises_an_error(tmp_path):
     with pytest.raises(TypeError, match="string type for pathname"):
         list(FileOpener([5]))
     for path, error in ((str(tmp_path / "absent"), FileNotFoundError), (str(tmp_path), IsADirectoryError)):
@@ -219,7 +219,7 @@ def test_a_stream_that_cannot_be_opened_again_makes_the_state_fail_to_pickle_by_
         stream.close()
 
 
-def test_what_is_no_pair_of_path_and_stream_is_refused():
+def test_items_that_are_not_pairs_of_path_and_stream_are_refused():
     for item in ("path", ("path",), (1, io.BytesIO())):
         with pytest.raises(TypeError, match="StreamReader expects"):
             list(StreamReader([item]))

@@ -253,7 +253,7 @@ def test_a_damaged_file_is_named_and_the_pipe_is_usable_afterwards(kind: str, fo
     assert len(list(pipe)) == 3
 
 
-def test_a_file_that_is_not_there_and_items_that_are_no_files_are_named(tmp_path: Path) -> None:
+def test_missing_files_and_items_that_are_not_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"gone\.parquet"):
         list(IterableWrapper([str(tmp_path / "gone.parquet")]).load_parquet_as_df())
     with pytest.raises(TypeError, match="expects paths, or pairs of path and stream, but got 3"):

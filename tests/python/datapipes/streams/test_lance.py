@@ -153,7 +153,7 @@ def test_a_column_that_some_fragments_lack_is_null_there(dataset: Any) -> None:
     assert values(LanceReader([0, 30, 31], dataset, ["d"]), "d") == [None, 7, 8]
 
 
-def test_what_is_wrong_is_named(dataset: Any, tmp_path: Path) -> None:
+def test_wrong_arguments_are_named(dataset: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"there is no column 'z'; there are \['a', 'b', 'c'\]"):
         LanceReader([0], dataset, ["z"])
     with pytest.raises(IndexError, match="LanceReader reads parts 0 to 29, but was asked for 30"):

@@ -155,7 +155,7 @@ def test_numbers_and_booleans_are_arrays_of_their_dtype(type_: str) -> None:
 
 
 @pytest.mark.parametrize("type_", [pyarrow.float16(), pyarrow.float32(), pyarrow.float64()])
-def test_a_null_among_floats_is_nan(type_: pyarrow.DataType) -> None:
+def test_a_null_in_floats_becomes_nan(type_: pyarrow.DataType) -> None:
     array = one(pyarrow.array([np.float16(1.5), None], type_))
     assert array.dtype == type_.to_pandas_dtype()
     assert np.array_equal(array, [1.5, np.nan], equal_nan=True)
@@ -172,7 +172,7 @@ def test_a_null_among_floats_is_nan(type_: pyarrow.DataType) -> None:
     ],
     ids=["int", "bool", "list", "list of lists", "dictionary"],
 )
-def test_a_null_among_integers_or_booleans_is_an_error_that_names_column_file_and_remedy(column: Any) -> None:
+def test_an_error_names_column_file_and_remedy_for_a_null_in_integers_or_booleans(column: Any) -> None:
     with pytest.raises(ValueError, match=r"ParquetDataFrameLoader: column 'c' has nulls.*dtype=\{'c'") as caught:
         one(column)
     assert "'file'" in "".join(caught.value.__notes__)
@@ -281,7 +281,7 @@ def test_arrays_can_be_written_to(size: int | None) -> None:
             assert (item["id"][0], item["list"][0].tolist()) == (9, [9, 2])
 
 
-def test_columns_are_chosen_and_stand_in_their_order() -> None:
+def test_columns_are_chosen_in_the_given_order() -> None:
     content = parquet_bytes(pyarrow.table({"a": [1], "b": [2], "p": [{"x": 3, "y": 4}]}), 1)
     [item] = loaded(content, columns=["p.y", "a"], library="numpy")
     assert list(item) == ["p", "a"]

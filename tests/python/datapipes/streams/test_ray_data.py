@@ -113,7 +113,7 @@ def test_a_saved_state_goes_on_at_the_row_and_fetches_no_earlier_block(
         assert len(fetched) <= numbers.num_blocks() - position // (-(-ROWS // BLOCKS)) + 1
 
 
-def test_a_state_goes_on_in_a_data_set_that_was_made_again_and_no_other_one(numbers: Any) -> None:
+def test_a_state_resumes_with_a_rebuilt_dataset_but_not_with_another_one(numbers: Any) -> None:
     with DataLoader2(from_ray_data(numbers)) as loader:
         items = iter(loader)
         got = ids(next(items) for _ in range(20))
@@ -168,7 +168,7 @@ def test_a_forked_worker_is_refused_with_what_to_do(numbers: Any) -> None:
         list(loader)
 
 
-def test_what_is_not_materialized_and_what_is_no_data_set_is_refused(numbers: Any) -> None:
+def test_lazy_ray_datasets_and_other_objects_are_refused(numbers: Any) -> None:
     with pytest.raises(TypeError, match=r"give\s+dataset.materialize\(\), not Dataset"):
         from_ray_data(made())
     with pytest.raises(TypeError, match="must be a Ray Data set that is materialized, but got IterableWrapper"):

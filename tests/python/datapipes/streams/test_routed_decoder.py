@@ -95,7 +95,7 @@ def test_with_torch_loaded_images_are_tensors_as_torch_s_own_handlers_make_them(
     assert torch.equal(state["x"], torch.ones(2))
 
 
-def test_an_image_that_says_it_is_huge_is_refused_with_its_path_and_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_with_a_huge_header_is_refused_with_its_path_and_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2)
     with pytest.raises(Image.DecompressionBombError) as failure:
         list(RoutedDecoder([("a.png", png())]))
@@ -120,7 +120,7 @@ def test_basic_handlers_know_these_extensions(extension: str, data: bytes, expec
     assert basichandlers(extension, data) == expected
 
 
-def test_the_first_handler_that_returns_something_decodes() -> None:
+def test_the_first_handler_that_returns_a_value_decodes() -> None:
     calls: list[str] = []
 
     def nothing(key: str, data: bytes) -> None:
@@ -161,7 +161,7 @@ def test_decoding_is_restored_at_every_position(folder: str) -> None:
     assert len(check_restore(build, keep=kept)) == len(CONTENT)
 
 
-def test_an_error_in_a_handler_arrives_as_it_is_names_the_path_and_leaves_no_file_open() -> None:
+def test_an_error_in_a_handler_is_raised_unchanged_with_the_path_and_leaves_no_file_open() -> None:
     stream = StreamWrapper(io.BytesIO(b"{"))
     pipe = RoutedDecoder([("bad.json", stream)])
     with pytest.raises(json.JSONDecodeError) as failure:
@@ -243,7 +243,7 @@ def test_pickles_are_refused_by_the_argument_and_by_the_environment(
     assert decoded_one(f"a.{extension}", ran, mine, **options) == len(ran), "who names a handler trusts it"
 
 
-def test_pickles_are_read_where_nobody_forbids_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pickles_are_read_unless_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("TORCHDATA_ALLOW_PICKLE", "1"), ("WDS_SECURE", "0")):
         monkeypatch.setenv(name, value)
     assert decoded_one("a.pickle", pickle.dumps([1]), allow_pickle=True) == [1]
@@ -268,7 +268,7 @@ def test_a_torch_file_is_read_as_weights_alone() -> None:
     ("name", "content"),
     [("a.json", b"[" * 200_000), ("a.json", b'{"a":' * 200_000), ("a.png", CONTENT["f.png"][:40])],
 )
-def test_content_that_lies_is_a_value_error_or_an_os_error_that_names_the_path(name: str, content: bytes) -> None:
+def test_invalid_content_raises_a_value_or_os_error_that_names_the_path(name: str, content: bytes) -> None:
     with pytest.raises((ValueError, OSError)) as failure:
         decoded_one(name, content)
     assert f"RoutedDecoder was decoding {name!r}." in failure.value.__notes__

@@ -53,7 +53,7 @@ def test_data_are_written_to_the_path_and_the_path_is_yielded(tmp_path, mode, da
     assert found == (data.encode() if isinstance(data, str) else data)
 
 
-def test_a_key_of_another_store_that_climbs_is_no_local_path(tmp_path, monkeypatch):
+def test_a_key_with_parent_folders_is_not_a_local_path(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     items = IterableWrapper([("s3://bucket/../../../outside", b"x")])
@@ -88,7 +88,7 @@ def test_new_files_get_the_usual_permissions_and_replaced_files_keep_theirs(tmp_
     assert (tmp_path / "old").read_text() == "after"
 
 
-def test_a_file_that_must_not_be_written_is_not_replaced(tmp_path, monkeypatch):
+def test_a_read_only_file_is_not_replaced(tmp_path, monkeypatch):
     path = tmp_path / "file"
     path.write_text("before")
     monkeypatch.setattr(os, "access", lambda *_: False)  # what a user other than root is told of a read-only file
@@ -142,7 +142,7 @@ def test_a_file_that_cannot_be_written_is_an_error_that_names_it_in_each_epoch(t
 
 
 @pytest.mark.parametrize("items", [["path"], [("a", "b", "c")], [(5, "x")], [(None, "x")]])
-def test_what_is_no_pair_of_path_and_data_is_an_error(items):
+def test_an_item_that_is_not_a_pair_of_path_and_data_raises_an_error(items):
     with pytest.raises(TypeError, match="Saver (expects pairs|writes to paths)"):
         list(Saver(items))
 
@@ -180,7 +180,7 @@ def sums(folder, tool):
 
 
 @pytest.mark.parametrize(("hash_type", "tool"), [("sha256", "sha256sum"), ("md5", "md5sum")])
-def test_streams_whose_hash_is_right_are_passed_on_rewound(folder, hash_type, tool):
+def test_streams_with_the_right_hash_are_rewound(folder, hash_type, tool):
     def build():
         files = FileLister(str(folder)).open_files(mode="b")
         return files.check_hash(sums(folder, tool), hash_type)
@@ -190,7 +190,7 @@ def test_streams_whose_hash_is_right_are_passed_on_rewound(folder, hash_type, to
     check_restore(shuffled, seeded=True)
 
 
-def test_data_in_memory_are_passed_on_as_they_are():
+def test_data_in_memory_are_passed_on_unchanged():
     items = [("bytes", b"\xffx"), ("array", bytearray(b"x")), ("text", "été")]
     hashes = {"bytes": sha256(b"\xffx"), "array": sha256(b"x").upper(), "text": sha256("été".encode())}
     pipe = HashChecker(IterableWrapper(items), hashes)
@@ -207,7 +207,7 @@ def test_a_bare_stream_comes_out_wrapped_and_a_wrapped_one_as_it_is():
     assert second is wrapped
 
 
-def test_without_rewinding_a_stream_stands_at_its_end():
+def test_without_rewinding_a_stream_is_at_its_end():
     [(_, stream)] = HashChecker([("a", io.BytesIO(b"x"))], {"a": sha256(b"x")}, rewind=False)
     assert stream.read() == b""
 
@@ -292,7 +292,7 @@ def test_options_reach_json():
 
 @pytest.mark.parametrize("text", ["", '{"a": 1', "[1, 2]]", "{'a': 1}", "nul"])
 @pytest.mark.parametrize("mode", ["b", "t"])
-def test_what_is_no_json_is_an_error_that_names_path_and_position(tmp_path, text, mode):
+def test_an_error_names_path_and_position_of_invalid_json(tmp_path, text, mode):
     (tmp_path / "bad.json").write_text(text)
     before = open_files()
     pipe = FileLister(str(tmp_path)).open_files(mode=mode).parse_json_files()

@@ -39,7 +39,7 @@ def test_a_wrapper_passes_on_what_it_lacks():
         _ = stream.no_such_thing
 
 
-def test_iterating_keeps_a_wrapper_that_nobody_else_holds_open(path):
+def test_iterating_keeps_an_otherwise_unreferenced_wrapper_open(path):
     lines = iter(opened(path))
     gc.collect()
     assert len(list(lines)) == 3
@@ -109,7 +109,7 @@ def test_unclosed_streams_are_listed_while_debugging(monkeypatch):
 
 @pytest.mark.parametrize(("mode", "encoding"), [("rb", None), ("rt", "utf-8")])
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda stream: pickle.loads(pickle.dumps(stream))])
-def test_a_copy_stands_where_the_original_stood(path, mode, encoding, copied):
+def test_a_copy_has_the_position_of_the_original(path, mode, encoding, copied):
     whole = opened(path, mode, encoding).read()
     for position in range(len(whole) + 1):
         stream = opened(path, mode, encoding)
@@ -147,7 +147,7 @@ def test_a_binary_file_that_was_opened_by_path_needs_no_recipe(path):
     assert pickle.loads(pickle.dumps(stream)).read() == stream.read()
 
 
-def test_a_file_that_was_replaced_meanwhile_is_not_opened_by_guess(path):
+def test_a_replaced_file_is_not_reopened(path):
     stream = StreamWrapper(open(path, "rb"))  # noqa: SIM115
     os.rename(path, path + ".old")
     with open(path, "w") as other:

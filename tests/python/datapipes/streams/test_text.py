@@ -63,7 +63,7 @@ def test_bytes_that_do_not_decode_become_what_errors_says(errors, line):
     assert list(blobs(b"a\xffb\n").readlines(decode=True, errors=errors)) == [("file0", line)]
 
 
-def test_where_errors_says_nothing_bytes_are_left_out_with_one_warning(monkeypatch):
+def test_with_errors_ignore_bytes_are_left_out_with_one_warning(monkeypatch):
     monkeypatch.setattr(text, "_told", False)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -75,7 +75,7 @@ def test_where_errors_says_nothing_bytes_are_left_out_with_one_warning(monkeypat
     assert "errors='strict'" in str(warning.message)
 
 
-def test_where_that_warning_is_an_error_it_is_one_each_time(monkeypatch):
+def test_the_warning_is_raised_each_time_if_warnings_are_errors(monkeypatch):
     monkeypatch.setattr(text, "_told", False)
     for _ in range(2):
         with pytest.raises(UserWarning, match="left out"):
@@ -84,7 +84,7 @@ def test_where_that_warning_is_an_error_it_is_one_each_time(monkeypatch):
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32"])
 @pytest.mark.parametrize("mode", ["b", "t"])
-def test_a_mark_of_the_encoding_is_no_part_of_the_text(tmp_path, encoding, mode):
+def test_a_byte_order_mark_is_not_part_of_the_text(tmp_path, encoding, mode):
     content = "\ufeff" + TABLE if encoding in ("utf-8", "utf-16-le") else TABLE
     (tmp_path / "a.csv").write_bytes(content.encode(encoding))
     options = {} if mode == "t" else {"decode": True, "encoding": encoding}
@@ -112,7 +112,7 @@ def test_a_mark_of_the_encoding_is_no_part_of_the_text(tmp_path, encoding, mode)
         check_restore(build)
 
 
-def test_a_file_of_nothing_but_a_mark_has_no_rows():
+def test_a_file_with_only_a_byte_order_mark_has_no_rows():
     assert list(blobs(b"\xef\xbb\xbf").parse_csv()) == []
     assert list(blobs(b"\xef\xbb\xbf").readlines(decode=True)) == []
     assert list(blobs(b"\xef\xbb\xbfa\n").readlines(return_path=False)) == [b"\xef\xbb\xbfa"]  # bytes stay bytes

@@ -260,7 +260,7 @@ ONE = framed(record({"x": ("int", [1])}))
         (struct.pack("<Q", 2**40) + TFRecordWriter.masked_crc(struct.pack("<Q", 2**40)), "max_length=134217728"),
     ],
 )
-def test_damage_is_an_error_that_names_path_record_and_byte(data: bytes, message: str) -> None:
+def test_an_error_names_path_record_and_byte_of_damage(data: bytes, message: str) -> None:
     pipe = IterableWrapper([("whole", io.BytesIO(ONE)), ("damaged", io.BytesIO(ONE + data))]).load_from_tfrecord()
     items = iter(pipe)
     assert len([next(items), next(items)]) == 2
@@ -333,7 +333,7 @@ def test_streams_that_do_not_seek_are_restored_with_what_was_read_ahead() -> Non
     assert len(check_restore(build, keep=plain)) == 20
 
 
-def test_an_error_in_a_stream_arrives_as_it_is_and_closes_the_file() -> None:
+def test_an_error_in_a_stream_is_raised_unchanged_and_closes_the_file() -> None:
     class Failing(io.BytesIO):
         def read(self, size: int | None = -1) -> bytes:
             raise OSError(5, "the disk is gone")
@@ -393,7 +393,7 @@ def test_wrong_options_are_refused_by_the_constructor(options: Any, error: Any, 
         TFRecordLoader([], **options)
 
 
-def test_none_in_a_spec_leaves_a_feature_as_it_is_read() -> None:
+def test_none_in_a_spec_leaves_a_feature_unchanged() -> None:
     fits = framed(record({"f": ("float", [1.5, 2]), "b": ("bytes", [b"a", b"b"]), "one": ("bytes", [b"z"])}))
     [everything] = loaded(fits)
     [chosen] = loaded(fits, {"f": None, "b": None, "one": ((), None)})

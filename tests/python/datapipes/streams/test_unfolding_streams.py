@@ -59,7 +59,7 @@ def test_every_position_is_restored_and_no_file_stays_open(name: str, folder: Pa
 
 
 @pytest.mark.parametrize("name", [name for name in BUILDS if not name.startswith("threads")])
-def test_an_iterator_that_is_dropped_leaves_no_file_open(name: str, folder: Path) -> None:
+def test_a_deleted_iterator_leaves_no_file_open(name: str, folder: Path) -> None:
     pipe, before = BUILDS[name](folder), open_files()
     for position in range(6):
         items = iter(pipe)
@@ -70,9 +70,7 @@ def test_an_iterator_that_is_dropped_leaves_no_file_open(name: str, folder: Path
 
 
 @pytest.mark.parametrize("name", [name for name in BUILDS if name.startswith("threads")])
-def test_an_iterator_with_threads_that_is_dropped_leaves_no_file_open_once_they_have_ended(
-    name: str, folder: Path
-) -> None:
+def test_a_deleted_iterator_with_threads_leaves_no_file_open_once_they_have_ended(name: str, folder: Path) -> None:
     before = open_files()
     pipe = BUILDS[name](folder)
     for position in range(6):

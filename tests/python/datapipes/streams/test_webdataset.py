@@ -72,7 +72,7 @@ def test_wrongly_packed_files_are_errors_that_name_the_sample(paths: list[str], 
     assert outcome(paths) == expected
 
 
-def test_scattered_files_are_noticed_within_some_thousands_of_samples_and_memory_has_an_end() -> None:
+def test_scattered_files_are_noticed_within_some_thousand_samples_and_memory_is_bounded() -> None:
     near = ["1.txt", *(f"{n}.txt" for n in range(2, 9)), "1.cls"]
     assert outcome(near, generation=8) == "scattered 1"
     pipe = numbered([f"{n}.txt" for n in range(100)]).webdataset()
@@ -139,7 +139,7 @@ def test_streams_of_files_that_are_left_out_or_replaced_are_closed() -> None:
     assert [streams[name].closed for name in streams] == [True, True, False]
 
 
-def test_a_half_gathered_sample_in_memory_survives_a_break() -> None:
+def test_a_partly_gathered_sample_in_memory_survives_a_break() -> None:
     files = [(f"{i // 2}.{'ab'[i % 2]}", StreamWrapper(io.BytesIO(bytes([i])))) for i in range(6)]
     build = lambda: IterableWrapper(files).webdataset()  # noqa: E731
     assert len(check_restore(build, keep=read)) == 3

@@ -42,7 +42,7 @@ KINDS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("look", [save_state, lambda pipe: load_state(pipe, STATES[0]), stop_reading])
 @pytest.mark.parametrize("kind", KINDS)
-def test_who_looks_at_a_graph_finds_its_sources_ended(kind: str, look: Callable[[Any], object]) -> None:
+def test_searching_a_graph_finds_its_sources_ended(kind: str, look: Callable[[Any], object]) -> None:
     pipe = KINDS[kind](SlowToEnd(IterableWrapper(range(100))))
     STATES[:] = [save_state(pipe, described=False)]
     iterator = iter(pipe)
@@ -59,7 +59,7 @@ def test_who_looks_at_a_graph_finds_its_sources_ended(kind: str, look: Callable[
 STATES: list[Any] = []
 
 
-def test_ranks_that_are_waited_for_hold_up_nobody_who_looks() -> None:
+def test_waiting_ranks_do_not_block_an_observer() -> None:
     """The thread of `fullsync` releases its source before it reports to the other ranks that it leaves."""
     asked, answer = threading.Event(), threading.Event()
 

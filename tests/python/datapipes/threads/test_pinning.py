@@ -38,7 +38,7 @@ class Pinnable:
         return self
 
 
-def test_containers_keep_their_types_and_what_cannot_be_pinned_is_returned_as_it_is() -> None:
+def test_containers_keep_their_types_and_other_objects_are_returned_unchanged() -> None:
     items = [
         3,
         "text",
@@ -66,7 +66,7 @@ def marked(item: Any, device: Any) -> Any:
     return item, device, threading.current_thread() is threading.main_thread()
 
 
-def test_a_function_of_ones_own_is_called_in_a_thread_with_item_and_device() -> None:
+def test_the_user_s_function_is_called_in_a_thread_with_item_and_device() -> None:
     pipe = IterableWrapper(range(4)).pin_memory(device="cuda:0", pin_memory_fn=marked)
     assert list(pipe) == list(pipe) == [(item, "cuda:0", False) for item in range(4)]
     assert len(pipe) == 4
@@ -166,7 +166,7 @@ def test_the_thread_works_for_the_device_of_its_pipe(monkeypatch: pytest.MonkeyP
     assert gpus.current() == 2
 
 
-def test_what_was_saved_after_pinning_is_pinned_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_items_saved_after_pinning_are_pinned_again(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = Gpus(monkeypatch)
     pipe = IterableWrapper([torch.tensor(n) for n in range(4)]).pin_memory(device=1)
     items = iter(pipe)
@@ -188,7 +188,7 @@ def test_what_was_saved_after_pinning_is_pinned_again(monkeypatch: pytest.Monkey
         ("cuda:7", RuntimeError, "invalid device ordinal 7"),
     ],
 )
-def test_a_device_that_is_not_there_ends_the_iteration_with_an_error(
+def test_a_missing_device_ends_the_iteration_with_an_error(
     monkeypatch: pytest.MonkeyPatch, device: str, error: type[Exception], message: str
 ) -> None:
     Gpus(monkeypatch)

@@ -219,7 +219,7 @@ def test_loading_a_state_halts_a_thread_that_still_reads_the_source() -> None:
     assert next(iter(pipe)) == 1
 
 
-def test_a_pass_that_begins_unread_reads_where_somebody_waits_and_once_it_may() -> None:
+def test_a_pass_that_begins_unread_reads_once_a_reader_waits_and_reading_is_allowed() -> None:
     source = Counting(50)
     pipe = source.prefetch(3).prefetch(2)
     with beginning_unread():
@@ -234,7 +234,7 @@ def test_a_pass_that_begins_unread_reads_where_somebody_waits_and_once_it_may() 
     assert list(pipe) == list(range(50))
 
 
-def test_loading_the_beginning_halts_a_thread_that_would_draw_random_numbers() -> None:
+def test_loading_the_beginning_stops_a_thread_that_would_draw_random_numbers() -> None:
     def slowly_drawn(item: int) -> float:
         time.sleep(0.01)
         return random.random()
@@ -272,7 +272,7 @@ DRAWN_IN_THREAD: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("build", DRAWN_IN_THREAD.values(), ids=DRAWN_IN_THREAD)
-def test_what_its_thread_has_drawn_ahead_of_a_state_is_drawn_again_by_a_replay(build: Callable[[Any], Any]) -> None:
+def test_a_replay_repeats_random_draws_that_a_thread_made_ahead_of_a_state(build: Callable[[Any], Any]) -> None:
     def made() -> Any:
         return build(IterableWrapper(range(7)))
 

@@ -99,7 +99,7 @@ def test_reading_ahead_is_bounded_and_happens_in_the_consumers_thread(scheduled_
     assert source.readers == {threading.current_thread().name}
 
 
-def test_the_exception_of_a_call_comes_in_its_place_and_the_results_after_it_can_be_read() -> None:
+def test_the_exception_of_a_call_is_raised_at_its_position_and_later_results_can_be_read() -> None:
     pipe = IterableWrapper(range(6)).threadpool_map(fails_at_3, scheduled_tasks=4)
     iterator = iter(pipe)
     assert [next(iterator) for _ in range(3)] == [0, 10, 20]
@@ -142,7 +142,7 @@ def test_a_function_that_raises_stop_iteration_does_not_end_the_iteration() -> N
     assert list(iterator) == [2]
 
 
-def test_a_function_may_end_with_an_exception_that_is_none_of_exceptions() -> None:
+def test_a_function_may_raise_a_base_exception() -> None:
     def function(item: int) -> int:
         raise SystemExit(item)
 
@@ -157,7 +157,7 @@ def test_a_finished_iterator_has_no_threads_left_even_while_it_is_kept() -> None
     assert list(iterator) == []
 
 
-def test_a_call_that_blocks_holds_up_neither_dropping_nor_a_new_iteration() -> None:
+def test_a_blocking_call_delays_neither_deletion_nor_a_new_iteration() -> None:
     gate = Gate(1)
     pipe = IterableWrapper(range(4)).threadpool_map(gate)
     iterator = iter(pipe)
@@ -203,7 +203,7 @@ def test_a_failing_initializer_is_the_cause_of_an_error_of_the_type_that_executo
     assert isinstance(caught.value.__cause__, OSError)
 
 
-def test_fewer_threads_than_wanted_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fewer_threads_than_requested_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
     start = threading.Thread.start
 
     def limited(thread: threading.Thread) -> None:
@@ -290,7 +290,7 @@ def test_an_abandoned_iteration_is_saved_and_restored_exactly() -> None:
     assert list(other) == [[number] * 2 for number in range(5, 20)]
 
 
-def test_errors_that_are_held_ready_are_in_the_state_at_their_place() -> None:
+def test_buffered_errors_are_in_the_state_at_their_position() -> None:
     def function(item: list[int]) -> int:
         return fails_at_3(item[0])
 
@@ -310,7 +310,7 @@ def test_errors_that_are_held_ready_are_in_the_state_at_their_place() -> None:
     assert list(tail) == [40, 50]
 
 
-def test_the_sources_error_that_comes_later_is_in_the_state() -> None:
+def test_a_later_error_of_the_source_is_in_the_state() -> None:
     pipe = Watched(10, fail_at=3).threadpool_map(str)
     iterator = iter(pipe)
     assert next(iterator) == "0"

@@ -29,7 +29,7 @@ def test_urls_become_pairs_of_url_and_stream_in_order(web):
     assert [url for url, _ in IterableWrapper(urls).read_from_http(5, False)] == urls
 
 
-def test_bytes_are_taken_as_urls_too(web):
+def test_urls_may_be_bytes(web):
     assert opened(OnlineReader, web.url("a", b"x").encode()) == [(web.url("a").encode(), b"x")]
 
 
@@ -101,7 +101,7 @@ def test_connections_that_a_parent_opened_are_left_to_it(monkeypatch):
 
 
 @pytest.mark.parametrize(("query", "said"), [({}, "404 Client Error"), ({"status": 500}, "500 Server Error")])
-def test_an_answer_that_is_an_error_names_pipe_and_url(web, query, said):
+def test_an_error_response_names_pipe_and_url(web, query, said):
     before, url = open_files(), web.url("nothing", **query)
     with pytest.raises(requests.HTTPError, match=rf"HttpReader cannot open '{web.root}.*{said}") as failure:
         opened(HttpReader, url)
@@ -121,7 +121,7 @@ def test_an_answer_that_is_an_error_names_pipe_and_url(web, query, said):
         ("http://", requests.exceptions.InvalidURL, "http://"),
     ],
 )
-def test_what_is_no_http_url_is_a_value_error(reader, url, error, said):
+def test_a_url_that_is_not_http_raises_a_value_error(reader, url, error, said):
     with pytest.raises(error) as failure:
         list(reader([url]))
     assert isinstance(failure.value, ValueError)
@@ -129,7 +129,7 @@ def test_what_is_no_http_url_is_a_value_error(reader, url, error, said):
     assert said in str(failure.value)
 
 
-def test_a_host_that_refuses_is_a_connection_error(web):
+def test_a_refused_connection_raises_a_connection_error(web):
     with pytest.raises(requests.ConnectionError, match=r"HttpReader cannot open 'http://127.0.0.1:1/x'"):
         opened(HttpReader, "http://127.0.0.1:1/x")
 
@@ -145,7 +145,7 @@ def test_a_server_that_never_answers_is_a_timeout(web, monkeypatch):
         opened(HttpReader, url)
 
 
-def test_waiting_for_ever_must_be_asked_for():
+def test_an_endless_wait_must_be_requested():
     assert all(limit is not None for limit in _http.checked_timeout("HttpReader", None))
     assert _http.checked_timeout("HttpReader", float("inf")) == (None, None)
     assert _http.checked_timeout("HttpReader", 7) == (7, 7)
@@ -166,7 +166,7 @@ def test_urls_that_cannot_be_opened_are_skipped_with_a_warning_that_names_them(w
     assert open_files() == before
 
 
-def test_a_source_that_raises_is_not_taken_for_a_url_that_cannot_be_opened(web):
+def test_a_source_that_raises_is_not_mistaken_for_a_url_that_cannot_be_opened(web):
     def urls():
         yield web.url("a", b"x")
         raise KeyError("the source")
@@ -229,7 +229,7 @@ def test_links_to_drive_files_of_all_kinds_lead_to_the_download(web, path):
     assert web.requests()[0]["path"].startswith("/uc?")
 
 
-def test_a_resource_key_goes_along_and_other_urls_stay_as_they_are():
+def test_a_resource_key_is_kept_and_other_urls_are_unchanged():
     link = "https://drive.google.com/file/d/AbC/view?resourcekey=0-x_y&usp=sharing"
     assert _gdrive.download_url(link) == "https://drive.google.com/uc?export=download&id=AbC&resourcekey=0-x_y"
     for other in (
@@ -239,7 +239,7 @@ def test_a_resource_key_goes_along_and_other_urls_stay_as_they_are():
         assert _gdrive.download_url(other) == other
 
 
-def test_a_name_that_is_told_encoded_alone_is_decoded(web):
+def test_an_encoded_file_name_is_decoded(web):
     assert opened(GDriveReader, web.drive("encoded", b"x")) == [("été.txt", b"x")]
 
 
@@ -247,7 +247,7 @@ def test_a_name_that_is_told_encoded_alone_is_decoded(web):
     ("id_", "said"),
     [("quota", "quota was exceeded"), ("view", "a page instead of a file"), ("unnamed", "no file name")],
 )
-def test_a_drive_file_that_cannot_be_had_is_an_error_that_says_why(web, id_, said):
+def test_an_error_says_why_a_drive_file_is_unavailable(web, id_, said):
     before, link = open_files(), web.drive(id_, b"x")
     with pytest.raises(RuntimeError, match=rf"GDriveReader.*{said}") as failure:
         opened(GDriveReader, link)
@@ -258,7 +258,7 @@ def test_a_drive_file_that_cannot_be_had_is_an_error_that_says_why(web, id_, sai
     assert open_files() == before
 
 
-def test_the_name_that_a_server_says_is_the_last_part_alone_and_never_a_path():
+def test_only_the_last_part_of_a_server_s_file_name_is_used():
     class Response:
         headers: dict[str, str] = {}  # noqa: RUF012
 
@@ -278,7 +278,7 @@ def test_the_name_that_a_server_says_is_the_last_part_alone_and_never_a_path():
             client.title("link", response)
 
 
-def test_a_page_of_a_hostile_server_costs_no_more_than_one_of_drive():
+def test_a_page_of_a_hostile_server_costs_no_more_than_a_page_of_drive():
     from torchdata.datapipes.iter.web.gdrive_page import Page
 
     size, began = _gdrive._LARGEST_PAGE, time.process_time()
@@ -287,12 +287,12 @@ def test_a_page_of_a_hostile_server_costs_no_more_than_one_of_drive():
     assert time.process_time() - began < 30, "a mebibyte took minutes"
 
 
-def test_a_drive_file_that_is_not_there_is_an_http_error(web):
+def test_a_missing_drive_file_raises_an_http_error(web):
     with pytest.raises(requests.HTTPError, match="GDriveReader cannot open .*404"):
         opened(GDriveReader, web.root + "/uc?export=download&id=missing")
 
 
-def test_a_form_gets_the_users_settings_only_where_it_belongs_to_google():
+def test_only_forms_of_google_receive_the_user_s_settings():
     page = "https://drive.google.com/uc?id=x"
     for target in ("https://drive.usercontent.google.com/download", "https://drive.google.com/uc"):
         assert _gdrive._trusted(target, page)
@@ -330,7 +330,7 @@ def test_a_pipe_and_its_errors_pickle(web):
     assert str(pickle.loads(pickle.dumps(failure.value))) == str(failure.value)
 
 
-def test_a_function_that_old_code_puts_in_place_of_the_one_for_proxies_is_asked(web, monkeypatch):
+def test_a_function_that_old_code_patches_in_for_proxies_is_called(web, monkeypatch):
     url = web.url("a", b"x")
     monkeypatch.delenv("NO_PROXY")
     monkeypatch.setattr("torchdata.datapipes.iter.load.online._get_proxies", lambda: {"http": "http://127.0.0.1:9/"})

@@ -87,7 +87,7 @@ def test_a_file_that_changes_during_a_break_is_an_error(web: Any) -> None:
         opened.read()
 
 
-def test_a_copy_of_a_stream_that_was_continued_stands_where_it_stood(web: Any) -> None:
+def test_a_copy_of_a_continued_stream_has_its_position(web: Any) -> None:
     [(_, stream)] = HttpReader([web.url("a", CONTENT, drop=100_000)])
     assert stream.read(150_000) == CONTENT[:150_000]
     twin = pickle.loads(pickle.dumps(stream))
@@ -95,13 +95,13 @@ def test_a_copy_of_a_stream_that_was_continued_stands_where_it_stood(web: Any) -
 
 
 @pytest.mark.parametrize(("status", "requests_sent"), [(503, 3), (404, 1), (403, 1)])
-def test_only_answers_that_may_pass_are_asked_for_again(web: Any, status: int, requests_sent: int) -> None:
+def test_only_temporary_error_responses_are_retried(web: Any, status: int, requests_sent: int) -> None:
     with pytest.raises(requests.HTTPError, match=rf"HttpReader cannot open 'http.*': {status} "):
         list(HttpReader([web.url("a", b"x", status=status)], max_retries=2))
     assert len(web.requests()) == requests_sent
 
 
-def test_a_server_that_stays_silent_is_a_timeout_after_the_last_attempt(web: Any) -> None:
+def test_a_silent_server_raises_a_timeout_after_the_last_attempt(web: Any) -> None:
     with pytest.raises(requests.ReadTimeout, match=r"0\.1 s of silence, in 2 attempts"):
         list(HttpReader([web.url("a", b"x", wait="never")], timeout=0.1, max_retries=1))
     assert len(web.requests()) == 2

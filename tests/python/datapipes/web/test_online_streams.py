@@ -64,7 +64,7 @@ def test_a_stream_reads_like_a_file_also_through_copies(web, plan, habit, copies
     stream.close()
 
 
-def test_a_copy_asks_for_nothing_before_it_is_read_and_then_for_the_rest_alone(web):
+def test_a_copy_requests_nothing_before_it_is_read_and_then_only_the_rest(web):
     before, stream = open_files(), stream_of(web.url("a", CONTENT))
     stream.read(100)
     tag = stream.headers["ETag"]
@@ -82,7 +82,7 @@ def test_a_copy_asks_for_nothing_before_it_is_read_and_then_for_the_rest_alone(w
     assert open_files() == before
 
 
-def test_a_stream_at_its_end_is_not_asked_for_again(web):
+def test_a_stream_at_its_end_is_not_requested_again(web):
     stream = stream_of(web.url("a", CONTENT))
     assert stream.read() == CONTENT
     web.forget_requests()
@@ -128,7 +128,7 @@ def test_a_chunked_file_that_is_shorter_now_is_an_error(web):
         twin.read()
 
 
-def test_an_unread_stream_may_be_of_a_file_that_has_changed(web):
+def test_an_unread_stream_may_belong_to_a_changed_file(web):
     stream = stream_of(web.url("a", CONTENT))
     twin = again(stream)
     web.url("a", b"new content")
@@ -136,14 +136,14 @@ def test_an_unread_stream_may_be_of_a_file_that_has_changed(web):
     assert again(twin).read() == b" content"
 
 
-def test_another_range_than_the_one_asked_for_is_an_error(web):
+def test_another_range_than_requested_raises_an_error(web):
     stream = stream_of(web.url("a", CONTENT, ranges="wrong"))
     stream.read(100)
     with pytest.raises(RuntimeError, match=r"from byte 100 on, but its server sent bytes 99-"):
         again(stream).read()
 
 
-def test_a_file_that_is_gone_is_an_http_error_when_its_copy_is_read(web):
+def test_reading_a_copy_of_a_removed_file_raises_an_http_error(web):
     stream = stream_of(web.url("a", CONTENT))
     twin = again(stream)
     (web.folder / "a").unlink()
@@ -151,7 +151,7 @@ def test_a_file_that_is_gone_is_an_http_error_when_its_copy_is_read(web):
         twin.read()
 
 
-def test_a_part_that_the_user_asked_for_is_read_and_dropped_up_to_the_place(web):
+def test_a_requested_part_is_read_and_dropped_up_to_the_position(web):
     stream = stream_of(web.url("a", CONTENT), headers={"range": "bytes=10-"})
     assert stream.read(20) == CONTENT[10:30]
     assert again(stream).read() == CONTENT[30:]
@@ -189,7 +189,7 @@ def test_a_pipeline_over_urls_is_restored_at_every_position(web, suffix, habit):
     assert len(items) == {"streams": 5, "shuffled": 5, "lines": 10, "chunks": 8}[suffix]
 
 
-def test_skipped_urls_do_not_move_the_place(web):
+def test_skipped_urls_do_not_change_the_position(web):
     urls = [web.url(name, name.encode()) for name in "abc"]
     urls[1:1] = urls[3:3] = [web.url("missing")]
 
@@ -225,7 +225,7 @@ def test_an_archive_is_read_as_it_arrives_and_restored_at_every_position(shard):
     assert [content for _, content in items] == [b"%d" % number * 1000 for number in range(4)]
 
 
-def test_an_archive_that_is_gone_when_it_is_opened_again_is_not_called_damaged(web, shard):
+def test_an_archive_that_was_removed_is_not_reported_as_damaged(web, shard):
     pipe, other = (HttpReader([shard]).load_from_tar() for _ in range(2))
     items = iter(pipe)
     next(items)
