@@ -46,7 +46,7 @@ def test_an_exited_process_has_no_loaders() -> None:
     ("said", "seconds"),
     [("00:01:30\n", 90.0), ("  0:01.50\n", 1.5), ("1-02:03:04\n", 93_784.0), ("", None), ("no such process", None)],
 )
-def test_without_proc_the_state_comes_from_ps(
+def test_without_proc_the_processor_time_comes_from_ps(
     monkeypatch: pytest.MonkeyPatch, said: str, seconds: float | None
 ) -> None:
     def run(command: list[str], **_options: Any) -> SimpleNamespace:

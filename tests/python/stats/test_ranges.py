@@ -46,7 +46,7 @@ def test_an_error_ends_its_profiler_ranges_and_is_raised_unchanged(torch: Any) -
     assert counts(profiler) == {"torchdata: IterableWrapper": 4, "torchdata: Mapper(fail_at_3)": 4}
 
 
-def test_a_forked_child_and_a_program_without_torch_have_no_leased_tensors(
+def test_a_forked_child_and_a_program_without_torch_have_no_profiler_ranges(
     torch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert ranges() is not None
