@@ -17,6 +17,7 @@ that uses it is pickled.
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import io
 import operator
 import pickle
@@ -53,6 +54,8 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             return operator.getitem, ((obj.resolve(),), 0)
         if cls is _FORWARD_REFERENCE:
             return cls, (obj.__forward_arg__,)
+        if isinstance(obj, BaseException) and (way := _reduced_error(obj)) is not NotImplemented:
+            return way
         if cls not in _seen:
             by_value = super().reducer_override(cls) is not NotImplemented
             _seen[cls] = set() if by_value and _way_of(cls) is not object else None
@@ -143,6 +146,28 @@ def _annotations_as_text(function: FunctionType) -> dict[str, str]:
         with contextlib.suppress(Exception):  # an expression without names, such as 1 / 0
             return get_annotations(function, format=Format.STRING)
     return {}
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+
+def _reduced_error(error: BaseException) -> Any:
+    """Returns how to pickle an exception whose class has a constructor in Python, for `reducer_override`.
+
+    By default, unpickling calls the constructor with `error.args`. A constructor with other parameters then raises an
+    error, or changes the message. Here, unpickling sets arguments and attributes without calling the constructor.
+    """
+    cls = type(error)
+    if (
+        cls.__reduce__ is not BaseException.__reduce__
+        or cls.__reduce_ex__ is not object.__reduce_ex__
+        or not isinstance(cls.__init__, FunctionType)
+        or isinstance(cls.__new__, FunctionType)
+        or cls in copyreg.dispatch_table
+        or getattr(copyreg, "_slotnames")(cls)  # noqa: B009 # private
+    ):
+        return NotImplemented
+    return getattr(copyreg, "__newobj__"), (cls, *error.args), vars(error) or None  # noqa: B009 # missing in typeshed
 
 
 # -- values that would be lost ----------------------------------------------------------------------------------------

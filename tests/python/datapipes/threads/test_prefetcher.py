@@ -186,6 +186,46 @@ def _fails_at_3(item: int) -> int:
     return item
 
 
+class Worded(Exception):
+    """An exception whose constructor takes other arguments than it passes on."""
+
+    def __init__(self, word: str, *, number: int) -> None:
+        super().__init__(f"{word} {number}")
+        self.number = number
+
+
+class Doubled(Exception):
+    """An exception whose constructor changes its argument."""
+
+    def __init__(self, word: str) -> None:
+        super().__init__(f"{word}!")
+
+
+@pytest.mark.parametrize("is_local", [False, True])
+@pytest.mark.parametrize("error", [Worded("three", number=3), Doubled("three")], ids=["other arguments", "changed"])
+def test_the_state_of_a_buffered_error_loads_whatever_its_constructor_takes(error: Exception, is_local: bool) -> None:
+    class Local(type(error)):  # type: ignore[misc]
+        pass
+
+    def fails(item: int) -> int:
+        if item == 3:
+            raise Local.__new__(Local, *error.args) if is_local else error
+        return item
+
+    pipe = IterableWrapper(range(5)).map(fails).prefetch(10)
+    iterator = iter(pipe)
+    assert next(iterator) == 0
+    wait_for(lambda: prefetching_threads() == 0)
+    restored = IterableWrapper(range(5)).map(fails).prefetch(10)
+    load_state(restored, pickle.loads(pickle.dumps(save_state(pipe))))
+    got = iter(restored)
+    assert [next(got), next(got)] == [1, 2]
+    with pytest.raises(type(error)) as caught:
+        next(got)
+    assert str(caught.value) == str(error)
+    assert getattr(caught.value, "number", 3) == 3
+
+
 class Seekable(IterDataPipe[int]):
     """Counts from its position; loading a state lets another thread run before it returns."""
 

@@ -11,6 +11,7 @@ state. Pure functions.
 from __future__ import annotations
 
 import pickle
+from contextlib import suppress
 from types import NoneType
 from typing import Any
 
@@ -140,20 +141,26 @@ def _frozen(value: Any) -> Any:
 
 
 def _pickled(values: dict[str, Any], owner: str) -> bytes:
-    try:
-        return pickle.dumps(values, protocol=5)
-    except Exception:
-        from torchdata._by_value import dumps  # lambdas, local classes
+    if not any(map(_holds_error, values.values())):
+        with suppress(Exception):
+            return pickle.dumps(values, protocol=5)
+    from torchdata._by_value import dumps  # errors, lambdas, local classes
 
-        try:
-            pickled = dumps(values)
-        except Exception as error:
-            culprit = next((name for name, value in values.items() if not _pickles(value)), None)
-            raise TypeError(
-                f"the state of {owner} cannot be saved, because what it holds under {culprit!r} cannot be pickled "
-                f"({type(error).__name__}: {error}); let items that wait in a pipe be such that pickle can hold them"
-            ) from error
-        return pickled
+    try:
+        return dumps(values)
+    except Exception as error:
+        culprit = next((name for name, value in values.items() if not _pickles(value)), None)
+        raise TypeError(
+            f"the state of {owner} cannot be saved, because what it holds under {culprit!r} cannot be pickled "
+            f"({type(error).__name__}: {error}); let items that wait in a pipe be such that pickle can hold them"
+        ) from error
+
+
+def _holds_error(value: Any) -> bool:
+    """Returns whether a value is an error that waits in a pipe, or a list of pairs of which one has an error."""
+    if type(value) is list:
+        return any(type(one) is tuple and len(one) == 2 and isinstance(one[1], BaseException) for one in value)
+    return isinstance(value, BaseException)
 
 
 def _pickles(value: Any) -> bool:
