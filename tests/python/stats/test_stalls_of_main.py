@@ -96,7 +96,7 @@ def test_a_slow_item_of_the_main_process_is_reported_with_its_stack_repeatedly()
     assert f"main (pid {os.getpid()}) is " in text
     assert "Stack (most recent call first):" in text
     assert "in hang_until_told_twice" in text
-    assert "in test_an_item" in text
+    assert "in test_a_slow_item" in text
     assert str(second.message) != text
     wait_for(lambda: watching_threads() == 0)
 

@@ -428,7 +428,7 @@ BAD_ARGUMENTS: list[BadArgument] = [
     (lambda: ints().groupby(is_even, group_size=2, guaranteed_group_size=3), AssertionError, "guaranteed"),
     (lambda: Sampler(ints().filter(is_even)), AssertionError, "length"),
     (lambda: Sampler(ints(), 3), TypeError, "sampler"),
-    (lambda: ints().sharding_filter(7), ValueError, "sharding_group_filter"),
+    (lambda: ints().sharding_filter("7"), TypeError, "sharding_group_filter"),
     (
         lambda: ints().sharding_round_robin_dispatch(SHARDING_PRIORITIES.DISTRIBUTED),
         NotImplementedError,

@@ -79,13 +79,11 @@ ROWS: list[Row] = [
         "decompress",
         build_decompressed,
         lambda xs: [(f"{x}.gz", b"%d" % x) for x in xs],
-        length=NO_LENGTH,
     ),
     Row(
         "extract",
         lambda s: Extractor(s().map(bzipped), "bz2").map(content_of),
         lambda xs: [(f"{x}.bz2", b"%d" % x) for x in xs],
-        length=NO_LENGTH,
     ),
     Row(
         "load_from_bz2",
