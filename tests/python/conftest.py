@@ -148,7 +148,7 @@ def _small_heap() -> None:
 
 @pytest.fixture(autouse=True)
 def _every_interrupt_is_raised() -> Iterator[None]:
-    """Takes away what hypothesis leaves behind in its process: it has the collector of garbage call Python code.
+    """Removes the hook of hypothesis that makes the garbage collector call Python code.
 
     An interrupt that comes in such a call is reported, not raised.
     """

@@ -343,7 +343,7 @@ class _Worker:
 
 @dataclass
 class Job(Program):
-    """The task of the workers. It is the same for all of them, so that it is pickled once."""
+    """The task of the workers. All workers get the same object, so it is pickled only once."""
 
     runner: ClassVar[type[Runner]] = _Worker
     #: PyTorch's name for a worker.

@@ -75,7 +75,7 @@ def test_any_flipped_bits_are_damage(field, part, data):
 
 
 @given(st.sampled_from(FIELDS), st.integers(0, 1), st.data(), st.booleans())
-def test_truncated_states_are_damaged_with_and_without_checksums(field, part, data, summed):
+def test_truncated_states_are_reported_as_damaged_with_and_without_checksums(field, part, data, summed):
     cut = damaged(field, part, lambda whole: whole[: data.draw(st.integers(0, len(whole) - 1))])
     if not summed:
         del cut["checksums"]

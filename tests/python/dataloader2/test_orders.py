@@ -123,7 +123,7 @@ def test_an_epoch_without_an_end_is_compared_while_it_runs() -> None:
     fails(IterableWrapper(endless).sharding_filter())
 
 
-def test_a_random_filter_before_the_sharding_is_an_error() -> None:
+def test_a_random_filter_before_the_sharding_raises_an_error() -> None:
     fails(IterableWrapper(range(2000)).filter(is_drawn).sharding_filter())
 
 

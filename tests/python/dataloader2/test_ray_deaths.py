@@ -125,7 +125,7 @@ def test_an_actor_that_is_stopped_is_found_by_the_timeout_and_replaced(monkeypat
     wait_for(lambda: is_gone(deaf[0].pid) and is_gone(deaf[0].host))
 
 
-def test_an_actor_that_is_stopped_is_an_error_after_the_timeout_and_ends_with_the_loader() -> None:
+def test_an_actor_that_is_stopped_raises_an_error_after_the_timeout_and_ends_with_the_loader() -> None:
     pipe = IterableWrapper(range(100_000)).sharding_filter().map(reading)
     # sufficient for actors to start on a busy machine
     with DataLoader2(pipe, reading_service=remote(timeout=20.0)) as loader:

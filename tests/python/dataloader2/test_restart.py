@@ -285,7 +285,7 @@ def test_a_paused_and_limited_loader_goes_on_after_its_workers_were_killed(dispa
 
 
 @pytest.mark.parametrize("dispatched", [False, True])
-def test_an_exit_after_a_function_was_applied_to_the_graphs_is_an_error_that_names_the_function(dispatched):
+def test_an_exit_after_a_function_was_applied_to_the_graphs_raises_an_error_that_names_the_function(dispatched):
     pipe = IterableWrapper(range(40))
     pipe = pipe.sharding_round_robin_dispatch(MULTIPROCESSING) if dispatched else pipe.sharding_filter()
     with restarting(pipe.map(same)) as loader:

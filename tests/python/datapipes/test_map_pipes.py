@@ -73,7 +73,7 @@ def test_a_map_pipe_is_read_by_index_and_knows_its_length(name):
 
 
 @pytest.mark.parametrize("name", PIPES)
-def test_an_index_outside_is_an_index_error(name):
+def test_an_index_outside_raises_an_index_error(name):
     build, expected = PIPES[name]
     with pytest.raises(IndexError):
         build()[len(expected)]

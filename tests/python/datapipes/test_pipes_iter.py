@@ -131,7 +131,7 @@ def test_a_stop_iteration_in_a_function_raises_an_error_and_does_not_end_the_epo
             list(pipe)
 
 
-def test_a_stop_iteration_in_a_function_after_a_full_epoch_is_an_error_too() -> None:
+def test_a_stop_iteration_in_a_function_after_a_full_epoch_raises_an_error_too() -> None:
     calls = iter(range(8))
     pipe = IterableWrapper(range(5)).map(lambda _: next(calls))
     assert list(pipe) == [0, 1, 2, 3, 4]
@@ -178,7 +178,7 @@ def test_a_batch_is_a_list_of_its_own_type() -> None:
     assert type(pickle.loads(pickle.dumps(chunk))) is DataChunk
 
 
-def test_unbatching_deeper_than_the_data_is_an_error_that_names_the_level() -> None:
+def test_unbatching_deeper_than_the_data_raises_an_error_that_names_the_level() -> None:
     with pytest.raises(IndexError, match="unbatch_level 2 exceeds the depth"):
         list(IterableWrapper([[1]]).unbatch(2))
 
@@ -188,7 +188,7 @@ def test_groups_that_leave_a_full_buffer_keep_their_own_key() -> None:
     assert list(pipe) == [(1, [1, 1]), (2, [2])]
 
 
-def test_a_full_buffer_of_small_groups_is_an_error_unless_they_are_dropped() -> None:
+def test_a_full_buffer_of_small_groups_raises_an_error_unless_they_are_dropped() -> None:
     sizes = {"buffer_size": 3, "group_size": 3, "guaranteed_group_size": 2}
     with pytest.raises(RuntimeError, match="Failed to group items"):
         list(IterableWrapper(range(5)).groupby(lambda n: n, **sizes))

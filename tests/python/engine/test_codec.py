@@ -94,7 +94,7 @@ def test_a_cycle_arrives_as_a_cycle(loopback):
     assert received[1] is received
 
 
-def test_deep_nesting_arrives(loopback):
+def test_deeply_nested_items_are_sent_unchanged(loopback):
     nested = []
     for _ in range(200):
         nested = [nested]

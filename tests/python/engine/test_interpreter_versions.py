@@ -113,7 +113,7 @@ def test_functions_and_pipes_may_have_annotations_that_only_a_type_checker_can_e
 
 @needs_lazy_annotations
 @pytest.mark.parametrize("method", METHODS)
-def test_local_functions_and_classes_with_such_annotations_are_sent(method: str, tmp_path: Path) -> None:
+def test_local_functions_and_classes_with_unevaluable_annotations_are_sent(method: str, tmp_path: Path) -> None:
     program = f"""
     def local(item: Item, *rest: Item, more: Item = 1) -> Item:
         return item + more

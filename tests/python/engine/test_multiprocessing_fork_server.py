@@ -85,7 +85,7 @@ def wait_until_up(server):
         server._receive()
 
 
-def test_a_fork_server_that_dies_whenever_it_is_asked_is_an_error(monkeypatch):
+def test_a_fork_server_that_dies_whenever_it_is_asked_raises_an_error(monkeypatch):
     datapipe = IterableWrapper(range(9)).sharding_filter()
     with loader(datapipe, multiprocessing_context="forkserver") as dl:
         assert sorted(dl) == list(range(9))

@@ -278,7 +278,7 @@ SHORT_OF_MEMORY = """
 
 
 @pytest.mark.parametrize("budget", [1024, 0])
-def test_an_item_for_which_main_has_no_memory_is_an_error_and_the_next_epoch_is_complete(budget):
+def test_an_item_for_which_main_has_no_memory_raises_an_error_and_the_next_epoch_is_complete(budget):
     # With a budget the item is in one block of shared memory; without a budget it is sent in pieces.
     run = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(SHORT_OF_MEMORY % budget)],

@@ -138,7 +138,7 @@ def test_each_object_of_a_class_is_looked_at(loopback: Any) -> None:
         loopback.one(item)
 
 
-def test_a_state_that_would_lose_values_is_an_error() -> None:
+def test_a_state_that_would_lose_values_raises_an_error() -> None:
     pipe = IterableWrapper([message(stamp=0), message(stamp=1)], deepcopy=False).shuffle()
     next(iter(pipe))
     with pytest.raises(TypeError, match=LOST.format("Message", "stamp")):

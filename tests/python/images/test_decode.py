@@ -333,7 +333,7 @@ def test_images_are_decoded_in_many_threads_at_once() -> None:
 
 
 @BOTH
-def test_a_file_that_is_cut_off_is_an_error_that_names_it_or_is_kept(decoder: str, tmp_path: Path) -> None:
+def test_a_file_that_is_cut_off_raises_an_error_that_names_it_or_is_kept(decoder: str, tmp_path: Path) -> None:
     whole = encoded(np.ascontiguousarray(photographs()[1]))
     path = tmp_path / "cut.jpg"
     path.write_bytes(whole[: len(whole) // 2])

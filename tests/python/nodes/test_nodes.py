@@ -95,7 +95,7 @@ def test_methods_that_a_subclass_must_define_raise_an_error() -> None:
         lambda: ParallelMapper(numbers(3), str, 2),
     ],
 )
-def test_next_before_reset_is_an_error_that_names_the_node(make: Callable[[], BaseNode[Any]]) -> None:
+def test_next_before_reset_raises_an_error_that_names_the_node(make: Callable[[], BaseNode[Any]]) -> None:
     node = make()
     with pytest.raises(RuntimeError, match=rf"{type(node).__name__}.next\(\) was called before reset\(\)"):
         node.next()
@@ -221,7 +221,7 @@ def test_states_have_the_layout_of_torchdata_0_11() -> None:
         ),
     ],
 )
-def test_a_wrong_argument_is_an_error_that_names_node_and_argument(
+def test_a_wrong_argument_raises_an_error_that_names_node_and_argument(
     make: Callable[[], Any], error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):

@@ -115,7 +115,7 @@ def test_a_number_out_of_range_is_refused_by_an_error_that_names_its_field(
             assert next(iter(loader)) is not None
 
 
-def test_a_field_that_is_missing_is_an_error_that_names_it() -> None:
+def test_a_field_that_is_missing_raises_an_error_that_names_it() -> None:
     for make, path, _ in CASES:
         state = saved(make, 2)
         field = state["root"]

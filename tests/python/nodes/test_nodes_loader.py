@@ -141,7 +141,7 @@ def test_a_stateful_iterable_is_restored_by_its_own_state() -> None:
     assert places.begun == 0
 
 
-def test_data_that_has_become_shorter_than_the_state_is_an_error() -> None:
+def test_data_that_has_become_shorter_than_the_state_raises_an_error() -> None:
     for node in (numbers(2), SamplerWrapper(range(2))):
         node.reset({"_num_yielded": 3, "_epoch": 0})
         with pytest.raises(ValueError, match="saved after 3 items, but there are only 2"):

@@ -143,13 +143,13 @@ def test_an_item_that_does_not_pickle_is_an_error_in_its_place() -> None:
     node.shutdown()
 
 
-def test_a_function_that_cannot_be_pickled_is_an_error_that_tells_the_remedy() -> None:
+def test_a_function_that_cannot_be_pickled_raises_an_error_that_tells_the_remedy() -> None:
     lock = threading.Lock()
     with pytest.raises(TypeError, match=r"map_fn cannot be pickled.*connections in the function$"):
         over_processes(lambda n: lock, multiprocessing_context="spawn").reset()
 
 
-def test_an_unknown_way_to_start_is_an_error() -> None:
+def test_an_unknown_way_to_start_raises_an_error() -> None:
     with pytest.raises(ValueError, match="nonsense"):
         over_processes(square, multiprocessing_context="nonsense").reset()
 

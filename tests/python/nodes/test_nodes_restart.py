@@ -71,7 +71,7 @@ def test_processes_may_be_killed_at_any_moment_and_states_are_exact(seed: int) -
     loader.root.shutdown()
 
 
-def test_a_warning_reports_the_skip_and_is_not_an_item_if_warnings_are_errors(tmp_path: Path) -> None:
+def test_a_warning_reports_the_skip_and_is_not_an_item_if_warnings_raise_errors(tmp_path: Path) -> None:
     node = mapper(Dying(tmp_path, {3: 1}))
     with pytest.warns(RuntimeWarning, match=r"was killed by SIGKILL at its item number \d+ \(counted from 0\)"):
         assert list(Loader(node)) == squares

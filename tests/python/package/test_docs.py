@@ -179,7 +179,7 @@ def test_the_readme_is_read_in_a_few_minutes() -> None:
     assert len(README.splitlines()) <= 150
 
 
-def test_the_files_that_the_readme_leads_to_are_there() -> None:
+def test_the_files_that_the_readme_links_to_exist() -> None:
     links = re.findall(r"\]\(([^)#:]+)\)|^\[\w+\]: (\S+)$", README, re.M)
     assert len(links) > 20
     missing = [path for pair in links for path in pair if path and not (ROOT / path).exists()]

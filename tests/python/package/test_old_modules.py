@@ -204,7 +204,7 @@ def test_the_keys_of_a_state_are_found_by_their_names() -> None:
         assert getattr(module, name) in state
 
 
-def test_a_map_that_old_code_loads_by_itself_is_read() -> None:
+def test_a_map_that_old_code_loads_on_its_own_can_be_read() -> None:
     class Squares(IterToMapConverter):
         def _load_map(self) -> None:
             super()._load_map()

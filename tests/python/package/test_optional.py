@@ -103,7 +103,7 @@ LATE |= {"asyncio", "boto3", "cloudpickle", "huggingface_hub", "numpy", "simplej
 
 
 @pytest.mark.parametrize(("needed_by", "library", "extra", "reach"), NEEDS, ids=[f"{row[0]}-{row[1]}" for row in NEEDS])
-def test_a_missing_library_is_an_error_that_names_the_extra(
+def test_a_missing_library_raises_an_error_that_names_the_extra(
     needed_by: str, library: str, extra: str, reach: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = [name for name in sys.modules if name.startswith(library + ".")]

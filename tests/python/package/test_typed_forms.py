@@ -227,7 +227,7 @@ def test_forms_and_loaders_have_types(messages: dict[int, list[str]], line: int,
     [(BEGIN + len(TYPES) + i, expected) for i, (_, expected) in enumerate(MISTAKES)],
     ids=[code for code, _ in MISTAKES],
 )
-def test_mistakes_are_errors(messages: dict[int, list[str]], line: int, expected: str) -> None:
+def test_mistakes_raise_errors(messages: dict[int, list[str]], line: int, expected: str) -> None:
     assert "error:" in messages[line][0]
     assert expected in " ".join(messages[line])
 

@@ -305,7 +305,7 @@ def test_errors_that_are_no_sample_s_fault_are_raised(workers: int, kind: Any, h
     assert kind.__name__ in str(caught.value) or not workers
 
 
-def test_a_worker_exit_is_an_error_without_restart() -> None:
+def test_a_worker_exit_raises_an_error_without_restart() -> None:
     with pytest.raises(WorkerExitedError):
         list(loader_of(Does(lambda: os._exit(3)), 1))
 

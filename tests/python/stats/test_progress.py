@@ -40,7 +40,7 @@ print("done", count)
 
 
 def run_in_terminal(tmp_path: Path, backend: str, length: str) -> str:
-    """Returns the program's output to a terminal of 100 columns."""
+    """Returns what the program prints in a terminal of 100 columns."""
     import fcntl
     import struct
     import termios

@@ -37,7 +37,7 @@ STATEFUL = ("Plain", "WithState", "WithIterator", "shuffled_pipe")
 
 
 class Different(AssertionError):
-    """A resumed epoch was another one."""
+    """A resumed epoch differs from the uninterrupted one."""
 
 
 @dataclass(frozen=True)

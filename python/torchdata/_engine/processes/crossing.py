@@ -95,7 +95,7 @@ def main_without_file() -> str | None:
 
 
 class ChildName(str):
-    """The name of a child's process, which performs urgent work when it is unpickled in the child.
+    """The name of a child process. Unpickling it in the child runs code that must run first.
 
     It is unpickled before the child imports the main module, and therefore before the imports of the user's program. It
     uses only the standard library, because the child may not be able to import this package yet. In other contexts, it

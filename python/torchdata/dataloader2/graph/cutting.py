@@ -50,7 +50,7 @@ class DispatchedSource(IterDataPipe[Any]):
 
 
 class _DummyIterDataPipe(IterDataPipe[Any]):
-    """The pipe in a worker's graph of 0.9, which a function of the worker connected to the dispatching process.
+    """In 0.9, the placeholder in a worker's graph that the worker's main function connected to the dispatching process.
 
     Functions that users wrote to replace `process_init_fn` search for this pipe. The worker runtime connects a
     `DispatchedSource` instead, so they find none and do nothing. In their own graphs, it represents dispatched items.

@@ -1,6 +1,6 @@
 """The generator of 0.9 under its old name, based on the present generator, with different numbers.
 
-Role: for code that used `PhiloxEngine` to create seeds. Runs in that code; this package does not use it.
+Role: for old code that uses `PhiloxEngine` to create seeds. This package itself does not use the class.
 """
 
 from __future__ import annotations

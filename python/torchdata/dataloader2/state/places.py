@@ -1,4 +1,5 @@
-"""Positions of worker processes in an epoch: converts the engine's books to positions, and these to commands.
+"""Positions of worker processes in an epoch: converts the engine's records to positions, and positions to
+commands.
 
 Role: pure functions. A later run starts each process from its snapshot. Items that were delivered after the snapshot
 are recomputed, compared and dropped.

@@ -83,7 +83,7 @@ pub struct Producer {
     current: u16,
     /// By shard: its account, and the items to make again. Those of the current one are in `account` and `sending`.
     shards: Vec<Strand>,
-    /// Whether fragments were pushed that belong to the next unit.
+    /// Whether fragments of the next unit were pushed.
     streaming: bool,
     /// Decides when the arena is checked for idle pages.
     clock: SampledClock,

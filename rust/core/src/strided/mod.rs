@@ -23,8 +23,7 @@ const ONE: Axis = Axis { count: 1, stride: 0 };
 
 /// The maximum length of a group of elements in bytes: two must fit into a window.
 const LONGEST_GROUP: usize = WINDOW / 2;
-/// The number of groups that are copied element by element before the next ones, so that their memory stays in the
-/// cache.
+/// Groups are copied in blocks of this many groups, so that the memory of a block stays in the cache.
 const BLOCK: usize = 1024;
 
 /// The layout of elements in memory, in the order in which they are copied.

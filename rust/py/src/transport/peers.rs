@@ -358,7 +358,7 @@ impl Peers {
     /// Takes in all that the dead process behind a link had committed.
     pub fn drain(&mut self, link: usize) -> PyResult<()> {
         loop {
-            // The process of this memory has exited, so leases can stay.
+            // The process that owns this memory has exited, so its leases need not be returned.
             let mut unit = Unit::default();
             if !self.links[link].take(&mut unit).map_err(errors::take)? {
                 return Ok(());

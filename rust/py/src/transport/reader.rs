@@ -25,7 +25,7 @@ use super::watched::{DeathWatch, Replacing};
 use crate::codec;
 use crate::errors;
 
-/// Orders for the reading thread, which checks them in each wait.
+/// Commands for the reading thread, which checks for them whenever it waits.
 pub struct Signs {
     /// The current epoch. A thread that reads another epoch must stop.
     pub epoch: AtomicU64,

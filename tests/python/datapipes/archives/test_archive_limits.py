@@ -293,7 +293,7 @@ def test_a_name_that_no_file_can_have_is_refused():
             path_in("folder/", name)
 
 
-def test_the_name_of_a_file_is_the_last_part_alone():
+def test_the_name_of_a_file_is_the_last_part_of_its_path():
     for name, last in {
         "a.tar": "a.tar",
         "/etc/passwd": "passwd",

@@ -141,7 +141,7 @@ def test_a_stream_that_cannot_seek_is_read_ahead(folder):
     assert sorted(found) == sorted(CONTENT.values())
 
 
-def test_a_zip_archive_in_a_stream_that_cannot_seek_is_an_error(folder):
+def test_a_zip_archive_in_a_stream_that_cannot_seek_raises_an_error(folder):
     with subprocess.Popen(["cat", str(folder / "0.zip")], stdout=subprocess.PIPE) as process:
         with pytest.raises(io.UnsupportedOperation, match=r"BytesIO first"):
             list(ZipArchiveLoader([("pipe", process.stdout)]))
@@ -152,7 +152,7 @@ def test_a_zip_archive_in_a_stream_that_cannot_seek_is_an_error(folder):
     ("kind", "error"),
     [("tar", tarfile.ReadError), ("tar.gz", tarfile.ReadError), ("zip", zipfile.BadZipFile)],
 )
-def test_a_truncated_archive_is_an_error_that_names_path_and_pipe(folder, tmp_path, kind, error):
+def test_a_truncated_archive_raises_an_error_that_names_path_and_pipe(folder, tmp_path, kind, error):
     data = (folder / f"0.{kind}").read_bytes()
     whole = len(list(loader(folder, kind))) // 2
     path = tmp_path / f"cut.{kind}"
@@ -169,7 +169,7 @@ def test_a_truncated_archive_is_an_error_that_names_path_and_pipe(folder, tmp_pa
             assert len(items) < whole
 
 
-def test_a_member_cut_short_is_an_error_when_it_is_read(folder, tmp_path):
+def test_a_member_cut_short_raises_an_error_when_it_is_read(folder, tmp_path):
     data = (folder / "0.tar").read_bytes()
     start = data.index(bytes(range(256)) * 4)
     (tmp_path / "cut.tar").write_bytes(data[: start + 1000])
@@ -190,7 +190,7 @@ def test_an_error_names_a_file_that_is_not_an_archive(tmp_path, load, error, con
     assert open_files() == before
 
 
-def test_an_encrypted_member_is_an_error_that_names_the_archive(tmp_path):
+def test_an_encrypted_member_raises_an_error_that_names_the_archive(tmp_path):
     path = tmp_path / "secret.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a", b"x")

@@ -135,7 +135,7 @@ def test_devices_and_pipes_are_left_out(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["r:*", "r|*", "r:gz", "r|gz"])
-def test_a_wrong_checksum_of_a_compressed_tar_archive_is_an_error_at_its_end(tmp_path, mode):
+def test_a_wrong_checksum_of_a_compressed_tar_archive_raises_an_error_at_its_end(tmp_path, mode):
     path = tmp_path / "sum.tar.gz"
     write(path, {"a": b"alpha"}, "tar.gz")
     data = bytearray(path.read_bytes())
@@ -151,7 +151,7 @@ def test_a_wrong_checksum_of_a_compressed_tar_archive_is_an_error_at_its_end(tmp
 
 
 @each_kind
-def test_a_damaged_archive_is_an_error_that_names_pipe_and_path_or_shows_no_other_data(tmp_path, kind):
+def test_a_damaged_archive_raises_an_error_that_names_pipe_and_path_or_shows_no_other_data(tmp_path, kind):
     members = {f"{number}.txt": b"content %d\n" % number * 20 for number in range(4)}
     whole, path = tmp_path / f"whole.{kind}", tmp_path / f"bad.{kind}"
     write(whole, members, kind)
@@ -174,7 +174,7 @@ def test_a_damaged_archive_is_an_error_that_names_pipe_and_path_or_shows_no_othe
     assert errors > 5
 
 
-def test_a_wrong_checksum_is_an_error_that_names_member_archive_and_pipe(tmp_path):
+def test_a_wrong_checksum_raises_an_error_that_names_member_archive_and_pipe(tmp_path):
     path = tmp_path / "sum.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a.txt", b"alpha")
@@ -249,7 +249,7 @@ def test_no_file_waits_for_the_garbage_collector_after_an_error(tmp_path, kind):
         gc.enable()
 
 
-def test_a_file_that_fails_while_it_is_read_is_an_error_that_names_pipe_and_path():
+def test_a_file_that_fails_while_it_is_read_raises_an_error_that_names_pipe_and_path():
     class Failing(io.RawIOBase):
         def readable(self):
             return True

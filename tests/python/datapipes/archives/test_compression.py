@@ -74,7 +74,7 @@ def test_loaders_of_one_kind_take_the_suffix_off_the_path(folder, kind):
 @pytest.mark.parametrize(
     ("path", "bare"), [("tub.bz2", "tub"), ("fuzz.2.bz2", "fuzz.2"), ("zz", "zz"), ("a.bz2.bz2", "a.bz2")]
 )
-def test_only_the_suffix_is_taken_off_and_only_where_it_is_there(path, bare):
+def test_only_an_existing_suffix_is_removed(path, bare):
     [(found, _)] = Bz2FileLoader([(path, io.BytesIO(bz2.compress(b"x")))])
     assert found == bare
 
@@ -236,7 +236,7 @@ def test_the_suffix_tells_the_type(path, kind):
 
 
 @pytest.mark.parametrize("path", ["a", "a.7z", "a.gz/b", "gz", ".gz", "https://host/a?gz"])
-def test_a_suffix_that_tells_nothing_is_an_error_that_names_the_path(folder, path):
+def test_a_suffix_that_tells_nothing_raises_an_error_that_names_the_path(folder, path):
     stream = StreamWrapper(open(folder / "a.txt.gz", "rb"))  # noqa: SIM115
     with pytest.raises(RuntimeError, match=rf"{re.escape(repr(path))}.*pass file_type"):
         list(Decompressor([(path, stream)]))
@@ -353,7 +353,7 @@ DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 
 
 @each_kind
-def test_truncated_files_are_errors_that_name_pipe_and_path(folder, tmp_path, kind):
+def test_truncated_files_raise_errors_that_name_pipe_and_path(folder, tmp_path, kind):
     data = (folder / f"d.txt.{kind}").read_bytes()
     before = open_files()
     for cut in range(1, len(data), max(1, len(data) // 19)):
@@ -364,7 +364,7 @@ def test_truncated_files_are_errors_that_name_pipe_and_path(folder, tmp_path, ki
 
 
 @each_kind
-def test_damaged_files_are_errors_that_name_pipe_and_path(folder, tmp_path, kind):
+def test_damaged_files_raise_errors_that_name_pipe_and_path(folder, tmp_path, kind):
     data = (folder / f"d.txt.{kind}").read_bytes()
     before = open_files()
     for place in range(len(data) // 3, len(data) - 4, max(1, len(data) // 19)):
@@ -408,7 +408,7 @@ def small_bombs(monkeypatch):
 
 @pytest.mark.parametrize("module", [gzip, bz2, lzma])
 @pytest.mark.parametrize("chunk", [-1, 50_000])
-def test_a_decompression_bomb_is_an_error_that_names_pipe_and_path_and_the_way_out(small_bombs, module, chunk):
+def test_a_decompression_bomb_raises_an_error_that_names_pipe_and_path_and_the_way_out(small_bombs, module, chunk):
     kind = {"gzip": "gzip", "bz2": "bz2", "lzma": "lzma"}[module.__name__]
     bomb = module.compress(bytes(4 << 20))
 

@@ -171,13 +171,13 @@ def test_an_error_names_pipe_path_and_remedy_for_unsupported_files(name, error, 
         assert open_files() == before
 
 
-def test_the_first_of_several_volumes_is_an_error():
+def test_the_first_of_several_volumes_raises_an_error():
     with pytest.raises(rarfile.NeedFirstVolume, match=r"a\.rar.*several volumes are not supported"):
         list(in_memory(stored({"part": b"x"}, flags=0x10)))
 
 
 @pytest.mark.parametrize("name", STORED)
-def test_a_truncated_archive_is_an_error_that_names_pipe_and_path(tmp_path, name):
+def test_a_truncated_archive_raises_an_error_that_names_pipe_and_path(tmp_path, name):
     data = (DATA / f"{name}.rar").read_bytes()
     before = open_files()
     for cut in range(len(data)):
@@ -195,7 +195,7 @@ def test_a_truncated_archive_is_an_error_that_names_pipe_and_path(tmp_path, name
 
 
 @pytest.mark.parametrize("name", [*STORED, "rar5-symlink-unix"])
-def test_a_damaged_archive_is_an_error_that_names_it_or_yields_what_was_stored(tmp_path, name):
+def test_a_damaged_archive_raises_an_error_that_names_it_or_yields_what_was_stored(tmp_path, name):
     data = (DATA / f"{name}.rar").read_bytes()
     contents = {content for _, content in map(read, loader(name))}
     before, errors = open_files(), 0
@@ -214,7 +214,7 @@ def test_a_damaged_archive_is_an_error_that_names_it_or_yields_what_was_stored(t
     assert errors > len(data) // 2
 
 
-def test_a_wrong_checksum_is_an_error_that_names_member_archive_and_pipe():
+def test_a_wrong_checksum_raises_an_error_that_names_member_archive_and_pipe():
     data = stored({"a.txt": b"alpha", "b.txt": b"beta"}).replace(b"alpha", b"alphA")
     found = []
     for _, stream in in_memory(data):
@@ -234,7 +234,7 @@ def test_an_error_names_a_file_that_is_not_an_archive(content):
         list(in_memory(content))
 
 
-def test_a_stream_that_cannot_seek_is_an_error():
+def test_a_stream_that_cannot_seek_raises_an_error():
     with subprocess.Popen(["cat", str(DATA / "rar5-crc.rar")], stdout=subprocess.PIPE) as process:
         with pytest.raises(io.UnsupportedOperation, match=r"BytesIO first"):
             list(RarArchiveLoader([("pipe", process.stdout)]))
@@ -259,7 +259,7 @@ def no_program(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["rar5-crc", "seektest", "rar5-solid"])
-def test_without_a_program_only_reading_a_compressed_member_is_an_error(no_program, name):
+def test_without_a_program_only_reading_a_compressed_member_raises_an_error(no_program, name):
     before, found, errors = open_files(), [], []
     for path, stream in loader(name):
         with stream:
@@ -322,7 +322,7 @@ def test_members_of_a_solid_archive_are_read(program):
     assert [len(content) for _, content in map(read, loader("rar5-solid"))] == [2048, 2048]
 
 
-def test_a_program_that_fails_is_an_error_that_names_member_archive_and_pipe(monkeypatch, tmp_path):
+def test_a_program_that_fails_raises_an_error_that_names_member_archive_and_pipe(monkeypatch, tmp_path):
     script = tmp_path / "unrar"
     script.write_text(f"#!{sys.executable} -IS\nimport sys\nsys.exit(3 if sys.argv[1] == 'p' else 0)\n")
     script.chmod(0o755)

@@ -274,7 +274,7 @@ def test_a_read_resumes_on_servers_of_all_kinds(web: Any, habit: dict[str, Any])
 
 
 @pytest.mark.parametrize(("build", "ranges"), [(http, "yes"), (http, "no"), (by_fsspec, "yes")])
-def test_a_shard_that_has_changed_meanwhile_is_an_error_that_names_it(web: Any, build: Any, ranges: str) -> None:
+def test_a_shard_that_has_changed_meanwhile_raises_an_error_that_names_it(web: Any, build: Any, ranges: str) -> None:
     shard = shard_of()
     url = web.url("a.tar", shard, ranges=ranges)
     _, pipe = gone_on(build, url, 35)

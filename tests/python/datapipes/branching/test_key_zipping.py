@@ -116,7 +116,7 @@ def test_a_join_that_fails_leaves_no_file_open_and_starts_over(paths: list[str])
     assert open_files() == before
 
 
-def test_a_key_that_the_map_pipe_lacks_is_a_key_error_that_names_item_and_key() -> None:
+def test_a_key_that_the_map_pipe_lacks_raises_a_key_error_that_names_item_and_key() -> None:
     with pytest.raises(KeyError, match="key_fn maps 'xb' to 'b'"):
         list(IterableWrapper(["xa", "xb"]).zip_with_map(SequenceWrapper({"a": 1}), itemgetter(1)))
     with pytest.raises(KeyError, match="key_fn maps 7 to 7"):

@@ -170,7 +170,7 @@ def test_no_file_stays_open_for_children_that_are_abandoned(split: str, tmp_path
 
 
 @pytest.mark.parametrize("result", [2, -1, None])
-def test_a_classification_out_of_range_is_an_error(result: Any) -> None:
+def test_a_classification_out_of_range_raises_an_error(result: Any) -> None:
     zero, _ = IterableWrapper(range(3)).demux(2, lambda n: result)
     with pytest.raises(ValueError, match="between 0 and 1"):
         list(zero)

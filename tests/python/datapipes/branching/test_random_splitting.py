@@ -68,7 +68,7 @@ def test_groups_of_other_sizes_differ_by_one_item(weights: list[float], total: i
     assert all(abs(len(group) - size) <= len(weights) for group, size in zip(groups, wanted, strict=True))
 
 
-def test_an_item_beyond_the_total_length_is_an_error_that_names_it() -> None:
+def test_an_item_beyond_the_total_length_raises_an_error_that_names_it() -> None:
     children = IterableWrapper(range(6)).random_split({"a": 1, "b": 1}, 0, total_length=5)
     with pytest.raises(ValueError, match="more items than total_length=5"):
         list(children[0])

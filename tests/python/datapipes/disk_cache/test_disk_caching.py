@@ -209,7 +209,7 @@ def test_sections_that_read_far_ahead_lose_nothing(tmp_path, small_limits, betwe
         assert content(folder) == made(*kept)
 
 
-def test_an_endless_source_continues_although_a_batch_never_fills(tmp_path):
+def test_an_endless_source_continues_even_if_a_batch_never_fills(tmp_path):
     section = IterableWrapper([str(tmp_path / name) for name in "ab"]).cycle().on_disk_cache()
     paths = iter(section.batch(3).unbatch().map(Maker()).end_caching())
     assert names(next(paths) for _ in range(5)) == [*"ababa"]
@@ -310,7 +310,7 @@ def test_content_with_another_checksum_is_an_error_and_is_not_saved(tmp_path):
         list(pipe)
 
 
-def test_a_file_without_a_checksum_in_the_dictionary_is_an_error(tmp_path):
+def test_a_file_without_a_checksum_in_the_dictionary_raises_an_error(tmp_path):
     with pytest.raises(RuntimeError, match=r"Unspecified hash for file .*/a"):
         list(cached(tmp_path, "a", hash_dict={}))
     assert content(tmp_path) == {}

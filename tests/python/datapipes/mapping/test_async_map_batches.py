@@ -128,7 +128,7 @@ def test_the_first_exception_is_raised_unchanged_and_the_other_calls_are_cancell
     assert list(pipe.header(2)) == [0, 1]
 
 
-def test_a_missing_column_is_an_error_and_leaves_no_coroutine_behind() -> None:
+def test_a_missing_column_raises_an_error_and_leaves_no_coroutine_behind() -> None:
     pipe = IterableWrapper([{"a": 1}, {"b": 2}]).async_map_batches(Watch(), 2, input_col="a")
     with warnings.catch_warnings(), pytest.raises(KeyError, match="a"):
         warnings.simplefilter("error")

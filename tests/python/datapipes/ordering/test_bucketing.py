@@ -69,7 +69,7 @@ def test_the_length_of_buckets_is_known_where_nothing_but_a_buffer_shuffles() ->
             len(pipe)
 
 
-def test_a_sort_key_that_sorts_in_place_and_returns_nothing_is_an_error_that_says_so() -> None:
+def test_a_sort_key_that_sorts_in_place_and_returns_nothing_raises_an_error_that_says_so() -> None:
     with pytest.raises(TypeError, match=r"sort_key must return the sorted bucket as a list, but returned None"):
         list(IterableWrapper([2, 1]).bucketbatch(1, sort_key=lambda bucket: bucket.sort()))
 
@@ -96,7 +96,7 @@ def test_a_seed_gives_the_order_in_batches_that_torchdata_0_9_gives() -> None:
 
 
 @pytest.mark.parametrize("item", [1, {1, 2}, iter([1])])
-def test_shuffling_in_batches_without_batches_is_an_error(item: Any) -> None:
+def test_shuffling_in_batches_without_batches_raises_an_error(item: Any) -> None:
     with pytest.raises(TypeError, match=r"InBatchShuffler expects batches.*put `.batch"):
         list(IterableWrapper([item], deepcopy=False).in_batch_shuffle())
 

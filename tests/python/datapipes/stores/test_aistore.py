@@ -174,7 +174,7 @@ def test_a_missing_bucket_is_the_librarys_error_with_pipe_and_url(cluster, make)
     assert "ais://no-such-bucket/x" in note
 
 
-def test_a_missing_object_is_an_error_at_once_and_the_loader_continues(cluster):
+def test_a_missing_object_raises_an_error_at_once_and_the_loader_continues(cluster):
     source = ["ais://first/train/01.bin", "ais://first/missing", "ais://first/train/02.bin"]
     items = iter(AISFileLoader(source, cluster))
     assert read(next(items))[1] == b"\x01"
@@ -185,7 +185,7 @@ def test_a_missing_object_is_an_error_at_once_and_the_loader_continues(cluster):
     assert read(next(items))[1] == b"\x02\x02"
 
 
-def test_an_object_that_ends_early_is_an_error_that_names_it(cluster):
+def test_an_object_that_ends_early_raises_an_error_that_names_it(cluster):
     [(_, stream)] = AISFileLoader(["ais://large/short.cut"], cluster)
     with pytest.raises(OSError, match=r"AISFileLoader cannot read 'ais://large/short\.cut' beyond byte \d+ of 1000"):
         stream.read()

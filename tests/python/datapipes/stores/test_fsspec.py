@@ -101,7 +101,7 @@ def test_roots_come_from_a_list_or_a_pipe_and_may_be_files(folder):
     assert list(FSSpecFileLister(roots)) == list(IterableWrapper(roots).list_files_by_fsspec()) == found
 
 
-def test_options_of_the_file_system_reach_it(folder):
+def test_options_are_passed_to_the_file_system(folder):
     assert list(FSSpecFileLister("zip://in", fo=f"{folder}/sub/x.zip")) == [
         "zip://in/one.txt",
         "zip://in/two.png",
@@ -154,7 +154,7 @@ def test_files_are_opened_in_the_mode_asked_for_and_restored(folder, mode, kind)
     check_restore(lambda: build().shuffle(buffer_size=2).set_seed(1), seeded=True)
 
 
-def test_options_of_open_reach_it(folder):
+def test_options_are_passed_to_open(folder):
     with gzip.open(f"{folder}/packed.txt.gz", "wt", encoding="utf-16") as file:
         file.write("packed")
     options = {"compression": "infer", "encoding": "utf-16"}

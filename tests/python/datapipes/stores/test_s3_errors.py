@@ -44,7 +44,7 @@ def test_an_error_names_pipe_and_url_of_a_missing_object(make):
         list(make(["s3://no-such-bucket/x"]))
 
 
-def test_a_missing_object_is_an_error_in_its_turn_and_the_loader_continues():
+def test_a_missing_object_raises_an_error_in_its_turn_and_the_loader_continues():
     source = ["s3://first/train/1.bin", "s3://first/train/missing", "s3://first/train/2.bin"]
     pipe = S3FileLoader(source)
     items = iter(pipe)
@@ -77,7 +77,7 @@ def test_a_key_that_obstore_cannot_name_is_an_error_and_not_another_object(key):
 
 
 @pytest.mark.parametrize("prefix", ["", "/", "train", "train/", "train//", "dots/.", "a"])
-def test_a_listing_that_would_leave_a_key_out_is_an_error(prefix):
+def test_a_listing_that_would_leave_a_key_out_raises_an_error(prefix):
     with pytest.raises(OSError, match=rf"S3FileLister cannot .*s3://nameless/{prefix}"):
         listed(f"s3://nameless/{prefix}")
     assert listed("s3://nameless/other/") == urls("nameless", "other/")
@@ -96,7 +96,7 @@ def test_a_key_whose_slash_obstore_removes_is_not_confused_with_another(client):
 
 
 @pytest.mark.parametrize("make", [S3FileLister, S3FileLoader])
-def test_a_server_that_never_answers_is_an_error_after_the_time_out(make, deaf):
+def test_a_server_that_never_answers_raises_an_error_after_the_time_out(make, deaf):
     pipe = make(["s3://bucket/key"], request_timeout_ms=50, endpoint_url=deaf)
     with pytest.raises(TimeoutError, match=rf"{make.__name__}.*s3://bucket/key.*{deaf}.*50 ms.*request_timeout_ms"):
         list(pipe)
@@ -143,7 +143,7 @@ def test_a_server_that_stops_sending_within_an_object_raises_an_error(stalling):
         stream.read()
 
 
-def test_a_server_that_ends_while_an_object_is_read_is_an_error_and_others_are_read_afterwards():
+def test_a_server_that_ends_while_an_object_is_read_raises_an_error_and_others_are_read_afterwards():
     with s3_server() as other:
         client = fill(other, {"short": {"lived": LARGE}})
         client.close()
@@ -251,7 +251,7 @@ test_wrong_arguments_are_refused_by_the_constructor = refuses(
 )
 
 
-def test_an_unknown_setting_is_an_error_that_names_it():
+def test_an_unknown_setting_raises_an_error_that_names_it():
     with pytest.raises(OSError, match=r"S3FileLister.*nonsense"):
         listed("s3://first", config={"nonsense": 1})
 

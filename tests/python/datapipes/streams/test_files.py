@@ -93,7 +93,7 @@ def test_roots_come_from_a_list_or_a_pipe_and_may_be_files(folder):
     assert relative(folder, IterableWrapper(roots).list_files()) == found
 
 
-def test_a_missing_root_is_an_error_that_names_it(tmp_path):
+def test_a_missing_root_raises_an_error_that_names_it(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere") as failure:
         list(FileLister(str(tmp_path / "nowhere")))
     assert any("FileLister" in note for note in failure.value.__notes__)
@@ -206,7 +206,7 @@ def test_in_memory_streams_are_read_again_in_the_next_epoch_and_restored_within(
     )
 
 
-def test_a_stream_that_cannot_be_opened_again_makes_the_state_fail_to_pickle_by_name():
+def test_pickling_a_state_names_a_stream_that_cannot_be_reopened():
     left, right = socket.socketpair()
     with left, right:
         left.sendall(b"xyz")

@@ -171,7 +171,7 @@ def test_an_error_in_a_handler_is_raised_unchanged_with_the_path_and_leaves_no_f
         list(RoutedDecoder([("bad.png", b"no image")]))
 
 
-def test_a_stream_of_text_is_a_type_error_and_closed() -> None:
+def test_a_stream_of_text_raises_a_type_error_and_closed() -> None:
     stream = io.StringIO("text")
     with pytest.raises(TypeError, match="binary mode") as failure:
         list(RoutedDecoder([("a.txt", stream)]))

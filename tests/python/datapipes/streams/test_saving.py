@@ -132,7 +132,7 @@ def test_data_that_do_not_fit_the_mode_are_an_error_and_leave_the_old_file(tmp_p
     assert open_files() == before
 
 
-def test_a_file_that_cannot_be_written_is_an_error_that_names_it_in_each_epoch(tmp_path):
+def test_a_file_that_cannot_be_written_raises_an_error_that_names_it_in_each_epoch(tmp_path):
     (tmp_path / "file").write_text("no folder")
     pipe = Saver(IterableWrapper([(str(tmp_path / "file" / "below"), "x")]))
     for _ in range(2):
@@ -224,7 +224,9 @@ def test_without_rewinding_a_stream_is_at_its_end():
         (None, "md5", r"Unspecified hash for file '.*a\.bin'; add it"),
     ],
 )
-def test_a_wrong_hash_is_an_error_that_names_pipe_and_path_and_closes_the_file(folder, expected, hash_type, message):
+def test_a_wrong_hash_raises_an_error_that_names_pipe_and_path_and_closes_the_file(
+    folder, expected, hash_type, message
+):
     before = open_files()
     path = str(folder / "a.bin")
     pipe = FileOpener([path], mode="b").check_hash({path: expected} if expected else {}, hash_type)
@@ -234,7 +236,7 @@ def test_a_wrong_hash_is_an_error_that_names_pipe_and_path_and_closes_the_file(f
         assert open_files() == before
 
 
-def test_a_stream_that_cannot_rewind_is_an_error_before_it_is_read(folder):
+def test_a_stream_that_cannot_rewind_raises_an_error_before_it_is_read(folder):
     path = str(folder / "a.bin")
     for rewind in (True, False):
         with subprocess.Popen(["cat", path], stdout=subprocess.PIPE) as process:
@@ -247,7 +249,7 @@ def test_a_stream_that_cannot_rewind_is_an_error_before_it_is_read(folder):
                 assert [name for name, _ in pipe] == [path]
 
 
-def test_a_stream_open_as_text_is_an_error(folder):
+def test_a_stream_open_as_text_raises_an_error(folder):
     path = str(folder / "a.bin")
     with pytest.raises(TypeError, match=r"a\.bin' is open as text; open it with mode='b'"):
         list(FileOpener([path], mode="t").check_hash({path: sha256(BLOBS["a.bin"])}))
@@ -285,7 +287,7 @@ def test_json_files_are_parsed_and_restored(tmp_path, mode):
     assert [value for _, value in check_restore(build)] == values
 
 
-def test_options_reach_json():
+def test_options_are_passed_to_json():
     pipe = JsonParser([("a", io.StringIO('{"x": 1.5}'))], parse_float=str, object_pairs_hook=list)
     assert list(pipe) == [("a", [("x", "1.5")])]
 
@@ -308,7 +310,7 @@ def test_bytes_that_do_not_decode_are_an_error_that_names_the_path(tmp_path):
         list(FileLister(str(tmp_path)).open_files(mode="b").parse_json_files())
 
 
-def test_json_that_is_nested_too_deeply_is_a_value_error_that_names_the_path():
+def test_json_that_is_nested_too_deeply_raises_a_value_error_that_names_the_path():
     for text in (b"[" * 200_000, b'{"a":' * 200_000):
         with pytest.raises(ValueError, match=r"JsonParser cannot parse 'deep\.json': it is nested too deeply"):
             list(IterableWrapper([("deep.json", io.BytesIO(text))]).parse_json_files())

@@ -179,7 +179,7 @@ def test_a_text_stream_that_is_being_iterated_says_that_its_position_is_unknown(
         pickle.dumps(stream)
 
 
-def test_a_vanished_file_is_an_error_on_first_use_of_the_copy(path):
+def test_a_vanished_file_raises_an_error_on_first_use_of_the_copy(path):
     twin = pickle.loads(pickle.dumps(opened(path)))
     os.remove(path)
     with pytest.raises(FileNotFoundError, match=r"file\.txt"):

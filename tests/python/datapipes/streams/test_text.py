@@ -75,7 +75,7 @@ def test_with_errors_ignore_bytes_are_left_out_with_one_warning(monkeypatch):
     assert "errors='strict'" in str(warning.message)
 
 
-def test_the_warning_is_raised_each_time_if_warnings_are_errors(monkeypatch):
+def test_the_warning_is_raised_each_time_if_warnings_raise_errors(monkeypatch):
     monkeypatch.setattr(text, "_told", False)
     for _ in range(2):
         with pytest.raises(UserWarning, match="left out"):
@@ -159,7 +159,7 @@ def test_lines_of_streams_in_memory_are_restored():
     check_restore(lambda: blobs(b"1\n2\n3\n", b"", b"4\n").readlines())
 
 
-def test_lines_that_a_header_cut_short_are_restored(folder):
+def test_lines_limited_by_a_header_are_restored(folder):
     check_restore(lambda: FileLister(folder).open_files(mode="b").readlines().header(5))
 
 

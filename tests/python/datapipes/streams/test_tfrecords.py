@@ -236,7 +236,7 @@ def test_a_record_that_does_not_fit_is_an_error_that_names_path_record_and_byte(
         loaded(data, spec_first)
 
 
-def test_a_feature_without_a_list_is_an_error() -> None:
+def test_a_feature_without_a_list_raises_an_error() -> None:
     example = example_pb2.Example()
     example.features.feature["n"].SetInParent()
     with pytest.raises(RuntimeError, match=r"record 0 .*feature \"n\" holds no list"):

@@ -68,7 +68,7 @@ def outcome(paths: list[str], generation: int = 1 << 15) -> str:
         (["1.txt", "2.txt", "3.txt", "README", "3.cls", "1.cls"], "scattered 1"),
     ],
 )
-def test_wrongly_packed_files_are_errors_that_name_the_sample(paths: list[str], expected: str) -> None:
+def test_wrongly_packed_files_raise_errors_that_name_the_sample(paths: list[str], expected: str) -> None:
     assert outcome(paths) == expected
 
 

@@ -150,7 +150,7 @@ class Gpus:
 
 
 @pytest.mark.parametrize(("device", "number"), [(None, 2), ("cuda", 2), ("cuda:3", 3), (1, 1)])
-def test_the_thread_works_for_the_device_of_its_pipe(monkeypatch: pytest.MonkeyPatch, device: Any, number: int) -> None:
+def test_the_thread_pins_for_the_device_of_its_pipe(monkeypatch: pytest.MonkeyPatch, device: Any, number: int) -> None:
     gpus = Gpus(monkeypatch)
     gpus.choose(2)
     devices_of_the_source = []

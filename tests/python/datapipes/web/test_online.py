@@ -134,7 +134,7 @@ def test_a_refused_connection_raises_a_connection_error(web):
         opened(HttpReader, "http://127.0.0.1:1/x")
 
 
-def test_a_server_that_never_answers_is_a_timeout(web, monkeypatch):
+def test_a_server_that_never_answers_raises_a_timeout(web, monkeypatch):
     url = web.url("a", b"x" * 10, wait="never")
     with pytest.raises(requests.Timeout, match=r"HttpReader cannot open 'http.*0.2 s of silence"):
         opened(HttpReader, url, timeout=0.2)

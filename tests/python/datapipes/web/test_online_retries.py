@@ -50,7 +50,7 @@ def test_no_fault_of_a_server_ends_an_epoch_or_changes_a_byte(workers: int) -> N
 
 @pytest.mark.usefixtures("fast")
 @pytest.mark.parametrize("fault", faulty_http.FAULTS)
-def test_each_fault_is_an_error_if_it_stays(fault: str) -> None:
+def test_each_fault_raises_an_error_if_it_stays(fault: str) -> None:
     with faulty_http.running(1, [fault], spared=0.0) as server:
         [url], [content] = server.urls(1), server.contents(1)
         with pytest.raises((requests.RequestException, urllib3.exceptions.HTTPError), match="HttpReader"):
@@ -78,7 +78,7 @@ def test_a_body_that_is_cut_is_continued_where_it_was_cut(web: Any, habit: dict[
     assert all((condition is None) == (habit.get("validator") in ("weak", "none")) for condition in conditions)
 
 
-def test_a_file_that_changes_during_a_break_is_an_error(web: Any) -> None:
+def test_a_file_that_changes_during_a_break_raises_an_error(web: Any) -> None:
     url = web.url("a", CONTENT, drop=100_000)
     [(_, opened)] = HttpReader([url])
     assert opened.read(10) == CONTENT[:10]

@@ -103,7 +103,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("kind", "ranges", "change"), CHANGES)
-def test_a_file_that_has_changed_is_an_error(web, kind, ranges, change):
+def test_a_file_that_has_changed_raises_an_error(web, kind, ranges, change):
     url = web.url("a", CONTENT, validator=kind, ranges=ranges)
     before = open_files()
     stream = stream_of(url)
@@ -119,7 +119,7 @@ def test_a_file_that_has_changed_is_an_error(web, kind, ranges, change):
     assert open_files() == before
 
 
-def test_a_chunked_file_that_is_shorter_now_is_an_error(web):
+def test_a_chunked_file_that_is_shorter_now_raises_an_error(web):
     stream = stream_of(web.url("a", CONTENT, chunked=1, validator="none"))
     stream.read(100)
     twin = again(stream)

@@ -92,7 +92,7 @@ class Run:
             self.loader.seed(life.loader_seed)
         self.iterator: Any = None
         blow = life.blow
-        #: The epoch in which the blow falls that ends this life.
+        #: The epoch in which this run is killed.
         self.last = None if blow is None else self.dice.randrange(len(life.epochs) + 1)
 
     def live(self) -> None:

@@ -221,7 +221,7 @@ ROWS: list[Row] = [
         bucketed,
         {"size": small, "batch_num": small, "bucket_num": small, "in_batch": flag, "sort": flag},
         {"size": 2, "batch_num": 2, "bucket_num": 2, "in_batch": True, "sort": True},
-        # Known only if a buffer shuffles and nothing sorts; see test_bucketing.py.
+        # The length is known only if items are shuffled and not sorted: see test_bucketing.py.
         length=NO_LENGTH,
         random=True,
     ),

@@ -83,7 +83,7 @@ class PipeHooks:
         return None
 
     def _halt_at(self, ahead: Ahead) -> Halt:
-        """Makes the thread of a future pass pause at a point. Called only if `_read_ahead` returned a value."""
+        """Makes the thread pause at the given point of a later pass. Called only if `_read_ahead` returned a value."""
         raise NotImplementedError(f"{type(self).__name__} reads ahead in no thread")
 
 

@@ -496,7 +496,7 @@ def load_entry(pipe: Any, entry: Entry) -> None:
     else:
         token.disarm()
     if entry.restores and is_restorable(pipe):
-        # A user's pipe without a `reset` could do nothing but resume from there. It gets its state when it does.
+        # A user's pipe without `reset` cannot start over after its state is loaded. It gets the state when it resumes.
         if can_reset(type(pipe)) or not is_iter_pipe(pipe):
             _take_state(pipe, pipe.load_state_dict, state)
     elif hasattr(type(pipe), "iteration_state"):

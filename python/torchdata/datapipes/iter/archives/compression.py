@@ -251,7 +251,7 @@ class Decompressor(_Decompressing):
         ModuleNotFoundError: while iterating, a file has the type zstd, and neither Python (from 3.14 on) nor the extra
             `zstd` can read it.
         RuntimeError: while iterating with `file_type=None`, the suffix is unknown.
-        OSError, EOFError, zlib.error, lzma.LZMAError: while reading a stream, it is damaged or truncated, or exceeds
+        OSError, EOFError, zlib.error, lzma.LZMAError: while reading, the stream is damaged or truncated, or exceeds
         `max_ratio` (OSError).
         tarfile.ReadError, zipfile.BadZipFile: while iterating, an archive is damaged.
 
@@ -355,7 +355,7 @@ class Bz2FileLoader(_OfOneKind):
 
     Raises:
         ValueError: `max_ratio` is less than 1.
-        OSError, EOFError: while reading a stream, it is damaged or truncated, or exceeds `max_ratio` (OSError).
+        OSError, EOFError: while reading, the stream is damaged or truncated, or exceeds `max_ratio` (OSError).
 
     Example:
         >>> import bz2, io
@@ -381,7 +381,7 @@ class XzFileLoader(_OfOneKind):
 
     Raises:
         ValueError: `max_ratio` is less than 1.
-        lzma.LZMAError, EOFError, OSError: while reading a stream, it is damaged or truncated, or exceeds `max_ratio`
+        lzma.LZMAError, EOFError, OSError: while reading, the stream is damaged or truncated, or exceeds `max_ratio`
         (OSError).
 
     Example:

@@ -229,7 +229,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
         return Ahead(self._passes - passes, taken, data.is_over)
 
     def _halt_at(self, ahead: Ahead) -> Halt:
-        """Makes the thread of a future pass pause at a point."""
+        """Makes the thread pause at the given point of a later pass."""
         self._halt = Halt(self._passes + ahead.passes, ahead)
         return self._halt
 
