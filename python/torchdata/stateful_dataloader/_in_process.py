@@ -37,7 +37,7 @@ from torchdata.stateful_dataloader._position import Counts, EpochState, ReadingP
 from torchdata.stateful_dataloader._reading import Reader
 from torchdata.stateful_dataloader._skipping import NOTHING, Skipped
 from torchdata.stateful_dataloader._with_workers import WorkersIterator
-from torchdata.stateful_dataloader._worker import Batches, Job, Shard, Start
+from torchdata.stateful_dataloader._worker import Batches, Job, Shard, Start, seeded
 
 __all__ = ["InProcessIterator", "ShardsInProcessIterator"]
 
@@ -54,6 +54,8 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         super().__init__(loader, state)
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
             torch.utils.data.graph_settings.apply_sharding(self._dataset, self._world_size, self._rank)
+            if state is not None and not state.is_over and state.shared_seed is not None:
+                seeded(self._dataset, state.shared_seed)  # the base class has seeded the graph for a new epoch
         # The previous epoch's reader has stored the state in which it left the dataset.
         self._reader: Reader = loader._reader or Reader(self._reading)
         self._reader.reading = self._reading

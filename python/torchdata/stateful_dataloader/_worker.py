@@ -237,11 +237,7 @@ class Shard:
     def _begin(self, shared_seed: int | None, place: Any, fresh: bool) -> None:
         reading = self.job.reading
         if shared_seed is not None:  # the dataset is a PyTorch pipe
-            from torch.utils.data.graph_settings import apply_random_seed
-
-            generator = torch.Generator()
-            generator.manual_seed(shared_seed)
-            reading.dataset = apply_random_seed(reading.dataset, generator)
+            reading.dataset = seeded(reading.dataset, shared_seed)
             self._tell_torch()
         if self.reader is None:
             if self.job.init_fn is not None:
@@ -339,6 +335,13 @@ class _Worker:
                 return
             except BaseException as error:  # the batch cannot be sent
                 each[self._entered].failed_to_leave(describe(error, self.setup.name))
+
+
+def seeded(datapipe: Any, shared_seed: int) -> Any:
+    """Returns a PyTorch pipe whose graph has the seeds of an epoch."""
+    from torch.utils.data.graph_settings import apply_random_seed
+
+    return apply_random_seed(datapipe, torch.Generator().manual_seed(shared_seed))
 
 
 @dataclass

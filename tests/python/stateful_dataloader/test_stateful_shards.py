@@ -139,6 +139,20 @@ def workers_in(batches: list[Any]) -> set[tuple[int, int]]:
     return {(sample[1], sample[2]) for batch in batches for sample in batch}
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_shuffled_pipe_keeps_its_order_in_a_program_with_another_seed(workers: int) -> None:
+    reading = iter(loader(shuffled_pipe, workers))
+    states, whole = [reading.state_dict()], []  # type: ignore[attr-defined]
+    for batch in reading:
+        whole.append(batch)
+        states.append(reading.state_dict())  # type: ignore[attr-defined]
+    for position, state in enumerate(states[:-1]):
+        later = loader(shuffled_pipe, workers)
+        torch.manual_seed(99)
+        later.load_state_dict(state)
+        assert list(later) == whole[position:]
+
+
 @pytest.mark.parametrize("form", [Plain, WithState, WithIterator, shuffled_pipe])
 @pytest.mark.parametrize("before", NUMBERS)
 def test_a_state_of_each_number_of_workers_resumes_with_each_other_number(form: Any, before: int) -> None:
