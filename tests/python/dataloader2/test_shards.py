@@ -255,6 +255,8 @@ def even() -> Any:
 
 
 RANKED: dict[str, Callable[[], Any]] = {
+    "all": lambda: IterableWrapper(range(24)).shuffle().sharding_filter(),
+    "some": lambda: IterableWrapper(range(24)).shuffle().sharding_filter().filter(lambda item: item % 3 > 0),
     "batch": lambda: even().batch(2),
     "shuffle": lambda: even().shuffle(buffer_size=3).map(drawn),
     "a user's pipe": lambda: Generated(even()),
@@ -396,6 +398,23 @@ def test_with_splits_the_order_is_the_same_for_any_number_of_ranks(old: Any, new
     begun = of_split_ranks(*old, count)
     rest = in_steps(of_split_ranks(*new, None, {rank: state for rank, (_, state) in enumerate(begun)}))
     assert in_steps(begun) + rest == whole
+
+
+@pytest.mark.parametrize("workers", [0, 3])
+def test_a_state_after_ended_shards_resumes_with_another_number_of_ranks(workers: int) -> None:
+    split = ShardingPolicy(splits=12)
+    [(every, _)] = of_ranks("all", 1, workers, None, None, split)
+    shard_of = {item: place % 12 for place, item in enumerate(every)}
+    [(whole, _)] = of_ranks("some", 1, workers, None, None, split)
+    for count in (1, 4, 9):
+        [(_, state)] = of_ranks("some", 1, workers, count, None, split)
+        rests = [rest for rest, _ in of_ranks("some", 2, workers, None, {0: state}, split)]
+        left = [[item for item in whole[count:] if shard_of[item] % 2 == rank] for rank in range(2)]
+        shortest = min(map(len, left))
+        assert [len(rest) for rest in rests] == [shortest] * 2
+        for rest, own in zip(rests, left, strict=True):
+            assert len(set(rest)) == shortest
+            assert set(rest) <= set(own)
 
 
 def test_what_cannot_be_split_is_refused_by_name() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import os
 import pickle
 import random
@@ -170,7 +171,8 @@ def judge(plan: Plan, saved: list[Any], whole: dict[Any, list[Any]]) -> Iterator
                 yield f"{plan} at {position} with {new}: {type(error).__name__}: {error}"
                 continue
             if plan.kind == "splits" and new[0] != plan.old[0]:
-                wrong = _in_other_ranks(whole[plan.old], position, found)
+                each = _left_by_shard(saved, 0), _left_by_shard(saved, position)
+                wrong = _in_other_ranks(whole[plan.old], position, found, *each)
                 if wrong:
                     yield f"{plan} at {position} with {new}: {wrong}"
                 continue
@@ -193,16 +195,38 @@ def _keeps(plan: Plan) -> bool:
     return plan.kind == "workers" and lasts(test_shards.FORMS[plan.form]())
 
 
-def _in_other_ranks(whole: list[Any], position: int, found: list[Any]) -> str:
-    """What is wrong with the steps of another number of ranks. Their order is known until the first split ends."""
+def _left_by_shard(saved: list[Any], position: int) -> list[int]:
+    """How many items each shard has from a position on, without the last item of each old rank."""
+    from torchdata.dataloader2.state.layout import parse
+
+    left = [0] * SPLITS
+    ranks = len(saved[0])
+    for rank in range(ranks):
+        given = [[shard.given[0] for shard in parse(state[rank]).position.workers.shards] for state in saved[position:]]
+        for before, after in itertools.pairwise(given):
+            left[
+                rank + ranks * next(i for i, (old, new) in enumerate(zip(before, after, strict=True)) if old != new)
+            ] += 1
+    return left
+
+
+def _in_other_ranks(whole: list[Any], position: int, found: list[Any], sizes: list[int], left: list[int]) -> str:
+    """What is wrong with the steps of another number of ranks. Their order is known if all shards have one size.
+
+    All ranks end with the shortest one, so the other ranks leave out the rest of their shards.
+    """
     expected = [item for step in zip(*(each[0] for each in whole), strict=True) for item in step][
         position * len(whole) :
     ]
     got = [item for step in zip(*(each[0] for each in found), strict=True) for item in step]
-    if len(whole) * position % len(found) == 0 and len(expected) == len(got) == SPLIT_ITEMS - position * len(whole):
+    is_even = max(sizes) - min(sizes) <= 1  # the last item is not counted
+    if is_even and len(whole) * position % len(found) == 0 and len(expected) == len(got):
         return "" if got == expected else f"{got} instead of {expected}"
     missing = [item for item in expected if item not in got]
-    return f"{missing} are missing in {got}" if len(missing) > len(found) + len(whole) else ""
+    least = min(sum(left[rank :: len(found)]) for rank in range(len(found))) * len(found)
+    if len(got) < least or len(missing) > len(expected) - least:
+        return f"{missing} are missing in {got}, of at least {least}"
+    return ""
 
 
 def plan_of(seed: int, options: argparse.Namespace) -> Plan | None:

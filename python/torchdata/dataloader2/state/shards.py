@@ -81,9 +81,9 @@ def _without_held(place: Position) -> WorkersPosition:
             "this state was saved with another number of ranks, and there is no snapshot of the workers in it. Load it "
             "with as many ranks, or save a state between two epochs"
         )
-    if not place.drop and place.graph is None:
-        return workers
     read, count = sum(entry.given[0] for entry in workers.shards), len(workers.shards)
+    if not place.drop and (place.graph is None or read == given):
+        return workers
     if any(entry.given[0] != len(range(shard, read, count)) for shard, entry in enumerate(workers.shards)):
         raise ValueError(
             "a pipe in the main process held items when this state was saved with another number of ranks, and some "
