@@ -19,12 +19,7 @@ from torchdata.dataloader2.graph.cutting import find_lca_round_robin_sharding_dp
 from torchdata.dataloader2.graph.settings import is_sharding, is_shuffler
 from torchdata.dataloader2.graph.utils import has_method
 from torchdata.datapipes._pipe.checks import certain_lengths, check_int
-from torchdata.datapipes._pipe.datasets import (
-    is_coordinated,
-    is_indexed_only,
-    shuffles_itself,
-    splits_itself,
-)
+from torchdata.datapipes._pipe.datasets import is_coordinated, is_indexed_only, shuffles_itself, splits_itself
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 from torchdata.datapipes.datapipe import MapDataPipe
@@ -478,18 +473,7 @@ _ELEMENTS = 4
 #: Pipes that call the user's function for each item.
 _MAPPING = {"Mapper", "ThreadPoolMapper", "BatchMapper", "BatchAsyncMapper"}
 
-_ORDINALS = (
-    "the last pipe",
-    "second",
-    "third",
-    "fourth",
-    "fifth",
-    "sixth",
-    "seventh",
-    "eighth",
-    "ninth",
-    "tenth",
-)
+_ORDINALS = ["the last pipe", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"]
 
 
 def _ordinal(steps: int) -> str:

@@ -237,7 +237,7 @@ class LocalPool:
         pin: copies a batch to pinned memory; None returns batches unchanged.
     """
 
-    #: As in `Pool`. This process needs no orders and has no workers, and no other thread ends the epoch.
+    #: As in `Pool`. There are no workers, so no batches arrive out of order, and no other thread ends the epoch.
     is_ordered = False
     pids: ClassVar[list[int]] = []
 

@@ -124,7 +124,7 @@ class Pool:
         Args:
             ahead: how many batches each worker may be ahead of the main process.
             shared_seed: the seed of PyTorch pipes.
-            places: the position at which each shard resumes; None starts from the beginning.
+            places: for each shard, the snapshot to load; None starts from the beginning.
             fresh: whether the epoch of these positions is over, so that only state that is kept between epochs is
                 loaded.
             fillers: how many shards, from the first on, give up their first turn.

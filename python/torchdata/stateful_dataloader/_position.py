@@ -263,7 +263,7 @@ class Trails:
     """The last two trails of a stream. The older one is at least one batch longer.
 
     Args:
-        place: the position to which the dataset was moved; None if nothing has begun.
+        place: the snapshot that the dataset has loaded; None before the first epoch.
     """
 
     def __init__(self, place: ReadingPosition | None = None) -> None:

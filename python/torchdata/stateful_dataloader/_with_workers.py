@@ -205,7 +205,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         """Begins an epoch in all workers.
 
         Args:
-            places: the position from which each worker resumes; None starts from the beginning.
+            places: for each worker, the snapshot to load; None starts from the beginning.
             fresh: whether the epoch of these positions is over.
             first: the worker that returns the next batch.
         """
@@ -434,7 +434,7 @@ class _Beginning:
     """How a worker began an epoch.
 
     Args:
-        place: the snapshot from which it resumed, or None.
+        place: the snapshot that the worker loaded, or None.
         fresh: whether the epoch of this snapshot was over.
         shared_seed: the seed of PyTorch pipes.
         before: orders that repeat earlier, finished epochs.

@@ -267,11 +267,14 @@ def same(item):
     return item
 
 
-@pytest.mark.parametrize("dispatched", [False, True])
-def test_a_paused_and_limited_loader_goes_on_after_its_workers_were_killed(dispatched):
+def shared_out(dispatched):
     pipe = IterableWrapper(range(40))
-    pipe = pipe.sharding_round_robin_dispatch(MULTIPROCESSING) if dispatched else pipe.sharding_filter()
-    with restarting(pipe.map(same)) as loader:
+    return (pipe.sharding_round_robin_dispatch(MULTIPROCESSING) if dispatched else pipe.sharding_filter()).map(same)
+
+
+@pytest.mark.parametrize("dispatched", [False, True])
+def test_a_paused_and_limited_loader_continues_after_its_workers_were_killed(dispatched):
+    with restarting(shared_out(dispatched)) as loader:
         assert list(loader) == list(range(40))
         iterator = iter(loader)
         iterator.limit(5)
@@ -286,9 +289,7 @@ def test_a_paused_and_limited_loader_goes_on_after_its_workers_were_killed(dispa
 
 @pytest.mark.parametrize("dispatched", [False, True])
 def test_an_exit_after_a_function_was_applied_to_the_graphs_raises_an_error_that_names_the_function(dispatched):
-    pipe = IterableWrapper(range(40))
-    pipe = pipe.sharding_round_robin_dispatch(MULTIPROCESSING) if dispatched else pipe.sharding_filter()
-    with restarting(pipe.map(same)) as loader:
+    with restarting(shared_out(dispatched)) as loader:
         assert list(loader) == list(range(40))
         loader.reading_service._children.call(_doubles)
         assert list(loader) == [2 * item for item in range(40)]

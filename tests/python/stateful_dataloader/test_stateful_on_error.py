@@ -15,11 +15,8 @@ torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
 
 from torch.utils.data import Dataset, IterableDataset, get_worker_info  # noqa: E402
 
-from fresh_processes import with_torch  # noqa: E402
 from pinning import pin_without_device  # noqa: E402
 from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
-from random_stateful.judging import Judge  # noqa: E402
-from random_stateful.programs import SKIPPING, SKIPPING_STREAMS  # noqa: E402
 from torchdata._users_code import place_of  # noqa: E402
 from torchdata.datapipes.iter import IterableWrapper  # noqa: E402
 from torchdata.datapipes.utils import TooManySkipped  # noqa: E402
@@ -591,15 +588,3 @@ def test_an_error_says_why_an_iterator_cannot_continue(dataset: Any, kind: Any, 
     with pytest.raises(kind) as caught:
         epoch_of(loader_of(dataset(), workers))
     assert any(words in note for note in caught.value.__notes__)
-
-
-@pytest.fixture(scope="module")
-def judge() -> Iterator[Judge]:
-    with Judge(server=with_torch()) as judge:
-        yield judge
-
-
-@pytest.mark.parametrize("seed", [first + number for first in (SKIPPING, SKIPPING_STREAMS) for number in range(6)])
-def test_a_random_program_that_skips_items_resumes_as_if_it_had_not_been_stopped(judge: Judge, seed: int) -> None:
-    verdict = judge.judge(seed)
-    assert not verdict.told, verdict.words

@@ -10,9 +10,10 @@ pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
 
 from fresh_processes import with_torch
 from random_stateful.judging import Judge
+from random_stateful.programs import SKIPPING, SKIPPING_STREAMS
 
 #: Seeds that once revealed a bug.
-TOLD = [2, 13, 15, 17, 18, 20, 28, 48, 51, 66, 74, 75, 95, 128, 138, 158, 287, 424, 2659, 3368, 970232]
+REVEALING = [2, 13, 15, 17, 18, 20, 28, 48, 51, 66, 74, 75, 95, 128, 138, 158, 287, 424, 2659, 3368, 970232]
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +22,11 @@ def judge() -> Iterator[Judge]:
         yield judge
 
 
-@pytest.mark.parametrize("seed", [*TOLD, *range(301, 305)])
+#: The first seeds of programs that skip items, of indexed datasets and of streams.
+SKIPS = [first + number for first in (SKIPPING, SKIPPING_STREAMS) for number in range(6)]
+
+
+@pytest.mark.parametrize("seed", [*REVEALING, *range(301, 305), *SKIPS])
 def test_a_random_program_resumes_in_a_new_process_as_if_it_had_not_been_stopped(judge: Judge, seed: int) -> None:
     verdict = judge.judge(seed)
     assert not verdict.told, verdict.words

@@ -589,20 +589,6 @@ def _each(pipe: PipeStats) -> str:
 
 #: The rules in the order in which they are applied.
 RULES: tuple[Callable[[LoaderStats], Verdict | None], ...] = (
-    stalled,
-    empty,
-    too_early,
-    slow_first_item,
-    training,
-    full_memory,
-    oversubscribed,
-    dispatching,
-    network,
-    sending,
-    packing,
-    work_before_sharding,
-    idle_workers,
-    skewed_shard,
-    slow_worker,
-    loading,
-)
+    stalled, empty, too_early, slow_first_item, training, full_memory, oversubscribed, dispatching, network, sending,
+    packing, work_before_sharding, idle_workers, skewed_shard, slow_worker, loading,
+)  # fmt: skip
