@@ -255,10 +255,11 @@ def test_tiny_items_limit_by_sending_even_if_workers_wait_for_a_core():
         made = {"busy": 0.9, "busy_seconds": 0.9, "input": 0.0, "room": 0.1, "waits_for_cpu_seconds": in_line}
         whole = {"seconds": 1.0, "waiting": 0.3, "loading": 0.9, "held_up": 0.1, "first_item_seconds": 0.0}
         assert diagnose(replaced(stats, whole, cpu_seconds=10.0, **made)).kind == kind
-    timed = [replace(pipe, own_seconds=1e-4, waits=False) for pipe in stats.workers[0].pipes]
-    for busy, kind in ((0.035, "sending"), (0.1, "loading")):  # the rest of the time belongs to other machines
-        made = {"busy": 0.9, "busy_seconds": busy / 2, "input": 0.0, "room": 0.1, "waits_for_cpu_seconds": 0.0}
-        assert diagnose(replaced(stats, whole, pipes=tuple(timed), **made)).kind == kind
+    made = {"busy": 0.9, "busy_seconds": 0.9, "input": 0.0, "room": 0.1, "waits_for_cpu_seconds": 0.0}
+    for own, kind in ((1e-4, "sending"), (1e-2, "loading")):  # the rest of the time belongs to other machines
+        timed = tuple(replace(pipe, own_seconds=own, waits=False) for pipe in stats.workers[0].pipes)
+        assert diagnose(replaced(stats, whole, pipes=timed, **made)).kind == kind
+    assert diagnose(replaced(stats, whole, **made)).kind == "loading", "without times of pipes, the worker may be slow"
 
 
 class Reading(IterDataPipe):

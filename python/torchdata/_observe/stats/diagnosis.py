@@ -298,12 +298,13 @@ def sending(stats: LoaderStats) -> Verdict | None:
         return None
     items = max(1, sum(worker.items for worker in workers))
     # A worker counts as busy while it waits for a core. On a busy machine, this time would exceed that of tiny items,
-    # and the system does not count the part in which the host runs other machines. The times of pipes are samples.
+    # and the system does not count the part in which the host runs other machines. So the times of pipes count if they
+    # are known. `packing` recognizes items that take long outside of the pipes.
     worked = sum(max(0.0, worker.busy_seconds - (worker.waits_for_cpu_seconds or 0.0)) for worker in workers)
     in_pipes = [pipe.own_seconds for worker in workers for pipe in worker.pipes]
     each = worked / items
-    if each < 10 * WORTH_A_WORKER and in_pipes and None not in in_pipes:
-        each = min(each, sum(filter(None, in_pipes)) / items)
+    if each < WORTH_PACKING and in_pipes and None not in in_pipes:
+        each = min(each or math.inf, sum(filter(None, in_pipes)) / items)
     made = sum(worker.busy for worker in workers)
     if each > WORTH_A_WORKER and (stats.waiting < 0.5 or made > 0.6):
         return None
