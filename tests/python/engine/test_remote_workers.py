@@ -114,30 +114,42 @@ def test_versions_that_differ_are_an_error_that_names_both(monkeypatch: pytest.M
         assert f"{name} is {ours[name]} here and {there} there" in str(caught.value)
 
 
-DEAF = """
-import cloudpickle, sys, time
+HOSTING = """
+import cloudpickle, os, signal, sys, time
 from torchdata._engine.remote import host
 from torchdata._engine.remote.host import Host, RemoteSetup
-host.DEAF, host.LOOK = 1.0, 0.1
+if sys.argv[1] == "deaf":
+    host.DEAF, host.LOOK = 1.0, 0.1
 if __name__ == "__main__":
+    until, write = os.pipe()
+    if sys.argv[1] == "orphan" and os.fork():
+        os.read(until, 1)
+        os._exit(1)
+    parent = os.getppid()
     empty = host.StatsBoard(1, 1, 1, False).carry_out(0)
     kind = "torchdata.dataloader2.services.program", "GraphProgram"
     setup = RemoteSetup("worker process 0", 0, 1, kind, (1.0, 10.0), 1 << 20, False, empty, None, 0)
     made = Host(setup, cloudpickle.dumps(None))
-    print(made._child.pid, flush=True)
     made.begin()
+    print(os.getpid(), made._child.pid, flush=True)
+    os.write(write, b"1")
+    if sys.argv[1] == "orphan":
+        while os.getppid() == parent:
+            time.sleep(0.01)
+        os.kill(made._child.pid, signal.SIGKILL)
     time.sleep(200)
 """
 
 
-def test_a_host_without_messages_from_the_main_process_ends_itself_and_its_worker(tmp_path: Path) -> None:
-    (tmp_path / "deaf.py").write_text(DEAF)
-    command = [sys.executable, str(tmp_path / "deaf.py")]
+@pytest.mark.parametrize("kind", ["deaf", "orphan"])
+def test_a_host_ends_if_nothing_arrives_or_if_its_parent_and_its_worker_are_gone(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "hosting.py").write_text(HOSTING)
+    command = [sys.executable, str(tmp_path / "hosting.py"), kind]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
         assert program.stdout is not None
-        pid = int(program.stdout.readline())
+        pids = [int(word) for word in program.stdout.readline().split()]
         assert program.wait(100) == 1
-    wait_for(lambda: is_gone(pid))
+    wait_for(lambda: all(is_gone(pid) for pid in pids))
 
 
 # -- no room in the main process

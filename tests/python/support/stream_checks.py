@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,8 +16,14 @@ from torchdata.datapipes.state import load_state, save_state
 
 
 def open_files(*, sockets: bool = True) -> int:
-    """Returns the number of open file descriptors of this process, with or without sockets."""
+    """Returns the number of open file descriptors of this process, with or without sockets.
+
+    A thread of a dropped pool may still be in a call that opens a file, so all such threads are awaited.
+    """
     gc.collect()
+    for thread in threading.enumerate():
+        if thread.name.startswith("torchdata-threadpool"):
+            thread.join(60)
     names = os.listdir("/proc/self/fd")
     return len(names) if sockets else sum(map(_is_open_file, names))
 

@@ -333,7 +333,7 @@ class Host:
             link.close_descriptor()
         self._lanes: list[_Lane] = []
         self._beginning, self._has_ended = threading.Lock(), False
-        self._heard = time.monotonic()
+        self._heard, self._parent = time.monotonic(), os.getppid()
         threading.Thread(target=self._watch, name="torchdata-host", daemon=True).start()
 
     def begin(self) -> About:
@@ -396,7 +396,11 @@ class Host:
         self._child.kill()
 
     def _watch(self) -> None:
-        """Records the worker's exit, and ends this process if the main process sends nothing for too long."""
+        """Records the worker's exit, and ends this process if the main process sends nothing for too long.
+
+        If the process that has started this one is gone, Ray's daemon on this machine has ended. Ray then kills the
+        worker and this process. Only Ray knows the reason, so the exit code of the worker is not reported.
+        """
         child = self._child
         while not child.ended:
             if time.monotonic() - self._heard > DEAF:
@@ -404,6 +408,8 @@ class Host:
             with contextlib.suppress(OSError):
                 connection.wait([child.sentinel()], LOOK)
         child.close()
+        if os.getppid() != self._parent:
+            os._exit(1)
         with self._beginning:
             self._has_ended = True
             self._end_lanes()
