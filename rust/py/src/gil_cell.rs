@@ -18,7 +18,7 @@ impl<T> GilCell<T> {
         Self(RefCell::new(value))
     }
 
-    /// Calls `look` with the value. It must not run Python code.
+    /// Calls `look` with the value. `look` must not run Python code.
     #[inline]
     pub fn with<R>(&self, _py: Python<'_>, look: impl FnOnce(&mut T) -> R) -> R {
         look(&mut self.0.borrow_mut())

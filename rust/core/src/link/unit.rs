@@ -1,9 +1,9 @@
 //! The format of a unit in the ring of a link.
 //!
 //! A *unit* is an item, an end, an error, a message, or a fragment of a buffer that is too large for the arena. In the
-//! ring it consists of a [`UnitHeader`], a table of its blocks and an inline payload. It is contiguous and padded to 8
-//! bytes. If it does not fit before the end of the ring, padding of one word skips the remaining bytes. The checksum
-//! covers all parts and the position of the unit.
+//! ring it consists of a [`UnitHeader`], a table of its blocks and an inline payload. A unit is contiguous and padded
+//! to 8 bytes. If a unit does not fit before the end of the ring, padding of one word skips the remaining bytes. The
+//! checksum covers all parts and the position of the unit.
 
 use crate::error::Corrupted;
 use crate::integrity::{Checksum, sample};

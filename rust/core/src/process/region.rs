@@ -70,7 +70,7 @@ impl Region {
         Self::map(File::from(fd))
     }
 
-    /// Maps a region of another process for reading. It has no descriptor.
+    /// Maps a region of another process for reading. The result has no descriptor.
     ///
     /// The file must be sealed against shrinking, because reading a removed page causes SIGBUS.
     pub(crate) fn observe(file: &File) -> Result<Self, OpenError> {
@@ -92,7 +92,7 @@ impl Region {
     /// The descriptor, for passing to another process.
     ///
     /// # Panics
-    /// If it was closed.
+    /// If the descriptor was closed.
     pub fn fd(&self) -> BorrowedFd<'_> {
         let fd = self.fd.load(Ordering::Relaxed);
         assert!(fd >= 0, "the descriptor of this region was closed after all processes had received it");
@@ -117,8 +117,8 @@ impl Region {
         drop(self.take_descriptor());
     }
 
-    /// Transfers the descriptor to the caller. Must not be called while a result of `fd` is in use, or if `reserve` is
-    /// needed later.
+    /// Transfers the descriptor to the caller. Must not be called while a result of `fd` is in use, or before a later
+    /// call of `reserve`.
     pub(crate) fn take_descriptor(&self) -> Option<OwnedFd> {
         let fd = self.fd.swap(-1, Ordering::Relaxed);
         // SAFETY: the region owned it, and after the swap no other caller can take it.

@@ -73,8 +73,8 @@ impl Dtype {
         Some((Self { number: u8::try_from(number).ok()?, unit }, size_of(py, descr)?))
     }
 
-    /// Returns the dtype of numbers with this type number, and the size of an element in bytes. Returns None if it does
-    /// not exist, or is not one of numbers.
+    /// Returns the dtype of numbers with this type number, and the size of an element in bytes. Returns None if the
+    /// type does not exist, or is not a numeric type.
     pub fn of_number(py: Python<'_>, number: c_int) -> PyResult<Option<(Self, usize)>> {
         if !is_number(number) {
             return Ok(None);

@@ -88,8 +88,8 @@ pub struct Encoder {
     /// The member to pickle, which may share objects with other members, and its offset in the payload.
     pickled_member: Option<(usize, Py<PyAny>)>,
     /// Whether the bytes may differ the next time although the item is equal. Pickles and references to strings depend
-    /// on the identity of objects, and copies of an array may have another memory order. If this is not set, the bytes
-    /// depend only on the item, and not on other references to its objects, which may differ when the item is
+    /// on the identity of objects, and copies of an array may have another memory order. If this flag is not set, the
+    /// bytes depend only on the item, and not on other references to its objects, which may differ when the item is
     /// recomputed.
     pub opaque: bool,
 }

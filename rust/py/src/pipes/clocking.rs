@@ -7,7 +7,8 @@
 //! more than the time since the last measured call.
 //!
 //! Each item of a root call costs many nested calls. A guard that was nested at its last call skips this module while
-//! no root call is measured ([`is_measuring`]). It checks again from time to time, because its reader may have changed.
+//! no root call is measured ([`is_measuring`]). Such a guard checks again from time to time, because its reader may
+//! have changed.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
