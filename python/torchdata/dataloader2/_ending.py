@@ -1,8 +1,8 @@
 """The shutdown of a loader: performs it once, and makes concurrent callers wait for it.
 
-Role: one `Ending` per loader. It ends the epoch, the service and the threads that read ahead, excludes concurrent
-changes to the loader, and stores the process that the loader belongs to. Runs in the main process, in any thread, in a
-finalizer, and at interpreter exit.
+Role: one `Ending` per loader. An `Ending` ends the epoch, the service and the threads that read ahead, excludes
+concurrent changes to the loader, and stores the process that the loader belongs to. Runs in the main process, in any
+thread, in a finalizer, and at interpreter exit.
 """
 
 from __future__ import annotations

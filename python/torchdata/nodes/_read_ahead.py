@@ -38,7 +38,7 @@ Function = Callable[[Any], Any] | None
 class Several(Protocol):
     """Calls a function with several items in another process."""
 
-    #: The seconds that the last items took there.
+    #: The seconds that the last items took in the process.
     spent: float
 
     def results(self, items: list[Any]) -> Iterator[list[Any] | Failed | None]:

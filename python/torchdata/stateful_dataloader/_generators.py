@@ -440,7 +440,7 @@ def distance(origin: Words, target: Words, seeded: torch.Generator | None, most:
 
 
 class _Known:
-    """Known positions in one stream, where a search starts. They affect only its speed."""
+    """Known positions in one stream, where a search starts. These positions affect only the speed of the search."""
 
     def __init__(self, seeded: torch.Generator) -> None:
         self.seeded = seeded

@@ -379,7 +379,7 @@ def _filled(theirs: dict[str, Any], ours: dict[str, Any], key: str, fills: bool 
 
 
 def _completed(place: ReadingPosition, more: dict[str, Any], given: int) -> ReadingPosition:
-    """Adds this package's part to a position.
+    """Adds the additional data of this package to a position.
 
     Args:
         place: the position.

@@ -69,7 +69,8 @@ class Pool:
         full_stats: bool = False,
         restarts: Callable[[Group, BaseContext], Restarts] | None = None,
     ) -> None:
-        # Persistent workers also need orders for an iterable dataset. They complete these orders when an epoch is left.
+        # Persistent workers also need orders for an iterable dataset. The workers complete these orders when an epoch
+        # is left.
         self._iterates, self._timeout = job.reading.is_iterable and (job.lasts_one_epoch or not job.persistent), timeout
         self._epoch, num_shards = 0, max(1, job.num_shards)
         #: By shard: orders that wait for room, and how many orders were sent whose batch has not arrived.
@@ -281,7 +282,7 @@ class Pool:
 
 #: Maximum number of batches that wait in pinned memory.
 _AHEAD = 2
-#: Seconds that the thread may take to leave an epoch. It may be copying a batch or replacing a worker.
+#: Seconds that the thread may take to leave an epoch. Meanwhile, the thread may copy a batch or replace a worker.
 _LEAVING = 60.0
 
 

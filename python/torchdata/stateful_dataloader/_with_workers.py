@@ -5,9 +5,9 @@ may be ahead, and then one with each batch.
 
 `RestartingIterator` replaces workers that exit, or that hang and are killed. For each worker, the iterator stores its
 last snapshot, the batches received since then, and the outstanding orders. A replacement process loads this snapshot,
-like a loader that resumes. It then reads and drops the batches that the main process has received. The outstanding
-orders are sent to it. Before the first batch of an epoch, a worker has no snapshot in that epoch. Its replacement
-therefore repeats what the worker had read in the previous epoch, and begins the new epoch after that.
+like a loader that resumes. The replacement then reads and drops the batches that the main process has received. The
+outstanding orders are sent to it. Before the first batch of an epoch, a worker has no snapshot in that epoch. Its
+replacement therefore repeats what the worker had read in the previous epoch, and begins the new epoch after that.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class News(NamedTuple):
 
     Args:
         before: the frozen snapshot from before this batch.
-        after: the frozen snapshot from after it.
+        after: the frozen snapshot from after the batch.
         failure: the reason why there is no batch.
         skipped: the skipped samples of the batch.
         seen: how many samples the batch accounts for including skipped ones; None if as many as its order.

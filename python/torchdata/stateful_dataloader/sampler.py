@@ -1,7 +1,7 @@
 """PyTorch's samplers with iterators that can be saved and restored.
 
-Role: `StatefulDataLoader` uses them instead of PyTorch's own. They produce the same order, and draw the same numbers
-from the same generators at the same times. The states have the format of torchdata 0.11.
+Role: `StatefulDataLoader` uses them instead of PyTorch's own. These samplers produce the same order, and draw the same
+numbers from the same generators at the same times. The states have the format of torchdata 0.11.
 """
 
 from __future__ import annotations

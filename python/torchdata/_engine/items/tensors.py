@@ -38,8 +38,8 @@ class Location(NamedTuple):
 class Departing:
     """The tensors and storages of an item that is being pickled. The pickle refers to them by number.
 
-    They are laid out after all of them were collected. Tensors that share elements are placed in one block, so that
-    they share them in the receiving process, too. Each other tensor gets a separate block. The unused parts of a
+    The tensors are laid out after all of them were collected. Tensors that share elements are placed in one block, so
+    that they share them in the receiving process, too. Each other tensor gets a separate block. The unused parts of a
     storage are not sent.
     """
 

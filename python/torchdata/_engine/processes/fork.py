@@ -4,10 +4,10 @@ Role: a fork copies every lock in its current state, but only the thread that fo
 that moment stays locked in the child forever. Python and the C library handle their own locks, but not the locks of
 PyTorch's and NumPy's global generators, which are held without the GIL while numbers are drawn (for example by a loader
 in another thread), nor the locks that `torch.manual_seed` takes for devices, nor that of a module that a thread is
-importing. A thread that forks a child of the engine therefore first waits until these locks are free. It holds NumPy's
-and the devices' locks, which Python can acquire, until it has forked. The extension acquires the lock of PyTorch's
-generator last (`forking.rs`). The buffers of standard output and error also have locks, and a thread that prints
-continuously never leaves them free, so the child recreates its buffers.
+importing. A thread that forks a child of the engine therefore first waits until these locks are free. The thread holds
+NumPy's and the devices' locks, which Python can acquire, until it has forked. The extension acquires the lock of
+PyTorch's generator last (`forking.rs`). The buffers of standard output and error also have locks, and a thread that
+prints continuously never leaves them free, so the child recreates its buffers.
 
 A lock may still be taken in between. As its first step, a child therefore acquires each lock once. The kernel kills a
 child that cannot, and the main process forks another one before it continues. No user code has run in the killed child.

@@ -1,16 +1,16 @@
 """The main process's side of a forking process, and the processes that are forked there.
 
-Role: the main process delegates forking to another process when it cannot fork itself. It obtains this process in two
-ways:
+Role: the main process delegates forking to another process when it cannot fork itself. The main process obtains the
+forking process in two ways:
 
 - With start method "fork", children are copies of the main process. When a child exits, the main process may use CUDA,
   or have threads that hold locks, which a forked process cannot use. Therefore, right after a loader's children, the
   main process forks one more process, which has one thread, runs no user code, and inherits the children's programs. It
   ends with the loader.
 - With start method "forkserver", every child is forked from one process of the program, which the main process spawns:
-  a fresh interpreter that imports the program once. It serves all loaders, and ends with the main process.
-  multiprocessing's own fork server is not suitable: it also forks user processes, which must be interruptible, whereas
-  our children have all signals blocked until they leave them to the main process.
+  a fresh interpreter that imports the program once. This interpreter serves all loaders, and ends with the main
+  process. multiprocessing's own fork server is not suitable: it also forks user processes, which must be interruptible,
+  whereas our children have all signals blocked until they leave them to the main process.
 
 The main process waits for a child's process id, and a spawned process may first import the program for seconds. A
 signal that the main process handles, above all Ctrl-C, ends a forking process that is not running yet, and all its
@@ -73,8 +73,8 @@ class Forker:
             end, and starts it.
     """
 
-    #: The time limit for starting while a signal is pending. It grows with each process that was ended, because a
-    #: handler may let the program continue.
+    #: The time limit for starting while a signal is pending. The limit grows with each process that was ended, because
+    #: a handler may let the program continue.
     _grace = _LOOK
 
     def __init__(self, inherits: bool, launch: Callable[[socket.socket, socket.socket], ChildProcess]) -> None:

@@ -34,8 +34,8 @@ class Closes(Protocol):
     def close(self) -> None: ...
 
 
-#: Resources that only the main process needs for the children of all its loaders, by id. They are not weak references,
-#: because an exception of a signal handler would be lost in the Python callback of a weak reference.
+#: Resources that only the main process needs for the children of all its loaders, by id. The values are not weak
+#: references, because an exception of a signal handler would be lost in the Python callback of a weak reference.
 _mains: dict[int, Closes] = {}
 
 

@@ -50,7 +50,7 @@ class Shutdown:
         self.has_begun = False
         #: Whether stopping is complete.
         self.is_over = False
-        #: Forks replacements of children that exit. It ends after all children.
+        #: The process that forks replacements of children that exit. This process ends after all children.
         self.forker: Closes | None = None
         self._bells = bells
         #: Called before the children are asked to stop, so that children that wait for the main process obey.
@@ -175,7 +175,7 @@ class OwnsChildren(Finalized):
     def shutdown(self) -> None:
         """Stops all children: asks, waits, kills, reaps. May be called at any time, any number of times.
 
-        If it was interrupted, the next call continues.
+        If the shutdown was interrupted, the next call continues it.
         """
         self._shutdown.run()
         self._ended = self._shutdown.is_over

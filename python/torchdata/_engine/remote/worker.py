@@ -42,8 +42,8 @@ LOOK, JOINED = 1.0, 5.0
 #: How many seconds a host has to report its worker's stack, and to kill the worker.
 ANSWERED, ENDED = 10.0, 1.0
 
-#: Seconds after which the main process warns that a worker has not started. It warns again whenever the time has
-#: doubled.
+#: Seconds after which the main process warns that a worker has not started. The warning is repeated whenever this time
+#: has doubled.
 LATE = 10.0
 
 #: Unique numbers of workers, because process numbers of different machines may be equal.
@@ -148,7 +148,7 @@ class RemoteWorker(ChildProcess):
 
     @property
     def called(self) -> str:
-        """Returns its name and its machine."""
+        """Returns the name of the worker and its machine."""
         actor = "no actor" if self._actor is None else f"Ray actor {self._actor.identity}"
         if self.about is None:
             return f"{self.name} ({actor}, not up yet)"

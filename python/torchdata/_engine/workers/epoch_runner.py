@@ -127,8 +127,8 @@ class EpochRunner:
         assert self.dispatched is not None
         start = self.start
         if self.opened and start.share[0] > 0 and self.dispatched.share()[0] == start.passed:
-            # The run resumed in the middle of a pass, and left the pass without requesting more items, so the pass is
-            # over.
+            # The run resumed in the middle of a pass, and its reader requests no further items of the pass, so the pass
+            # is over.
             self.start = start = replace(start, passed=start.passed + 1, share=(0, 0))
             self.dispatched.start_epoch(self.epoch, self.setup.window, None, None, start.passed)
         self.opened = True

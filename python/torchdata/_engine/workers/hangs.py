@@ -173,7 +173,7 @@ class Hangs:
         """Kills processes that hang. Called repeatedly while the main process waits for an item.
 
         Args:
-            peer: the shard that is waited for.
+            peer: the number of the shard whose items the main process waits for.
             waited: the duration of the wait so far, in seconds.
             limit: seconds without progress after which a process hangs: the timeout, or a multiple of it.
 

@@ -60,7 +60,7 @@ class _DummyIterDataPipe(IterDataPipe[Any]):
 def find_lca_round_robin_sharding_dp(graph: Graph | DataPipeGraph) -> DataPipe | None:
     """Returns the last pipe that runs in the dispatching process, or None if nothing is dispatched.
 
-    It is the first pipe (from the sources) through which all items of all `sharding_round_robin_dispatch` pipes pass.
+    This is the first pipe (from the sources) through which all items of all `sharding_round_robin_dispatch` pipes pass.
     If a branch shares a source with a dispatched one, both are dispatched. Pipes that read from each other in a cycle
     are dispatched together.
 

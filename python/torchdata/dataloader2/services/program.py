@@ -1,8 +1,8 @@
 """The work of a process on its copy of the pipe graph: once when it starts, and at the start of every epoch.
 
 Role: `process_init_fn` and `process_reset_fn` are called by the reading services, in the workers and in the dispatching
-process of a multi-process service, and in the main process of an in-process service. They own the graph, and return the
-pipe to read. The engine runs `GraphProgram` in the children.
+process of a multi-process service, and in the main process of an in-process service. These objects own the graph, and
+return the pipe to read. The engine runs `GraphProgram` in the children.
 """
 
 from __future__ import annotations

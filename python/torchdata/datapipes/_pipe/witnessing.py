@@ -168,7 +168,7 @@ class Digest:
         self.next = sample_behind(self.next)
 
     def add_missing(self) -> None:
-        """Skips the next sampled position, at which there is no item."""
+        """Skips the next sampled position, because there is no item at this position."""
         self.next = sample_behind(self.next)
 
     def agrees_with(self, other: Digest) -> bool:

@@ -46,7 +46,7 @@ class _Way(NamedTuple):
 
     Args:
         memory: the parts of memory that are copied.
-        python: the generator of `random`, whose normal number is no part of them; None if it is not copied.
+        python: the generator of `random`, whose normal number is not part of them; None if it is not copied.
         others: functions that save, and load, what is not copied.
     """
 

@@ -119,7 +119,11 @@ class Section:
         return True
 
     def _settle(self, record: Record) -> str | None:
-        """Determines who creates a pending record's files. Returns the path that another process creates, if any."""
+        """Determines who creates the files of a pending record.
+
+        Returns:
+            The path that another process creates, or None.
+        """
         try:
             for path in sorted(record.aim()):
                 lock = locks.acquire(path, self._thread)
@@ -300,9 +304,7 @@ class Section:
         record.unmark()
 
     def begin_round(self) -> None:
-        """Restarts the pipes in between, because another file must be computed after they were told that there are no
-        more items.
-        """
+        """Restarts the pipes in between, because a file must be computed after their input has ended."""
         self.chain_ended = self._dry = False
 
     def end_round(self) -> None:

@@ -84,7 +84,7 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
         self._given_up, self._shares = 0, ()
 
     def reset(self) -> None:
-        """Drops the items stored by an incomplete epoch."""
+        """Drops the items that an incomplete epoch has stored."""
         super().reset()
         self._serving = bool(self.cache) and self._shares == self._current_shares()
 

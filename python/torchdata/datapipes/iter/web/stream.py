@@ -99,7 +99,7 @@ class HttpRecipe:
     def ask(self, offset: int) -> tuple[Any, int]:
         """Returns a response with the file's contents from `offset` on, and how many bytes too early it begins.
 
-        Returns None instead of a response if the file ends there.
+        Returns None instead of a response if the file ends at this offset.
 
         Raises:
             requests.RequestException: the file is not available.
