@@ -46,7 +46,8 @@ class PrototypeMultiProcessingReadingService(ReadingServiceInterface):
     Examples:
         >>> import warnings
         >>> from torchdata.dataloader2.reading_service import PrototypeMultiProcessingReadingService
-        >>> with warnings.catch_warnings(record=True) as caught:
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("ignore", FutureWarning)
         ...     service = PrototypeMultiProcessingReadingService(num_workers=2)
         >>> type(service).__name__
         'MultiProcessingReadingService'

@@ -101,7 +101,7 @@ class ReadingPosition(NamedTuple):
         return ReadingPosition(own, None, self.collate, unbegun=True)
 
     def copied(self) -> ReadingPosition:
-        """Returns the position with copies of the states, which belong to the user."""
+        """Returns the position with copies of the states, because the user may modify the originals."""
         if not self.has_state and self.base is None:
             return self
         dataset, iterator, collate = copied(self.dataset), copied(self.iterator), copied(self.collate)
@@ -247,7 +247,7 @@ class _Trail:
 
     @property
     def is_walked(self) -> bool:
-        """Whether anything happened after the snapshot."""
+        """Whether a batch was read or an epoch began after the snapshot."""
         return bool(self.since or self.later)
 
     def position(self, now: ReadingPosition) -> ReadingPosition:

@@ -306,7 +306,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
                 raise
 
     def _take(self) -> Any:
-        """Takes the unit in hand, if any, and records the snapshot from before its batch."""
+        """Takes the received unit, if there is one, and records the snapshot from before its batch."""
         unit = self._hand.pop()
         self._pool.note(unit)
         worker, number, batch, told = unit
@@ -543,8 +543,8 @@ class RestartingIterator(WorkersIterator):
         """Returns how a replacement process begins a shard after the units that were already received.
 
         Returns:
-            Orders that repeat finished epochs; the start; how many orders were answered by units that are not recorded
-            yet; and the unanswered orders.
+            Orders that repeat finished epochs; the start; the number of orders whose units are not recorded yet; and
+            the unanswered orders.
         """
         progress, busy, fills = self._progress[worker], self._busy[worker], worker < self._fillers
         units = max(0, account[0] - fills)

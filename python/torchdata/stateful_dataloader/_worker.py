@@ -83,7 +83,8 @@ class News(NamedTuple):
         after: the frozen snapshot from after the batch.
         failure: the reason why there is no batch.
         skipped: the skipped samples of the batch.
-        seen: how many samples the batch accounts for including skipped ones; None if as many as its order.
+        seen: the number of samples of the batch, including skipped samples; None if this is the number that its order
+            requests.
         empty: whether all samples were skipped, so that there is no batch.
         left: the positions of indices that were read, for use in another batch.
         digest: a checksum of some of the samples so far, for a stream without a state, if it has changed.

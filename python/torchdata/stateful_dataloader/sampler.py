@@ -131,7 +131,7 @@ class RandomIndices(Iterator[int]):
         else:
             for _ in range(sampler.num_samples // there):
                 yield torch.randperm(there, generator=generator).tolist()
-            # Drawn even if it is not used, because later epochs depend on it.
+            # The order is drawn even if it is not used, because the random numbers of later epochs depend on this draw.
             yield torch.randperm(there, generator=generator).tolist()[: sampler.num_samples % there]
 
     def state_dict(self) -> dict[str, Any]:
@@ -394,7 +394,7 @@ def endless_state(batches: int, size: int) -> dict[str, Any]:
 
 
 def samples_in(state: Any) -> int | None:
-    """Returns how many indices were yielded, according to the state of a `BatchSampler`; None if it has no number."""
+    """Returns the number of yielded indices in the state of a `BatchSampler`; None if the state has no number."""
     samples = state.get("samples_yielded") if isinstance(state, dict) else None
     return samples if type(samples) is int else None
 

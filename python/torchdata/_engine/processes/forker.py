@@ -16,8 +16,9 @@ The main process waits for a child's process id, and a spawned process may first
 signal that the main process handles, above all Ctrl-C, ends a forking process that is not running yet, and all its
 requests.
 
-A forked process is not a child of the main process. The main process monitors it through its pidfd, and asks its parent
-for the exit code. If the parent has exited before it, the process continues, and its exit code remains unknown.
+A forked process is not a child of the main process. The main process monitors such a child through its pidfd, and asks
+the forking process for the exit code. If the forking process exits first, the child continues, and its exit code
+remains unknown.
 """
 
 from __future__ import annotations

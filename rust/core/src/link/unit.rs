@@ -52,7 +52,7 @@ pub(crate) struct UnitHeader {
 /// the header, the block table and the padding.
 pub(crate) const UNIT_HEADER: u64 = 24;
 pub(crate) const BLOCK_ENTRY: u64 = 16;
-/// Set in the total length of padding. Lengths are multiples of 8.
+/// A bit that is set in the total length of padding. Lengths are multiples of 8.
 const PAD: u32 = 1;
 
 /// The meaning of the first word of a unit.

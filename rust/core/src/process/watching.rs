@@ -149,7 +149,7 @@ struct State {
 }
 
 impl State {
-    /// Makes the thread read the state again.
+    /// Wakes the thread, which then rereads the state.
     fn wake(&self) {
         self.thread.iter().for_each(|watcher| watcher.wake.unpark());
     }

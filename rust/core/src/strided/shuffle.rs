@@ -22,7 +22,7 @@ pub struct Shuffle {
     /// Groups in a step, and their bytes.
     groups: usize,
     bytes: usize,
-    /// The number of steps that cover the whole line. The last one may read and write beyond the line.
+    /// The number of steps that cover the whole line. The last group may read and write beyond the line.
     all: usize,
     /// The number of steps that stay within the line.
     within: usize,

@@ -17,7 +17,7 @@ pub struct Dtype {
     unit: Option<Unit>,
 }
 
-/// NumPy's number of a unit of time, and its multiple.
+/// A unit of time, as NumPy's number for the unit and a factor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Unit {
     base: u32,

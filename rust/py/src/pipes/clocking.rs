@@ -32,7 +32,7 @@ pub const NOTICED: u64 = 12_000_000;
 pub const LOOK_AGAIN: u32 = 128;
 
 /// The number of measured root calls in progress, in all threads. Races are harmless: a number that is too high costs
-/// time, and one that is too low misses one measurement.
+/// time, and a number that is too low misses one measurement.
 static MEASURING: AtomicU32 = AtomicU32::new(0);
 
 #[inline]

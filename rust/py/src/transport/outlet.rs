@@ -250,7 +250,7 @@ impl Outlet {
         self.dealing.end(target);
     }
 
-    /// Ends a shard after the end of its iterator. `settle` sends its last note, and then its end.
+    /// Ends a shard after the end of its iterator. `settle` then sends the last note of the shard, and its end.
     pub fn close_shard(&mut self, py: Python<'_>, shard: usize) -> PyResult<()> {
         self.check_all_came_again(shard)?;
         self.closing = Some(shard);
