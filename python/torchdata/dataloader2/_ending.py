@@ -51,7 +51,7 @@ class Ending:
     Attributes:
         changing: the lock that is held to begin an epoch, load a state, or shut the loader down.
         owner_pid: the id of the process that it belongs to.
-        patience: how many seconds to wait for threads.
+        patience: the number of seconds to wait for threads.
         is_noted: whether the state may be requested afterwards.
         has_begun: whether the loader must not be read any more.
         is_over: whether the shutdown is complete.

@@ -303,8 +303,8 @@ class Draws:
         """Records the draws of an index or a batch of indices. Must be called after the index or batch was read.
 
         Args:
-            number: how many indices were read before, as `Replay` counts them.
-            drawn: how many indices were read before, as the order counts them.
+            number: the number of indices that were read before, as `Replay` counts them.
+            drawn: the number of indices that were read before, as the order counts them.
             indices: the indices that were read.
         """
         digest = self._digest

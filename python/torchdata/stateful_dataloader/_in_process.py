@@ -68,7 +68,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         self._marks: dict[str, Any] = {}
         #: The state of the collate function at that time, for a dataset that is reread from its beginning.
         self._collate: Any = None
-        #: The last index drawn, and how many batches were returned before its batch.
+        #: The last index drawn, and the number of batches that were returned before its batch.
         self._index: Any = _NONE
         self._before = 0
         #: The counts of skipped samples before it, if samples may be skipped.

@@ -49,7 +49,7 @@ class Pool:
         job: the task of the workers, which run the shards of the job. If there are more shards than workers, the
             workers are kept for a single epoch.
         in_order: whether batches are taken from the workers in strict turn.
-        timeout: how many seconds the main process waits for a batch; None for no limit.
+        timeout: the number of seconds that the main process waits for a batch; None for no limit.
         full_stats: whether each batch is timed.
         restarts: creates, from the group, the object that replaces failed workers; None makes a failure an error.
 

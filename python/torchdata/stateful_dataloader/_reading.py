@@ -79,7 +79,7 @@ class Reading:
         return self.kind == _DatasetKind.Iterable
 
     def samples_of(self, index: Any) -> int:
-        """Returns how many samples a sampler's index, or an order for an iterable dataset, requests."""
+        """Returns the number of samples that a sampler's index, or an order for an iterable dataset, requests."""
         if self.is_iterable:
             return (self.batch_size or 1) if self.auto_collation else 1
         return len(index) if self.auto_collation else 1
@@ -274,7 +274,7 @@ class Reader:
         """Warns, or raises ValueError, because a stream without a state yields other samples than before.
 
         Args:
-            since: how many batches were recomputed.
+            since: the number of batches that were recomputed.
             is_noise: whether the difference may be due to numbers that are drawn for each sample.
         """
         if is_noise:

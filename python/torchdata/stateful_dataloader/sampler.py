@@ -135,7 +135,7 @@ class RandomIndices(Iterator[int]):
             yield torch.randperm(there, generator=generator).tolist()[: sampler.num_samples % there]
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns how many indices were yielded, and the generator state of their order."""
+        """Returns the number of indices that were yielded, and the generator state of their order."""
         return self.state_before(0)
 
     def state_before(self, count: int) -> dict[str, Any]:
@@ -238,7 +238,7 @@ class BatchIndices(Iterator[list[int]]):
 
     @property
     def samples_yielded(self) -> int:
-        """Returns how many indices were yielded."""
+        """Returns the number of indices that were yielded."""
         return self._yielded
 
     @property
@@ -263,7 +263,7 @@ class BatchIndices(Iterator[list[int]]):
         self._yielded += count - most_missing + sum(1 for _ in itertools.islice(self._iterator, most_missing))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns how many indices were yielded, and the states of the sampler and its iterator, if any."""
+        """Returns the number of indices that were yielded, and the states of the sampler and its iterator, if any."""
         state = self.state_before(0)
         if self._ended:
             state["ended"] = True
@@ -371,7 +371,7 @@ class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler
             yield index
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns how many indices were yielded."""
+        """Returns the number of indices that were yielded."""
         return {self._YIELDED: self.yielded if self.next_yielded is None else self.next_yielded}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -124,7 +124,7 @@ class Members:
         return self.setups[worker].lines.outputs[0].shared
 
     def received_of(self, worker: int, received: Sequence[int]) -> int:
-        """Returns how many items were received from all shards of a worker, given a list by shard."""
+        """Returns the number of items that were received from all shards of a worker, given a list by shard."""
         return sum(received[shard] for shard in self.shards_of(worker))
 
     def control(self, index: int) -> Link:

@@ -59,10 +59,10 @@ class BatchClock:
         return type(None), ()  # a copy of the timed object is timed once it begins
 
     def note(self, samples: int, reading: int, collating: int) -> int:
-        """Records a timed batch; returns after how many batches to time the next one.
+        """Records a timed batch; returns the number of batches after which to time the next one.
 
         Args:
-            samples: how many samples it has.
+            samples: the number of samples in the batch.
             reading: the nanoseconds for reading them.
             collating: the nanoseconds for collating them.
         """

@@ -53,7 +53,7 @@ class Beginning:
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """Data about the passes of a pipe. It is never pickled or copied: a copy of the pipe starts without a record."""
+    """Data about the passes of a pipe. It is never pickled or copied, so a copy of the pipe starts without a record."""
 
     #: The current iteration of a PyTorch pipe when the next one was requested.
     asked: Any = NEVER

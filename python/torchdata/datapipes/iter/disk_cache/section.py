@@ -1,11 +1,11 @@
 """The section between `on_disk_cache` and `end_caching`: determines which items pass through, which process computes
 them, and their order.
 
-Role: one `Section` per iteration of an `EndOnDiskCacheHolder`. It reads the source and determines for each item whether
-its files exist (*ready*), must be created here (*missing*, with locks on the paths), or are being created by another
-process (*pending*). It passes missing items to the pipes in between, and determines which paths may be yielded next. It
-runs in the thread that iterates the end of the cache. If a pipe in between reads ahead in a thread, `items` runs in
-that thread. docs/internals/disk-cache.md describes which process waits for which.
+Role: one `Section` per iteration of an `EndOnDiskCacheHolder`. The section reads the source and determines for each
+item whether its files exist (*ready*), must be created here (*missing*, with locks on the paths), or are being created
+by another process (*pending*). The section passes missing items to the pipes in between, and determines which paths may
+be yielded next. It runs in the thread that iterates the end of the cache. If a pipe in between reads ahead in a thread,
+`items` runs in that thread. docs/internals/disk-cache.md describes which process waits for which.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ The source's iteration begins in the thread that iterates the pipe. From then on
 them into a bounded native queue, until the source ends or fails, or the items are no longer needed. The pipe owns the
 queue and the thread. The thread does not refer to the pipe or its iterator, so that dropping these ends the thread.
 
-A forked child has no such thread. It does not touch the inherited queue, and may iterate the pipe from the start.
+A forked child has no such thread. Such a child does not touch the inherited queue, and may iterate the pipe from the
+start.
 """
 
 from __future__ import annotations
@@ -185,7 +186,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
         )
 
     def _worker(self) -> Callable[[_PrefetchData], None]:
-        """Returns the function for the thread. It must not refer to the pipe."""
+        """Returns the function for the thread. The function must not refer to the pipe."""
         raise NotImplementedError(f"{type(self).__name__} must define _worker")
 
     def _prepare_restored(self, items: list[Any]) -> list[Any]:
