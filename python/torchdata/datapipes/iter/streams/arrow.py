@@ -1,7 +1,7 @@
 """The pipes that read the parts of a table: ArrowReader, and LanceReader, whose parts are rows.
 
-Role: these pipes yield rows or frames of a table that `ArrowParts` lists. These pipes run in the process that iterates them,
-and hold one part in memory at a time: a row group of a Parquet file, or the parts of one list. Their state is the
+Role: these pipes yield rows or frames of a table that `ArrowParts` lists. They run in the process that iterates them, and
+hold one part in memory at a time: a row group of a Parquet file, or the parts of one list. Their state is the
 number of the part, and the row in it.
 """
 
