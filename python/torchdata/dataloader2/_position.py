@@ -6,8 +6,8 @@ waiting reader does not lock them. Taking a position therefore combines referenc
 
 Pipes that run in main can be inspected only between two items. For this reason there are *marks*: states of main's part
 of the graph that were taken between two items, such as at the beginning of the epoch. A caller may request a state
-while an item is computed, after an item was interrupted (by Ctrl-C), or for an earlier item. It then gets the newest
-mark before that moment, and the number of items to drop after the mark.
+while an item is computed, after an item was interrupted (by Ctrl-C), or for an earlier item. The state then consists of
+the newest mark before that moment, and the number of items to drop after the mark.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Role: `ReadSource` is the consumer's side, in any thread that reads the node. `_
 at a time takes an item from the source; it then calls the function with the item, and stores the result. Items are
 numbered as they are taken. The queue returns results in order if required, and maintains the position: a snapshot of
 the source, made by the thread that took that item, and which later items were yielded. A state neither contains items
-in progress nor waits for them. They are reread after a load.
+in progress nor waits for them. These items are reread after a load.
 
 The source is never moved back. If the consumer leaves an epoch, the source is read up to the point that read-ahead
 would have reached, and begins its next epoch from there. The counters and random draws of the source therefore depend

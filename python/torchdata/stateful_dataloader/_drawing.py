@@ -48,7 +48,7 @@ __all__ = ["Drawing", "Draws", "Replay"]
 
 #: Maximum number of words between two epochs. After more words, the program is assumed to have set the generator.
 _FAR = 1 << 28
-#: The same limit between loading a state and the next loop.
+#: The maximum number of words between loading a state and the next loop.
 _NEAR = 1 << 22
 
 

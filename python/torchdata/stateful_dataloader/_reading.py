@@ -11,8 +11,8 @@ how the previous epochs were left. Its snapshot consists of the last moment befo
 read since then, and the number of batches in each epoch that began later (`later`). A resume repeats these epochs as
 well. Before the first epoch, the base is `unbegun`: its states are loaded only if the dataset's current states differ.
 
-While a batch is being read, the state of a stream includes a part of that batch. A snapshot that is requested then is
-based on the previous one.
+While a batch is being read, the state of a stream includes a part of that batch. A snapshot that is requested during a
+batch is therefore based on the previous snapshot.
 """
 
 from __future__ import annotations

@@ -496,7 +496,7 @@ class RestartingIterator(WorkersIterator):
         super()._reset(loader, first_iter)
 
     def _way_to(self, worker: int) -> tuple[list[tuple[Any, ...]], Any, bool, list[Any]]:
-        """Returns the steps that bring a process to a worker's position in this epoch.
+        """Returns the steps with which a process reaches a worker's position in this epoch.
 
         Returns:
             Orders that repeat finished epochs, a snapshot, whether the snapshot's epoch is over, and the indices read

@@ -36,7 +36,8 @@ fn exit_with_parent(pid: i32) -> PyResult<()> {
     Watch::open(pid).and_then(exit_with).map_err(errors::open)
 }
 
-/// Makes this process disregard a signal, without ignoring it. See the engine.
+/// Installs an empty handler for a signal. In contrast to an ignored signal, programs that this process executes do not
+/// inherit the handler. See the engine.
 #[pyfunction]
 fn take_no_notice(number: i32) -> PyResult<()> {
     Ok(signals::take_no_notice(number)?)

@@ -327,7 +327,7 @@ class Parcel:
         return [*self._descriptors, self._shared.fileno()]
 
     def close(self) -> None:
-        """Closes its own descriptors after the child has received them."""
+        """Closes this process's descriptors after the child has received them."""
         self._shared.close()
 
 

@@ -277,7 +277,7 @@ class ForkedChild(ChildProcess):
 
     @property
     def met_a_lock(self) -> bool:
-        """Returns whether its process presumably ended before it began because a lock was held."""
+        """Returns whether its process presumably ended at its start, because a lock was held at the fork."""
         is_waited_for = self._target is not None and self.pid is not None
         return is_waited_for and super().ended and self.exitcode in (-signal.SIGALRM, None)
 

@@ -201,7 +201,7 @@ class ChildProcess(ABC):
         return wait_for_all([self], seconds)
 
     def sentinel(self) -> int:
-        """Returns a descriptor that becomes readable when it exits; -1 if there is none."""
+        """Returns a descriptor that becomes readable when the process exits; -1 if there is none."""
         if self._pipes is not None:
             return int(self._pipes.sentinel)
         return -1 if self._watch is None else self._watch.descriptor

@@ -148,7 +148,7 @@ _to_end: set[Shutdown] = set()
 
 @atexit.register
 def _end_all() -> None:
-    # All of them, even if a handler raises.
+    # All loaders are shut down, even if a signal handler raises an exception.
     with InterruptsDeferred():
         for shutdown in list(_to_end):
             shutdown.run()

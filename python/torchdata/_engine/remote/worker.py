@@ -313,7 +313,7 @@ class RemoteWorker(ChildProcess):
 
 
 class _Lane:
-    """A pair of links between the main process and a worker. This is the main process's side; see
+    """A pair of links between the main process and a worker. This class is the main process's side of a lane; see
     `torchdata._engine.remote.host`.
 
     Args:

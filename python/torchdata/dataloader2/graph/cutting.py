@@ -22,7 +22,8 @@ from torchdata.datapipes.iter.ordering.sharding import ShardingRoundRobinDispatc
 class DispatchedSource(IterDataPipe[Any]):
     """Represents the part that runs in the dispatching process in a worker's graph.
 
-    The dispatching process stores its position in the stream. The state of this pipe only contains how far it has read.
+    The dispatching process stores its position in the stream. The state of this pipe contains only a count and a
+    checksum of the items that it has read.
 
     Attributes:
         open_stream: creates an iterator over the items for this worker. The worker runtime sets it, and pickling omits

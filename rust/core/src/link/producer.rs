@@ -55,7 +55,7 @@ pub enum Push {
     Full,
 }
 
-/// The items of one shard, which are accounted for by themselves.
+/// The items of one shard, which have a separate account.
 #[derive(Debug, Clone, Copy, Default)]
 struct Strand {
     account: Account,

@@ -1,7 +1,7 @@
 //! Cheap detection of a fork.
 //!
-//! A forked child inherits all leases and blocks of its parent, but only the parent may return them. A counter that is
-//! incremented in the child costs one relaxed load to compare.
+//! A forked child inherits all leases and blocks of its parent, but only the parent may return them. The child
+//! increments a counter, so a check for a fork costs only one relaxed load.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 

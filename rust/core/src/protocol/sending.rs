@@ -8,7 +8,7 @@ use super::stream::Stream;
 pub enum Permit {
     /// The reader wants it.
     Now,
-    /// The reader does not want it yet: its window is full, or it has not reached this stream.
+    /// The reader does not accept the item yet, because its window is full, or because it has not reached this stream.
     Wait,
     /// The reader wants no more items of this stream, so they are dropped.
     Unwanted,

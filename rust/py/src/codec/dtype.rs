@@ -25,7 +25,7 @@ struct Unit {
 }
 
 impl Unit {
-    /// Years to weeks, days to attoseconds, and the generic unit. Number 3 is unused.
+    /// The known units are years to weeks, days to attoseconds, and the generic unit. Number 3 is unused.
     fn is_known(self) -> bool {
         matches!(self.base, 0..=2 | 4..=14) && self.count > 0
     }

@@ -65,7 +65,7 @@ pub enum Kind {
     Other,
 }
 
-/// Known types. A reference to each is kept, so that an address is never reused by another type.
+/// Known types. A reference to each known type is kept, so that an address is never reused by another type.
 ///
 /// FORK: only locked with the GIL held, and never while Python code runs. Python forks with the GIL held.
 static SEEN: Mutex<Vec<(usize, Kind)>> = Mutex::new(Vec::new());

@@ -38,7 +38,7 @@ impl Taken {
     }
 }
 
-/// Returns whether something waits in a ring. A corrupted one counts as ready: taking from it reports the error.
+/// Returns whether a ring contains a unit. A corrupted one counts as ready: taking from it reports the error.
 #[inline]
 fn has_arrived(consumer: &mut Consumer) -> bool {
     consumer.readable().unwrap_or(true)
@@ -73,7 +73,7 @@ pub struct Peers {
     links: Vec<Consumer>,
     /// For each peer, the units that were received before its turn, or could not be decoded yet.
     taken_in: Vec<VecDeque<Taken>>,
-    /// The number of items that each may be ahead.
+    /// The number of items that each peer may be ahead.
     window: u64,
     paused: bool,
     /// The only link whose items wake this process, or None if the items of all links do.

@@ -486,7 +486,7 @@ def _forget(pipe: Any) -> None:
 
 
 def load_entry(pipe: Any, entry: Entry) -> None:
-    """Puts a pipe, which is none of torch, where an entry says."""
+    """Loads an entry into a pipe of this package or of the user."""
     record, token = record_of(pipe), token_of(pipe)
     record.watches, record.fed, record.ended = None, True, False
     record.beginning, record.grown, record.seed, record.later = None, [], None, entry.later

@@ -1,8 +1,8 @@
 """The pipes that read the parts of a table: ArrowReader, and LanceReader, whose parts are rows.
 
-Role: these pipes yield rows or frames of a table that `ArrowParts` lists. They run in the process that iterates them, and
-hold one part in memory at a time: a row group of a Parquet file, or the parts of one list. Their state is the
-number of the part, and the row in it.
+Role: these pipes yield rows or frames of a table that `ArrowParts` lists. The iterating process runs them. They hold
+one part in memory at a time: a row group of a Parquet file, or the parts of one list. Their state is the number of the
+part, and the row in it.
 """
 
 from __future__ import annotations
