@@ -89,7 +89,7 @@ class _Work(ReadAhead):
         self.name = name
         _, dropped, ahead = place
         self.reader = SourceReader(advance_of(source), source.state_dict, Unsaved, frequency, dropped, set(ahead))
-        #: How many items must be read from the source.
+        #: The number of items that must be read from the source.
         self.wanted = max(ahead, default=dropped - 1) + 1
         #: The last number to read from the source after the queue is closed.
         self.read_on_to = 0
@@ -210,7 +210,7 @@ class ReadSource:
     NUM_YIELDED_KEY = "num_yielded"
     GROWTH_KEY = "read_ahead"
 
-    #: How many seconds a reset waits until the thread of the previous run no longer uses the source.
+    #: The number of seconds that a reset waits until the thread of the previous run no longer uses the source.
     patience: ClassVar[float] = 60.0
 
     def __init__(

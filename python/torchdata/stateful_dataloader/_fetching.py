@@ -96,7 +96,7 @@ class Stream(_Timed, _IterableDatasetFetcher):
 
     def __init__(self, *how: Any) -> None:
         super().__init__(*how)
-        #: How many samples the iterator has returned or failed at; None after a resume within an epoch.
+        #: The number of samples that the iterator has returned or failed at; None after a resume within an epoch.
         self.position: int | None = 0
         #: The samples of the current batch, and whether reading the batch was interrupted.
         self._data: list[Any] = []

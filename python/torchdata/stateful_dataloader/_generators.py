@@ -321,7 +321,7 @@ def set_all(moment: Moment) -> None:
 
 #: Maximum distance from the seed, in words. A more distant position is stored as 624 words.
 LIMIT = 1 << 24
-#: How many words to compare. This many bits make an accidental match practically impossible.
+#: The number of words to compare. This many bits make an accidental match practically impossible.
 _NEEDLE = 8
 #: The initial and the maximum number of words to generate at once.
 _FIRST, _MOST = 1 << 10, 1 << 20

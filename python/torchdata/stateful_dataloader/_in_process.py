@@ -249,7 +249,7 @@ class LocalPool:
         self._running: Shard | None = None
         self._turn = 0
         self._ended: set[int] = set()
-        #: By shard: the snapshot before its first batch, if it provides one.
+        #: For each shard, the snapshot before its first batch, if it provides one.
         self.told: dict[int, bytes] = {}
         self.is_ending = False
         #: The counters of this process; None if nothing is counted.

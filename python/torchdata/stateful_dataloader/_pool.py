@@ -73,7 +73,7 @@ class Pool:
         # is left.
         self._iterates, self._timeout = job.reading.is_iterable and (job.lasts_one_epoch or not job.persistent), timeout
         self._epoch, num_shards = 0, max(1, job.num_shards)
-        #: By shard: orders that wait for room, and how many orders were sent whose batch has not arrived.
+        #: For each shard, orders that wait for room, and how many orders were sent whose batch has not arrived.
         self._queued: list[deque[Any]] = [deque() for _ in range(num_shards)]
         self._under_way = [0] * num_shards
         self._group = group = Group(
@@ -83,7 +83,7 @@ class Pool:
         try:
             outputs = group.start(replaces=replacing is not None)
             self._senders, self._processes = group.members.commanders, group.members.processes
-            #: By worker: the checks that run while the main process waits for room for an order.
+            #: For each worker, the checks that run while the main process waits for room for an order.
             self._looks: list[Callable[[], object]] = [group.members.check_alive] * num_workers
             if replacing is not None:
                 self._looks = [replacing.look_at(worker) for worker in range(num_workers)]

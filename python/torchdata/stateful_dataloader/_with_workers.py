@@ -233,9 +233,9 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         self._hand: list[Any] = []
         #: Units that were taken before their turn.
         self._held: deque[Any] = deque()
-        #: By number: ordered indices whose batches the user has not received.
+        #: Ordered indices whose batches the user has not received, by the number of the order.
         self._waiting: dict[int, Any] = {}
-        #: By worker: the numbers of its outstanding orders.
+        #: For each worker, the numbers of its outstanding orders.
         self._busy: list[deque[int]] = [deque() for _ in places]
         self._number, self._first, self._next_worker = 0, first, first
         self._count_into_pool()
@@ -469,7 +469,7 @@ class RestartingIterator(WorkersIterator):
     therefore modified only under the lock for sending.
     """
 
-    #: By worker: how it began this epoch.
+    #: For each worker, the way in which it began this epoch.
     _beginnings: list[_Beginning]
     #: How many workers, from the first on, give up their first turn.
     _fillers = 0
@@ -484,7 +484,7 @@ class RestartingIterator(WorkersIterator):
         ways = [self._as_it_was_left(worker) if self._has_begun else [] for worker in numbers]
         self._beginnings = [_Beginning(place, fresh, seed, way) for place, way in zip(places, ways, strict=True)]
         self._fillers = first
-        #: By worker: how many units of this epoch were processed.
+        #: For each worker, the number of processed units of this epoch.
         self._seen = [0] * self._num_workers
         super()._begin(places, fresh, first)
 

@@ -489,7 +489,7 @@ class Batches(Iterator[Unit]):
 
     @property
     def _tells(self) -> bool:
-        """Whether its snapshots contain anything."""
+        """Whether the snapshots of the shard contain any state."""
         return bool(self._takes_places or self._shard.watch.moved)
 
     def _place_after(self, now: float, took: float) -> bytes | None:

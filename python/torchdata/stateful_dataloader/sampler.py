@@ -21,7 +21,7 @@ from torchdata.stateful_dataloader._generators import decoded, encoded, read, wr
 
 __all__ = ["BatchSampler", "RandomSampler", "StatefulDistributedSampler"]
 
-#: How many indices to draw at once with replacement, as in PyTorch's sampler.
+#: The number of indices to draw at once with replacement, as in PyTorch's sampler.
 _CHUNK = 32
 #: A placeholder for no index.
 _NONE: Any = object()

@@ -179,8 +179,8 @@ class Departing:
             self.locations[number] = _span_of(tensor), (what[0], what[1], tensor.stride(), what[3]), tensor
 
 
-#: How many overlapping tensors are compared with each other, and the limit of work for comparing two of them, in
-#: NumPy's unit.
+#: The number of overlapping tensors that are compared with each other, and the limit of work for comparing two of them,
+#: in NumPy's unit.
 _MOST_COMPARED, _MOST_WORK = 16, 10_000
 
 

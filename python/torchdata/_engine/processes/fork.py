@@ -202,7 +202,7 @@ class _Target:
         self.args = args
         #: Its number among the children forked together, and the ends of the pipe for its reports.
         self.number, self.reader, self.writer = 0, -1, -1
-        #: How many processes were forked for it, including the current one.
+        #: The number of processes that were forked for it, including the current one.
         self.tries = 0
         #: The lock that the last process was about to acquire.
         self.step = 0
@@ -260,7 +260,7 @@ class ForkedChild(ChildProcess):
 
     @property
     def target(self) -> _Target:
-        """Returns its function, until it has begun."""
+        """Returns the function of the process, until it has begun."""
         assert self._target is not None
         return self._target
 
@@ -272,7 +272,8 @@ class ForkedChild(ChildProcess):
 
     @property
     def ended(self) -> bool:
-        """Returns whether it has ended, or was never started. A child that will be forked again has not ended."""
+        """Returns whether the process has ended, or was never started. A child that will be forked again has not
+        ended."""
         return super().ended and not self.met_a_lock
 
     @property

@@ -59,7 +59,8 @@ _STUCK = (
     "the process that forks others for this one has not answered for {:.0f} s, and was ended: it was stopped (SIGSTOP, "
     "a debugger, the freezer of a container), or the machine is far too busy"
 )
-#: How many seconds it has to answer once it is running. Forking a process of hundreds of GB takes some time.
+#: The number of seconds that a running forking process has to answer. Forking a process of hundreds of GB takes some
+#: time.
 _PATIENCE = {"fork": 30.0, "status": 5.0}
 #: Maximum number of seconds for the forking process to end by itself.
 _ENDING = 1.0
@@ -81,9 +82,10 @@ class Forker:
     def __init__(self, inherits: bool, launch: Callable[[socket.socket, socket.socket], ChildProcess]) -> None:
         self._owner = os.getpid()
         self.inherits = inherits
-        #: Whether it has ended, and forks no more processes.
+        #: Whether the forking process has ended, and forks no further processes.
         self.is_over = False
-        #: Whether it ended by itself before it was running. Another forking process would then also fail.
+        #: Whether the forking process ended by itself before it was running. Another forking process would then also
+        #: fail.
         self.has_failed = False
         self._up_since = time.monotonic() if inherits else None
         self._numbers = itertools.count()

@@ -23,9 +23,9 @@ from torchdata._engine.processes.interrupts import InterruptsDeferred
 from torchdata._engine.processes.process import ChildProcess, Closes, wait_for_all
 from torchdata._native import BellBoard, Finalized, Link, Sender, order_of
 
-#: How many seconds a child may take to finish its work after it was asked to stop.
+#: The number of seconds that a child may take to finish its work after it was asked to stop.
 ASKED = 3.0
-#: How many seconds it may take after SIGKILL, which only the kernel can delay.
+#: The number of seconds that the child may take after SIGKILL, which only the kernel can delay.
 KILLED = 5.0
 #: The command to stop, and the corresponding order.
 _STOP, _STOP_ORDER = ("stop", 0, 0), order_of("stop", 0)

@@ -103,7 +103,7 @@ class Cluster:
         return worker
 
     def spans_machines(self) -> bool:
-        """Returns whether it has machines other than this one."""
+        """Returns whether the cluster has machines other than this one."""
         with self.stay():
             here = self._ray.util.get_node_ip_address()
             return any(node["Alive"] and node["NodeManagerAddress"] != here for node in self._ray.nodes())

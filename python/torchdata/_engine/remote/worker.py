@@ -39,7 +39,7 @@ TOLD = 1 << 20
 _END = 1 << 32
 #: Seconds after which a wait checks its conditions, and seconds for which `close` waits for the thread.
 LOOK, JOINED = 1.0, 5.0
-#: How many seconds a host has to report its worker's stack, and to kill the worker.
+#: The number of seconds that a host has to report its worker's stack, and to kill the worker.
 ANSWERED, ENDED = 10.0, 1.0
 
 #: Seconds after which the main process warns that a worker has not started. The warning is repeated whenever this time
@@ -156,7 +156,7 @@ class RemoteWorker(ChildProcess):
 
     @property
     def is_late(self) -> bool:
-        """Returns whether it was requested and has not started yet."""
+        """Returns whether the worker was requested and has not started yet."""
         return self._actor is not None and self.about is None and not self._has_ended
 
     @property
@@ -336,7 +336,7 @@ class _Lane:
         self._most, self._goes_on = most, goes_on
 
     def ring(self) -> None:
-        """Makes it check its conditions."""
+        """Makes the thread check its conditions."""
         self._carrier.ring()
 
     def carry(self) -> Iterator[Pulled]:

@@ -23,7 +23,7 @@ from torchdata._engine.workers.program import ChildInfo, EpochProgram
 from torchdata._native import Obedience
 from torchdata._reporting import add_note, attributes_of, name_of
 
-#: How many seconds a command may take to arrive after its order.
+#: The number of seconds that a command may take to arrive after its order.
 ORDERED = 10.0
 #: The start of a worker's link if there is no earlier run.
 _FROM_THE_BEGINNING: list[tuple[Account, int, int | None]] = [((0, 0), 0, None)]

@@ -27,7 +27,7 @@ class Members:
 
     Args:
         num_workers: how many workers there are.
-        num_shards: how many shards they run. Worker `i % num_workers` runs shard i.
+        num_shards: the number of shards that the children run. Worker `i % num_workers` runs shard i.
         dispatches: whether there is a dispatching process.
         bells: the bells of all processes.
         budget: bytes of shared memory for all items.
@@ -53,7 +53,7 @@ class Members:
         self.setups: list[ChildSetup] = []
         self.processes: list[ChildProcess] = []
         self.commanders: list[Sender] = []
-        #: How many commands each child was sent.
+        #: The number of commands that each child was sent.
         self.sent = [0] * len(self.names)
         # A forked child never acquires this lock, because it sends no commands.
         self.sending = threading.RLock()

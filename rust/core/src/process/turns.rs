@@ -12,7 +12,8 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// The number of yields in a wait while they help. If no other thread needs the core, they cost a few system calls.
+/// The maximum number of yields in a wait, as long as yields help. If no other thread needs the core, they cost a few
+/// system calls.
 const MOST: u32 = 10;
 /// Every `TRY_AGAIN`th wait without yields tries `TRIED` yields.
 const TRIED: u32 = 2;

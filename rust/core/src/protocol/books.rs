@@ -117,8 +117,8 @@ impl<S> Books<S> {
     }
 
     /// Creates empty records with the given lengths of the log: `beyond` deliveries besides those that the user has not
-    /// received, or `unknown` if that number is unknown. The model checker uses short logs, so that small loaders
-    /// shorten them too.
+    /// received, or `unknown` if that number is unknown. The model checker uses short logs, so that the logs of small
+    /// loaders are shortened, too.
     pub fn remembering(peers: usize, beyond: usize, unknown: usize) -> Self {
         let peers = (0..peers)
             .map(|_| Peer { taken: Account::default(), ended: false, begun: false, snapshots: VecDeque::new() })

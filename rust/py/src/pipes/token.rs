@@ -41,8 +41,8 @@ pub struct IterationToken {
     /// The number of items that the valid iterator has yielded, including restored and skipped ones. States contain
     /// this number.
     own: AtomicU64,
-    /// The place on a board, which also counts the items for display: a boxed `Place`, or null. Another token may count
-    /// there too, if this token has replaced it in a loader.
+    /// The place on a board, which also counts the items for display: a boxed `Place`, or null. Another token may also
+    /// count in this record, if this token has replaced it in a loader.
     place: AtomicPtr<Place>,
     /// The place from the next `begin` on.
     pending: AtomicPtr<Place>,

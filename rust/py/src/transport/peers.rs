@@ -23,7 +23,7 @@ use crate::errors;
 #[derive(Default)]
 pub struct Taken {
     pub unit: Unit,
-    /// Whether it was counted, so that its sender may have computed another item.
+    /// Whether the unit was counted, so that its sender may have computed another item.
     pub counted: bool,
 }
 

@@ -48,7 +48,8 @@ class _PrefetchData(ReadAhead):
         self._left = False
         #: Whether there are no more items.
         self.is_over = False
-        #: How many items the source had yielded when this iteration began; None if the thread counts its items.
+        #: The number of items that the source had yielded when this iteration began; None if the thread counts its
+        #: items.
         self.before: int | None = None
         self.taken = 0
         #: The point at which the thread pauses, if any.
@@ -166,11 +167,11 @@ class _PrefetchBase(IterDataPipe[T_co]):
     _data: _PrefetchData | None = state(saved=False)
     #: The buffered items of the loaded state, and the error after them.
     _restored: tuple[list[Any], BaseException | None] = state(([], None), items=True, saved=False)
-    #: How many passes have begun, and the point at which the thread of a pass pauses, if any.
+    #: The number of passes that have begun, and the point at which the thread of a pass pauses, if any.
     _passes: int = state(0, saved=False, lasts=True)
     _halt: Halt | None = state(saved=False, lasts=True)
 
-    #: How many seconds pausing and restarting wait for the source to finish its current item.
+    #: The number of seconds that pausing and restarting wait for the source to finish its current item.
     patience: ClassVar[float] = 60.0
 
     tuning: ClassVar[frozenset[str]] = frozenset({"buffer_size"})

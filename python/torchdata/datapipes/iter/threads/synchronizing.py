@@ -51,7 +51,7 @@ _HAS, _ENDED, _LEFT = 2, 1, 0
 #: Maximum number of seconds for counting the items that a rank leaves out.
 _COUNTING = 2.0
 
-#: How many seconds a shutdown waits until the other ranks have received it.
+#: The number of seconds that a shutdown waits until the other ranks have received it.
 _PARTING = 5.0
 
 

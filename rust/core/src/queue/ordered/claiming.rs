@@ -30,7 +30,7 @@ impl<T> OrderedQueue<T> {
         self.wait_for_work(timeout, |state| state.closed)
     }
 
-    /// The same for [`claim_some`](Self::claim_some).
+    /// Like [`wait_claimable`](Self::wait_claimable), for [`claim_some`](Self::claim_some).
     pub fn wait_claimable_some(&self, timeout: Duration) -> bool {
         self.wait_for_work(timeout, State::is_claimed)
     }
