@@ -281,8 +281,8 @@ class IndexOrder:
         return sum(map(len, indices)) if isinstance(self._iterator, BatchIndices) else len(indices)
 
     def _with_beginning(self, state: OrderState, now: Moment, waiting: list[Any]) -> OrderState:
-        """Adds what a sampler needs to be iterated again: the generators of the beginning, how far it has read, and its
-        draws. Generators that equal those of the previous moment are included only once.
+        """Adds what a sampler needs to be iterated again: the generators of the beginning, the number of indices that
+        it has read, and its draws. Generators that equal those of the previous moment are included only once.
 
         The checksum of its indices later shows whether the sampler repeats them.
         """

@@ -7,8 +7,8 @@ The main process never blocks on a worker that may be waiting for the main proce
 the order stays in a queue here until the worker has taken an earlier one.
 
 A thread can copy batches to pinned memory before they are requested (`PinnedUnits`). While it runs, only this thread
-takes units from the workers; it does not order batches. It ends with the epoch, or when the iterator is dropped. It
-refers to the workers but not to the iterator.
+takes units from the workers; it does not order batches. The thread ends with the epoch, or when the iterator is
+dropped. It refers to the workers but not to the iterator.
 """
 
 from __future__ import annotations

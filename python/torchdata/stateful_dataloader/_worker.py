@@ -368,8 +368,8 @@ class Job(Program):
     generators: Moment = field(default_factory=dict)
     #: Whether the workers exit after their first epoch, because the next one has another number of shards.
     lasts_one_epoch: bool = False
-    #: Copies of the dataset and the functions if processes run several shards. The job itself does not contain them
-    #: then.
+    #: Copies of the dataset and the functions if processes run several shards. In this case, the job itself does not
+    #: contain these objects.
     copies: Copies | None = None
 
     def copied(self) -> Job:

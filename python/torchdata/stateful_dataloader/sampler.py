@@ -1,7 +1,7 @@
 """PyTorch's samplers with iterators that can be saved and restored.
 
-Role: `StatefulDataLoader` uses them instead of PyTorch's own. These samplers produce the same order, and draw the same
-numbers from the same generators at the same times. The states have the format of torchdata 0.11.
+Role: `StatefulDataLoader` uses these samplers instead of PyTorch's own. These samplers produce the same order, and draw
+the same numbers from the same generators at the same times. The states have the format of torchdata 0.11.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ class BatchIndices(Iterator[list[int]]):
 
         Args:
             iterator: the iterator.
-            yielded: how many of its indices were already yielded.
+            yielded: the number of indices that the iterator has already yielded.
         """
         self._iterator, self._yielded = iterator, yielded
 
@@ -362,7 +362,7 @@ class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler
         self.next_yielded: int | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        """Returns an iterator over the indices of this rank. After `load_state_dict`, only the remaining ones are
+        """Returns an iterator over the indices of this rank. After `load_state_dict`, only the remaining samples are
         included.
         """
         self.yielded, self.next_yielded = self.next_yielded or 0, None

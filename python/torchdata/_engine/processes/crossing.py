@@ -36,8 +36,8 @@ from torchdata._native import BellBoard, Link, OwnedDescriptor, StatsBoard, is_p
 #: The prefix of the names of child processes.
 PREFIX = "torchdata "
 
-#: The number of new objects after which garbage collection runs while a child starts. Torch's import creates a third
-#: of that.
+#: The number of new objects after which garbage collection runs while a child starts. Torch's import creates a third of
+#: this number of objects.
 EARLY_THRESHOLD = 1_000_000
 #: The thread that monitors the main process until the engine's own thread does, with the event that ends the thread.
 _WATCHER = "torchdata-early-watch"

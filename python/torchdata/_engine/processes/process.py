@@ -155,7 +155,7 @@ class ChildProcess(ABC):
         """Creates the process; returns its id."""
 
     def start(self) -> None:
-        """Starts it completely: signals that the main process handles are delivered later.
+        """Starts the process completely: signals that the main process handles are delivered later.
 
         Raises:
             OSError: the system cannot start another process; the message names the child and the remedy.

@@ -152,8 +152,8 @@ impl Drop for Region {
     }
 }
 
-/// Call in a forked child that has no other threads. Drops the regions and watches of the parent, except the regions in
-/// `own` and pinned ones (see `inherited`).
+/// Must be called in a forked child that has no other threads. Drops the regions and watches of the parent, except the
+/// regions in `own` and pinned ones (see `inherited`).
 pub fn drop_inherited(own: &[&Region]) {
     let own: Vec<&Mapping> = own.iter().map(|region| region.mapping()).collect();
     super::inherited::drop_all_but(&own);

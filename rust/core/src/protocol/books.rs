@@ -87,9 +87,9 @@ const LONG_LOOK_BACK: usize = 1 << 16;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Memory {
-    /// Deliveries besides those that the user has not received yet.
+    /// The length of the log in addition to the deliveries that the user has not received yet.
     beyond: usize,
-    /// Deliveries if it is unknown how many the user has received.
+    /// The length of the log if it is unknown how many deliveries the user has received.
     unknown: usize,
 }
 

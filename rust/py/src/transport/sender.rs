@@ -181,8 +181,8 @@ impl Sender {
     }
 
     /// Sends the items of `iterator` as far as the readers want them, until it ends, fails or a command waits. A tuple
-    /// holds the iterators of several shards, which are asked in turn. `enter(shard)` is called before another shard is
-    /// asked than the one before.
+    /// holds the iterators of several shards, which are asked in turn. `enter(shard)` is called before an item is
+    /// requested from another shard than the previous item.
     ///
     /// Returns False if a command waits: call it again with the same iterators once the command was obeyed. Returns True
     /// once all items that are wanted of this pass were sent. Raises the errors of the iterators.
