@@ -29,7 +29,7 @@ AFTER_FORK = (
 #: What to do about a child that hangs.
 AT_HANGS = "`timeout=` makes that an error, and `on_timeout='restart'` replaces the process"
 
-#: How many seconds interpreter exit waits for all threads together.
+#: The number of seconds that interpreter exit waits for all threads together.
 PATIENCE = 2.0
 
 #: Seconds between checks while waiting for a flag.

@@ -228,7 +228,7 @@ def _warn_of_replay(place: Position) -> None:
 
 
 def _again(place: Position) -> Iterator[tuple[str, int, float]]:
-    """Yields the work that must be repeated: its name, the number of items, and the seconds that it took."""
+    """Yields the parts of the work that must be repeated: name, number of items, and seconds that they took."""
     lasted = place.seconds or 0.0
     if place.drop >= _FEW:
         yield "the epoch", place.drop, lasted * place.drop / place.given

@@ -1,6 +1,6 @@
 """Datasets instead of pipes: the pipe over a dataset, and the usual pipeline over a dataset.
 
-Role: pure functions that build pipes. They run in the main process when a loader is created.
+Role: pure functions that build pipes, which run in the main process when a loader is created.
 """
 
 from __future__ import annotations

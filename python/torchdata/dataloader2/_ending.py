@@ -1,8 +1,8 @@
 """The shutdown of a loader: performs it once, and makes concurrent callers wait for it.
 
-Role: one `Ending` per loader. It ends the epoch, the service and the threads that read ahead, excludes concurrent
-changes to the loader, and stores the process that the loader belongs to. Runs in the main process, in any thread, in a
-finalizer, and at interpreter exit.
+Role: one `Ending` per loader. An `Ending` ends the epoch, the service and the threads that read ahead, excludes
+concurrent changes to the loader, and stores the process that the loader belongs to. Runs in the main process, in any
+thread, in a finalizer, and at interpreter exit.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Ending:
     Attributes:
         changing: the lock that is held to begin an epoch, load a state, or shut the loader down.
         owner_pid: the id of the process that it belongs to.
-        patience: how many seconds to wait for threads.
+        patience: the number of seconds to wait for threads.
         is_noted: whether the state may be requested afterwards.
         has_begun: whether the loader must not be read any more.
         is_over: whether the shutdown is complete.

@@ -261,7 +261,7 @@ class EpochRun:
 
         Args:
             at_end: whether all its items were delivered.
-            because: the error that ended the epoch, if any. It remains the error that the user sees.
+            because: the error that ended the epoch, if any. The user still receives this error.
         """
         if not self.is_iterating:
             return
@@ -284,7 +284,8 @@ class EpochRun:
                 raise
             because.add_note(f"After that, ending the epoch failed, too: {error!r}")
         finally:
-            # A reading thread is at an item of the graph that the next epoch resets. It gets the error after that item.
+            # A reading thread is computing an item of the graph that the next epoch resets. The thread gets the error
+            # after that item.
             self.delivery.turn.await_left(self.patience)
         if at_end and counted is not None:
             tell(self.recorder.skipped(counted[0]), counted[1])

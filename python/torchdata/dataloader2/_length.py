@@ -1,8 +1,8 @@
 """Computes the number of items of an epoch in the main process, before or while workers and ranks run.
 
 Role: copies the pipes, but not their data, and gives each copy the share of one worker of one rank, as the reading
-services do. It then requests the length of the copy. Runs in the main process and starts nothing. Only this module
-uses the copies, so neither the loader's graph nor a running iteration is affected.
+services do. This module then requests the length of the copy. Runs in the main process and starts nothing. Only this
+module uses the copies, so neither the loader's graph nor a running iteration is affected.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def length_of_epoch(datapipe: Any, service: ReadingServiceInterface) -> int:
     """Returns the number of items of an epoch.
 
     Args:
-        datapipe: a skeleton of the graph as it is before the service takes it over. It is changed.
+        datapipe: a skeleton of the graph before the service receives it. The function changes this skeleton.
         service: the interface of the reading service.
 
     Raises:

@@ -77,7 +77,7 @@ class Pipeline:
         return service
 
     def take(self, snapshot: Snapshot, *, is_adapted: bool = False) -> None:
-        """Makes a copy of a graph the loader's own, and remembers it as it is before the service.
+        """Uses a copy of a graph as the loader's graph, and keeps the graph from before the service changes it.
 
         Args:
             snapshot: the graph.

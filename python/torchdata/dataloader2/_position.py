@@ -6,8 +6,8 @@ waiting reader does not lock them. Taking a position therefore combines referenc
 
 Pipes that run in main can be inspected only between two items. For this reason there are *marks*: states of main's part
 of the graph that were taken between two items, such as at the beginning of the epoch. A caller may request a state
-while an item is computed, after an item was interrupted (by Ctrl-C), or for an earlier item. It then gets the newest
-mark before that moment, and the number of items to drop after the mark.
+while an item is computed, after an item was interrupted (by Ctrl-C), or for an earlier item. The state then consists of
+the newest mark before that moment, and the number of items to drop after the mark.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Tracker:
         self.end: Position | str | None = None
         #: The number of epochs begun before the last one, if that one was interrupted at its beginning; otherwise None.
         self._epochs_before: int | None = None
-        #: When this run of the epoch began, and the seconds that earlier runs had taken.
+        #: The time when this run of the epoch began, and the seconds that earlier runs had taken.
         self._since, self._seconds_before = time.monotonic(), 0.0
         #: Why main's part of the graph could not be saved, if it could not.
         self.unsaved: str | None = None
@@ -506,8 +506,8 @@ def _below_counting(graph: Graph, kind: type) -> Any:
 def _spare_ranks(graph: Graph, drop: int) -> None:
     """Makes `fullsync` at the end of a graph request votes only from the next item that the user receives.
 
-    All ranks have delivered the same number of items. They recompute different numbers of items, and the pipes after
-    `fullsync` hold different numbers.
+    All ranks have delivered the same number of items. The ranks recompute different numbers of items, and the pipes
+    after `fullsync` hold different numbers.
 
     Args:
         graph: the graph, into which a state was loaded, if there is one.

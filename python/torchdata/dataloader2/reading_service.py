@@ -41,7 +41,17 @@ __all__ = [
 
 
 class PrototypeMultiProcessingReadingService(ReadingServiceInterface):
-    """The former name of `MultiProcessingReadingService`. Creates one, with a warning."""
+    """The former name of `MultiProcessingReadingService`. Creates such a service, with a `FutureWarning`.
+
+    Examples:
+        >>> import warnings
+        >>> from torchdata.dataloader2.reading_service import PrototypeMultiProcessingReadingService
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("ignore", FutureWarning)
+        ...     service = PrototypeMultiProcessingReadingService(num_workers=2)
+        >>> type(service).__name__
+        'MultiProcessingReadingService'
+    """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Creates a `MultiProcessingReadingService` with the same arguments."""

@@ -172,7 +172,7 @@ class _PicklingHooks:
     _declared: ClassVar[tuple[State, ...]] = ()
     #: Names of attributes that copies leave out.
     _not_copied: ClassVar[frozenset[str]] = frozenset()
-    #: Names of attributes that contain items. They are not searched for sources of this pipe.
+    #: Names of attributes that contain items. These attributes are not searched for sources of this pipe.
     item_attributes: ClassVar[frozenset[str]] = frozenset()
     #: Names of attributes with user data, which the loader's copy of the pipe shares. Containers in other attributes
     #: are copied, with the same members.

@@ -249,7 +249,7 @@ class _Saving:
         """Returns whether the end of the graph must be replayed.
 
         This is the case if two branches meet below a pipe and one of them continues (the children of a fork), because
-        they can only be replayed in step. It is also the case if functions have drawn random numbers, because their
+        they can only be replayed in step. This is also the case if functions have drawn random numbers, because their
         position in the graph is unknown.
         """
         if is_torchs(self.end):

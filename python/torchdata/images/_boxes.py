@@ -13,7 +13,7 @@ __all__ = ["Box", "center_crop", "check_box", "drawing_from", "random_resized_cr
 
 Box = tuple[int, int, int, int]
 
-#: How many random boxes to try before the center of the image is used.
+#: The number of random boxes to try before the center of the image is used.
 _TRIES = 10
 
 

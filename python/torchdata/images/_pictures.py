@@ -18,8 +18,8 @@ __all__ = ["Picture", "open_picture"]
 #: Maximum number of bytes in the pixel buffer of a thread.
 _KEPT = 64 << 20
 
-#: By mode: simplejpeg's name of the colors, and the JPEG color spaces for which libjpeg produces the same pixels as
-#: Pillow. Color images in gray mode are not included, because Pillow computes gray from red, green and blue.
+#: For each mode, simplejpeg's name of the colors, and the JPEG color spaces for which libjpeg produces the same pixels
+#: as Pillow. Color images in gray mode are not included, because Pillow computes gray from red, green and blue.
 _COLOURS = {"RGB": ("RGB", frozenset({"YCbCr", "Gray", "RGB"})), "L": ("GRAY", frozenset({"Gray"}))}
 
 #: The number of channels of each mode.
@@ -174,7 +174,7 @@ class _Other:
         return out
 
 
-#: By orientation: whether to exchange rows and columns, and which axes to mirror after that.
+#: For each orientation, whether to exchange rows and columns, and which axes to mirror after that.
 _TURNS: dict[int, tuple[bool, Callable[[Any], Any]]] = {
     2: (False, lambda a: a[:, ::-1]),
     3: (False, lambda a: a[::-1, ::-1]),

@@ -129,7 +129,7 @@ class _Worker:
             partial(group.members.check_alive, [number]) if restarts is None else restarts.look_at(number)
         )
         self._timeout = timeout
-        #: How many processes were killed because they returned no result for this item.
+        #: The number of processes that were killed because they returned no result for this item.
         self._tries = 0
         self._read(group, output)
         #: Held while the process has an item. A thread of the previous run may still wait for an answer.

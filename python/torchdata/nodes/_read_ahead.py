@@ -4,7 +4,7 @@ Role: `ReadSource` is the consumer's side, in any thread that reads the node. `_
 at a time takes an item from the source; it then calls the function with the item, and stores the result. Items are
 numbered as they are taken. The queue returns results in order if required, and maintains the position: a snapshot of
 the source, made by the thread that took that item, and which later items were yielded. A state neither contains items
-in progress nor waits for them. They are reread after a load.
+in progress nor waits for them. These items are reread after a load.
 
 The source is never moved back. If the consumer leaves an epoch, the source is read up to the point that read-ahead
 would have reached, and begins its next epoch from there. The counters and random draws of the source therefore depend
@@ -38,7 +38,7 @@ Function = Callable[[Any], Any] | None
 class Several(Protocol):
     """Calls a function with several items in another process."""
 
-    #: The seconds that the last items took there.
+    #: The seconds that the last items took in the process.
     spent: float
 
     def results(self, items: list[Any]) -> Iterator[list[Any] | Failed | None]:
@@ -89,7 +89,7 @@ class _Work(ReadAhead):
         self.name = name
         _, dropped, ahead = place
         self.reader = SourceReader(advance_of(source), source.state_dict, Unsaved, frequency, dropped, set(ahead))
-        #: How many items must be read from the source.
+        #: The number of items that must be read from the source.
         self.wanted = max(ahead, default=dropped - 1) + 1
         #: The last number to read from the source after the queue is closed.
         self.read_on_to = 0
@@ -210,7 +210,7 @@ class ReadSource:
     NUM_YIELDED_KEY = "num_yielded"
     GROWTH_KEY = "read_ahead"
 
-    #: How many seconds a reset waits until the thread of the previous run no longer uses the source.
+    #: The number of seconds that a reset waits until the thread of the previous run no longer uses the source.
     patience: ClassVar[float] = 60.0
 
     def __init__(

@@ -200,8 +200,8 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
     #: An item that `has_next` has read, and the position before it.
     _item: Any = _NONE
     _before_item: Any = None
-    #: If the graph ends after this many yielded items, that end belongs to an epoch that was over when its state was
-    #: saved. None if this does not apply.
+    #: The number of yielded items in a loaded state of an epoch that was over. If the graph ends after this number of
+    #: items, the end belongs to that epoch. None if this does not apply.
     _restart_at: int | None = None
 
     def __init__(self, loader: Loader[T]) -> None:

@@ -49,7 +49,8 @@ class MapOverBatch(Generic[X, T]):
 
 
 class _InlineMapper(BaseNode[T]):
-    """Calls the function where the node is read. If Ctrl-C interrupts it, the item is kept for the next call."""
+    """Calls the function where the node is read. If Ctrl-C interrupts the function, the item is kept for the next
+    call."""
 
     SOURCE_KEY = "source"
     CUT_OFF_KEY = "cut_off"

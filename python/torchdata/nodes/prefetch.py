@@ -38,8 +38,8 @@ class ThreadedNode(BaseNode[T]):
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """See `BaseNode.reset`. Threads of the last run end, and new threads read ahead from this position.
 
-        An epoch that is left is first read ahead up to the limit. The state of the source (the counter of a sampler,
-        the draws of a stream) therefore does not depend on how far the threads had read.
+        If the epoch is not over, the source is first read ahead up to the limit. The state of the source (the counter
+        of a sampler, the draws of a stream) therefore does not depend on how far the threads had read.
 
         Raises:
             TimeoutError: the source took more than a minute for one item.

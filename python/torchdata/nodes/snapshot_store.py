@@ -106,7 +106,7 @@ class QueueSnapshotStore(SnapshotStore):
         """Waits for the snapshot of the beginning, and returns it.
 
         Args:
-            thread: the thread that adds it.
+            thread: the thread that adds the snapshot.
             timeout: seconds to wait.
 
         Raises:

@@ -35,8 +35,8 @@ class Cadence:
     def __init__(self, every: int) -> None:
         self._every = every
         self._count, self._spent = 0, 0.0
-        #: Durations of the last snapshots. The shortest one counts, because the system may suspend a process during a
-        #: snapshot.
+        #: Durations of the last snapshots. The shortest duration counts, because the system may suspend a process
+        #: during a snapshot.
         self._costs: deque[float] = deque(maxlen=3)
         #: The time before which no snapshot is taken.
         self.due = 0.0

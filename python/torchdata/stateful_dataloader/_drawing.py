@@ -46,9 +46,9 @@ from torchdata.stateful_dataloader.sampler import pass_over
 
 __all__ = ["Drawing", "Draws", "Replay"]
 
-#: Maximum number of words between two epochs. If more were drawn, the program counts as having set the generator.
+#: Maximum number of words between two epochs. After more words, the program is assumed to have set the generator.
 _FAR = 1 << 28
-#: The same limit between loading a state and the next loop.
+#: The maximum number of words between loading a state and the next loop.
 _NEAR = 1 << 22
 
 
@@ -63,7 +63,7 @@ class Drawing:
     def __init__(self, loader: Any, names: tuple[str, ...]) -> None:
         self._own = found_in(loader)
         self._names = names
-        #: By name: the state that the loader sees, and the corresponding state of the global generator.
+        #: For each generator name, the state that the loader sees, and the corresponding state of the global generator.
         self._displaced: dict[str, tuple[Any, Any]] = {}
         self._is_under_way = False
         #: The global generators when a state was loaded.
@@ -88,12 +88,12 @@ class Drawing:
             return moment
 
     def marks(self) -> Moment:
-        """Returns values that change when the generators change. Call it while the loader draws."""
+        """Returns values that change when the generators change. Must be called while the loader draws."""
         marks: Moment = {name: mark_of(name) for name in self._names}
         return marks | {number: comparable(read(one)) for number, one in enumerate(self._own)}
 
     def set(self, moment: Moment) -> None:
-        """Sets the generators of the moment. Call it while the loader draws."""
+        """Sets the generators to the states of a moment. Must be called while the loader draws."""
         for name in self._names:
             if name in moment:
                 write(name, moment[name])
@@ -254,8 +254,8 @@ def _moved(before: Any, after: Any, most: int = _FAR) -> int | None:
 
 # -- samplers that are iterated again ----------------------------------------------------------------------
 
-#: How many draws are kept. The last ones suffice because a sampler keeps its latest draw (a permutation, block or
-#: pool).
+#: The number of draws that are kept. The last draws suffice, because a sampler keeps its latest draw (a permutation,
+#: block or pool).
 _MOST = 1024
 
 
@@ -284,9 +284,9 @@ class Draws:
         self._left: Moment = {}
         self._before: Moment = {}
         self._moment: Moment = {}
-        #: For each draw: how many indices had been read before, and the generators as plain values.
+        #: For each draw, the number of indices that had been read before, and the generators as plain values.
         self.noted: deque[list[Any]] = deque(noted, maxlen=_MOST)
-        #: By generator: how many indices had been read before its last use.
+        #: For each generator, the number of indices that had been read before its last use.
         self.last: dict[Any, int] = {}
 
     def stand(self) -> None:
@@ -294,17 +294,17 @@ class Draws:
         self._left = self._drawing.marks()
 
     def before(self) -> None:
-        """Records the generators. Call it before an index is read."""
+        """Records the generators. Must be called before an index is read."""
         self._before = self._drawing.marks()
         moved = {key for key, mark in self._left.items() if mark != self._before[key]}
         self._moment = self._drawing.now(moved) if moved else {}
 
     def after(self, number: int, drawn: int, indices: list[Any]) -> None:
-        """Records the draws of an index or a batch of indices. Call it once they were read.
+        """Records the draws of an index or a batch of indices. Must be called after the index or batch was read.
 
         Args:
-            number: how many indices were read before, as `Replay` counts them.
-            drawn: how many indices were read before, as the order counts them.
+            number: the number of indices that were read before, as `Replay` counts them.
+            drawn: the number of indices that were read before, as the order counts them.
             indices: the indices that were read.
         """
         digest = self._digest
@@ -353,12 +353,12 @@ class Replay(Iterator[Any]):
     def run(
         self, given: int, ahead: int, draws: list[tuple[int, Moment]], drawing: Drawing, saved: Digest | None
     ) -> Digest | None:
-        """Reads what the earlier iterator had read, and returns its checksum if there is one for comparison.
+        """Reads the indices that the earlier iterator had read, and returns their checksum if `saved` is not None.
 
         Args:
-            given: how many indices the user has received.
-            ahead: how many indices were read beyond that.
-            draws: for each draw, how many indices had been read before, and the generators at that time.
+            given: the number of indices that the user has received.
+            ahead: the number of indices that were read and that the user has not received.
+            draws: for each draw, the number of indices that had been read before, and the generators at that time.
             drawing: the loader's generators.
             saved: the checksum of the indices that were read; None if they are not compared.
 

@@ -1,8 +1,8 @@
 """Fetchers, which read the samples of a batch from the dataset and collate them.
 
-Role: used by the reader, in the main process or in a worker. They read like PyTorch's fetchers, and add a note to an
-exception about the sample that caused it. If Ctrl-C interrupts a batch of a stream, the samples that were already read
-are kept for the next call.
+Role: used by the reader, in the main process or in a worker. These fetchers read like PyTorch's fetchers, and add a
+note to an exception about the sample that caused it. If Ctrl-C interrupts a batch of a stream, the samples that were
+already read are kept for the next call.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ class Stream(_Timed, _IterableDatasetFetcher):
 
     def __init__(self, *how: Any) -> None:
         super().__init__(*how)
-        #: How many samples the iterator has returned or failed at; None after a resume within an epoch.
+        #: The number of samples that the iterator has returned or failed at; None after a resume within an epoch.
         self.position: int | None = 0
-        #: The samples of the current batch, and whether it was interrupted.
+        #: The samples of the current batch, and whether reading the batch was interrupted.
         self._data: list[Any] = []
         self._is_cut_off = False
         #: If the stream is checked for repeatability: a checksum of some samples of the previous batches, and one that

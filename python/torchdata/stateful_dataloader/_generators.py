@@ -321,7 +321,7 @@ def set_all(moment: Moment) -> None:
 
 #: Maximum distance from the seed, in words. A more distant position is stored as 624 words.
 LIMIT = 1 << 24
-#: How many words to compare. This many bits make an accidental match practically impossible.
+#: The number of words to compare. This many bits make an accidental match practically impossible.
 _NEEDLE = 8
 #: The initial and the maximum number of words to generate at once.
 _FIRST, _MOST = 1 << 10, 1 << 20
@@ -440,7 +440,7 @@ def distance(origin: Words, target: Words, seeded: torch.Generator | None, most:
 
 
 class _Known:
-    """Known positions in one stream, where a search starts. They affect only its speed."""
+    """Known positions in one stream, where a search starts. These positions affect only the speed of the search."""
 
     def __init__(self, seeded: torch.Generator) -> None:
         self.seeded = seeded

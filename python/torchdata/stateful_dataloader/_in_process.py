@@ -68,7 +68,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         self._marks: dict[str, Any] = {}
         #: The state of the collate function at that time, for a dataset that is reread from its beginning.
         self._collate: Any = None
-        #: The last index drawn, and how many batches were returned before its batch.
+        #: The last index drawn, and the number of batches that were returned before its batch.
         self._index: Any = _NONE
         self._before = 0
         #: The counts of skipped samples before it, if samples may be skipped.
@@ -249,7 +249,7 @@ class LocalPool:
         self._running: Shard | None = None
         self._turn = 0
         self._ended: set[int] = set()
-        #: By shard: the snapshot before its first batch, if it provides one.
+        #: For each shard, the snapshot before its first batch, if it provides one.
         self.told: dict[int, bytes] = {}
         self.is_ending = False
         #: The counters of this process; None if nothing is counted.

@@ -77,11 +77,11 @@ class StatefulIterator(_BaseDataLoaderIter):
         self._lives_on = False
         #: What was skipped in the epoch; None if samples are not skipped.
         self._skipped = Skipped.of(loader, None if state is None or state.is_over else state.skipped)
-        #: How many batches were not returned because all their samples were skipped.
+        #: The number of batches that were not returned because all their samples were skipped.
         self._num_empty = 0
         if state is not None and not state.is_over and state.skipped is not None:
             self._num_empty = state.order.yielded - state.given
-        #: How many batches to pass over, for a state without a position in the dataset.
+        #: The number of batches to pass over, for a state without a position in the dataset.
         self._passing_over = 0
         #: The number of workers that the dataset sees. A resume keeps the epoch's number even if the loader has another
         #: one.

@@ -1,7 +1,7 @@
 """The layout of a `StatefulDataLoader` state: `dump` writes its values, and `parse` validates and reads them.
 
 Role: pure functions in the main process. No other module contains the keys. The layout is that of torchdata 0.8 to
-0.11, which programs inspect. Its keys have the same meaning as there, and describe what the user has received. They
+0.11, which programs inspect. Its keys have the same meaning as there, and describe what the user has received. The keys
 are the same before, during and after an epoch, because `torch.distributed.checkpoint` loads only the keys that the
 state of a new loader has. A new loader does not know the keys of a user's iterator states, so these are stored only in
 this package's part. That part is a tuple under a single key, `OURS`, which such a checkpoint treats as one value
@@ -379,7 +379,7 @@ def _filled(theirs: dict[str, Any], ours: dict[str, Any], key: str, fills: bool 
 
 
 def _completed(place: ReadingPosition, more: dict[str, Any], given: int) -> ReadingPosition:
-    """Adds this package's part to a position.
+    """Adds the additional data of this package to a position.
 
     Args:
         place: the position.

@@ -7,8 +7,8 @@ samplers:
 - PyTorch's `RandomSampler` and batches of it: a state contains the generator from before the order was drawn, and how
   many indices were received.
 - Samplers that have `state_dict`, or whose iterators have it: their state is taken after each index, or each n-th one,
-  and kept until the user has received that index. It is requested only within an epoch, never before the first index
-  or after the last one.
+  and kept until the user has received that index. The state is requested only within an epoch, never before the first
+  index or after the last one.
 - All other samplers are iterated again, with the generators from the beginning of the epoch, up to the saved position.
   Indices beyond what the user received are kept and come next. The generators are then set to their saved states.
 """
@@ -103,16 +103,16 @@ class IndexOrder:
         self._iterator: Iterator[Any] = iter(())
         #: Indices that are returned before those of the sampler.
         self._owed: deque[Any] = deque()
-        #: Indices that a restored sampler has read ahead. They count as not yet drawn.
+        #: Indices that a restored sampler has read ahead, and which count as not yet drawn.
         self._early: deque[Any] = deque()
         #: Whether a restored sampler had ended.
         self._is_used_up = False
         #: Whether incomplete batches are filled up, and the first indices of the next batches.
         self._fills: bool = loader.error_fill
         self._spare: deque[Any] = deque()
-        #: Whether indices drawn before them were not returned. Such indices are part of the state.
+        #: Whether some indices that were drawn earlier were not returned. Such indices are part of the state.
         self._has_holes = False
-        #: How many indices the sampler has returned, and whether it has ended.
+        #: The number of indices that the sampler has returned, and whether the sampler has ended.
         self.drawn = 0
         self._ended = False
         #: The generators before the sampler's iterator was created, and before its first index.
@@ -281,8 +281,8 @@ class IndexOrder:
         return sum(map(len, indices)) if isinstance(self._iterator, BatchIndices) else len(indices)
 
     def _with_beginning(self, state: OrderState, now: Moment, waiting: list[Any]) -> OrderState:
-        """Adds what a sampler needs to be iterated again: the generators of the beginning, how far it has read, and its
-        draws. Generators that equal those of the previous moment are included only once.
+        """Adds what a sampler needs to be iterated again: the generators of the beginning, the number of indices that
+        it has read, and its draws. Generators that equal those of the previous moment are included only once.
 
         The checksum of its indices later shows whether the sampler repeats them.
         """
@@ -448,7 +448,7 @@ class IndexOrder:
 
         Args:
             state: the state.
-            unstarted: whether nothing was read yet.
+            unstarted: whether no batch was read yet.
         """
         _, _, now = self._moments(state)
         with self._drawing.going_on(now):

@@ -7,8 +7,8 @@ The main process never blocks on a worker that may be waiting for the main proce
 the order stays in a queue here until the worker has taken an earlier one.
 
 A thread can copy batches to pinned memory before they are requested (`PinnedUnits`). While it runs, only this thread
-takes units from the workers; it does not order batches. It ends with the epoch, or when the iterator is dropped. It
-refers to the workers but not to the iterator.
+takes units from the workers; it does not order batches. The thread ends with the epoch, or when the iterator is
+dropped. It refers to the workers but not to the iterator.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Pool:
         job: the task of the workers, which run the shards of the job. If there are more shards than workers, the
             workers are kept for a single epoch.
         in_order: whether batches are taken from the workers in strict turn.
-        timeout: how many seconds the main process waits for a batch; None for no limit.
+        timeout: the number of seconds that the main process waits for a batch; None for no limit.
         full_stats: whether each batch is timed.
         restarts: creates, from the group, the object that replaces failed workers; None makes a failure an error.
 
@@ -69,10 +69,11 @@ class Pool:
         full_stats: bool = False,
         restarts: Callable[[Group, BaseContext], Restarts] | None = None,
     ) -> None:
-        # Persistent workers also need orders for an iterable dataset. They complete these orders when an epoch is left.
+        # Persistent workers also need orders for an iterable dataset. The workers complete these orders when an epoch
+        # is left.
         self._iterates, self._timeout = job.reading.is_iterable and (job.lasts_one_epoch or not job.persistent), timeout
         self._epoch, num_shards = 0, max(1, job.num_shards)
-        #: By shard: orders that wait for room, and how many orders were sent whose batch has not arrived.
+        #: For each shard, orders that wait for room, and how many orders were sent whose batch has not arrived.
         self._queued: list[deque[Any]] = [deque() for _ in range(num_shards)]
         self._under_way = [0] * num_shards
         self._group = group = Group(
@@ -82,7 +83,7 @@ class Pool:
         try:
             outputs = group.start(replaces=replacing is not None)
             self._senders, self._processes = group.members.commanders, group.members.processes
-            #: By worker: the checks that run while the main process waits for room for an order.
+            #: For each worker, the checks that run while the main process waits for room for an order.
             self._looks: list[Callable[[], object]] = [group.members.check_alive] * num_workers
             if replacing is not None:
                 self._looks = [replacing.look_at(worker) for worker in range(num_workers)]
@@ -281,7 +282,7 @@ class Pool:
 
 #: Maximum number of batches that wait in pinned memory.
 _AHEAD = 2
-#: Seconds that the thread may take to leave an epoch. It may be copying a batch or replacing a worker.
+#: Seconds that the thread may take to leave an epoch. Meanwhile, the thread may copy a batch or replace a worker.
 _LEAVING = 60.0
 
 

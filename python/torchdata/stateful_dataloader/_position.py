@@ -1,4 +1,5 @@
-"""The contents of a loader's state, as values: `_layout.parse` creates them, and `_layout.dump` reverses it.
+"""The contents of a loader's state, as typed values. `_layout.parse` creates these values, and `_layout.dump` converts
+them to a state.
 
 Role: pure data. Values are created when a state or a snapshot is taken or loaded, and are never modified. `Trails`
 belongs to a reader, in the process that reads, and `Progress` to the main process.
@@ -47,17 +48,18 @@ class ReadingPosition(NamedTuple):
         dataset: the state of the dataset; None if it has none or is its own iterator.
         iterator: the state of its iterator.
         collate: the state of the collate function.
-        random: the generators at the snapshot; in a state, those of a loader without workers when it was saved.
+        random: the generators at the snapshot. In the state of a loader without workers, the generators at the time of
+            saving.
         since: the batches read since: their number, or their indices for a map-style dataset.
         ended: whether the dataset had ended.
         digest: a checksum of some samples of the epoch, if the position is a number of batches.
         base: the snapshot from which the epochs in `later` are repeated; None if nothing had begun.
-        later: how many batches were read in each epoch that began after the snapshot; None for a snapshot within the
-            epoch.
+        later: the number of batches that were read in each epoch that began after the snapshot; None for a snapshot
+            within the epoch.
         unbegun: whether the snapshot is from before the first epoch.
         then: the generators at the beginning of the epoch in the saved form, if they differ from `random`.
         now: the generators to set before the last `now_since` batches are recomputed.
-        now_since: how many of the batches were read with other generators than those at the beginning.
+        now_since: the number of batches that were read with the generators `now`.
         unstarted: in a worker, whether the main process took the snapshot before its first loop.
     """
 
@@ -93,13 +95,13 @@ class ReadingPosition(NamedTuple):
             return self
         if self.base is not None or self.later:
             return self.base
-        # Nothing had begun. The states are from the beginning, and an iterator's state is that of a dataset that is its
-        # own iterator.
+        # No epoch had begun. The states are from the beginning, and an iterator's state is that of a dataset that is
+        # its own iterator.
         own = self.iterator if self.dataset is None else self.dataset
         return ReadingPosition(own, None, self.collate, unbegun=True)
 
     def copied(self) -> ReadingPosition:
-        """Returns the position with copies of the states, which belong to the user."""
+        """Returns the position with copies of the states, because the user may modify the originals."""
         if not self.has_state and self.base is None:
             return self
         dataset, iterator, collate = copied(self.dataset), copied(self.iterator), copied(self.collate)
@@ -117,22 +119,23 @@ class ReadingPosition(NamedTuple):
 
 
 class OrderState(NamedTuple):
-    """The position of the sampler, and the generators of orders and seeds.
+    """The position of the sampler, and the generators from which the order and the seeds are drawn.
 
     Args:
-        yielded: how many indices, or batches of indices, the user has received.
+        yielded: the number of indices, or batches of indices, that the user has received.
         sampler: the state of the sampler.
         iterator: the state of its iterator.
-        is_users: whether these are the states of a user's sampler.
-        is_batched: whether the iterator is that of a `BatchSampler`, so that the keys of its state are known before.
+        is_users: whether `sampler` and `iterator` are states of a user's sampler.
+        is_batched: whether the iterator is that of a `BatchSampler`, so that the keys of its state are known in
+            advance.
         indices: indices that were drawn but not received, if the sampler's state is after them.
-        indices_since: how many indices were drawn after the sampler's state.
-        ahead: how many indices, or samples in batches of this package, a sampler that is iterated again had returned
-            beyond those received.
-        used_up: whether it had ended.
-        draws: the generators before those of its draws that followed draws of other code, each with the number of
-            indices before.
-        digest: a checksum of its indices.
+        indices_since: the number of indices that were drawn after the sampler's state.
+        ahead: the number of indices (or samples, in batches of this package) that a sampler without a state had
+            returned and the user had not received.
+        used_up: whether the sampler had ended.
+        draws: the generators before each draw of the sampler that followed draws of other code, each with the number of
+            indices before the draw.
+        digest: a checksum of the sampler's indices.
         generators: the generators now, in the saved form.
         at_iter: the generators when the iterator was created, for a sampler without a position.
         at_first: the generators before its first index, without those that equal the ones in `at_iter`.
@@ -180,17 +183,17 @@ class EpochState(NamedTuple):
     Args:
         order: the position of the sampler.
         places: the position of each worker, or of the main process; None for no position.
-        workers: among how many workers the dataset is split; 0 for a loader without workers.
+        workers: the number of workers among which the dataset is split; 0 for a loader without workers.
         facts: what must match in a loader that loads the state.
-        given: how many batches of the epoch the user has received.
+        given: the number of batches of the epoch that the user has received.
         finished: whether the epoch is over.
-        unstarted: whether nothing was read yet.
-        skipped: what was skipped; None if samples are not skipped.
+        unstarted: whether no batch was read yet.
+        skipped: the counts of skipped samples; None if samples are not skipped.
         length_called: the length that an iterable dataset has reported.
         base_seed: the seed of the workers.
         shared_seed: the seed of PyTorch pipes.
         next_worker: the worker that returns the next batch.
-        passing_over: how many batches to read and drop, for a state of torchdata 0.11.
+        passing_over: the number of batches to read and drop, for a state of torchdata 0.11.
         kind: PyTorch's kind of the dataset; a loaded state does not contain it.
         is_own_iterator: whether an iterable dataset is its own iterator, so that the keys of its state are known.
     """
@@ -221,14 +224,14 @@ class _Trail:
     """How a stream reached its position.
 
     A stream that has returned nothing in its epoch has no snapshot within this epoch. The position where the previous
-    epoch was left does not determine how the next one begins: some streams continue there, and others start over. A
-    generator applies a loaded state only with its first item. Repeating the recorded steps produces the same position
-    for all of them.
+    epoch was left does not determine how the next epoch begins, because some streams continue there and others start
+    over. A generator applies a loaded state only with its first item. Repeating the recorded steps produces the same
+    position for all of them.
 
     Args:
         base: a snapshot within an epoch, at its end, or before the first epoch, maybe frozen; None if unknown.
-        since: how many batches of that epoch were read since the snapshot.
-        later: how many batches were read in each epoch that began later.
+        since: the number of batches of that epoch that were read since the snapshot.
+        later: the number of batches that were read in each later epoch.
         is_whole: whether the dataset loaded this snapshot here, or was at an end. Otherwise, at least one batch must
             have been read since then, because a generator applies a loaded state only with its first item.
     """
@@ -244,7 +247,7 @@ class _Trail:
 
     @property
     def is_walked(self) -> bool:
-        """Whether anything happened after the snapshot."""
+        """Whether a batch was read or an epoch began after the snapshot."""
         return bool(self.since or self.later)
 
     def position(self, now: ReadingPosition) -> ReadingPosition:
@@ -260,7 +263,7 @@ class _Trail:
 
 
 class Trails:
-    """The last two trails of a stream. The older one is at least one batch longer.
+    """The last two trails of a stream. The older trail is at least one batch longer.
 
     Args:
         place: the snapshot that the dataset has loaded; None before the first epoch.
@@ -330,18 +333,18 @@ class Trails:
 
 
 class Progress:
-    """What the main process knows about the position of one worker.
+    """The position of one worker, as far as the main process has received it.
 
     Args:
         since: the batches that the worker has returned since its last snapshot, none so far: `0` or `[]`.
     """
 
     def __init__(self, since: Any) -> None:
-        #: The last snapshot of its reading, frozen or as loaded; None before the first one.
+        #: The last snapshot of the worker's reader, frozen or as loaded; None before the first snapshot.
         self.place: bytes | ReadingPosition | None = None
         self.since = since
         self.ended = False
-        #: A checksum of some of its samples in this epoch, if its position is a number of batches.
+        #: A checksum of some samples of the worker in this epoch, if the position is a number of batches.
         self.digest: int | None = None
 
     def load(self, place: ReadingPosition | None) -> None:

@@ -6,13 +6,13 @@ A `ReadingPosition` contains the states at one moment within an epoch or at its 
 after this moment (`since`). A resume loads the states, and then reads and drops these batches. The states therefore
 need not be saved at each batch.
 
-If a stream has not returned anything in its epoch, there is no such moment in that epoch, and its next items depend on
+If a stream has not returned a batch in its epoch, there is no such moment in that epoch, and its next items depend on
 how the previous epochs were left. Its snapshot consists of the last moment before these epochs (`base`), the batches
 read since then, and the number of batches in each epoch that began later (`later`). A resume repeats these epochs as
 well. Before the first epoch, the base is `unbegun`: its states are loaded only if the dataset's current states differ.
 
-While a batch is being read, the state of a stream includes a part of that batch. A snapshot that is requested then is
-based on the previous one.
+While a batch is being read, the state of a stream includes a part of that batch. A snapshot that is requested during a
+batch is therefore based on the previous snapshot.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from torchdata.stateful_dataloader._skipping import IndexedFetcher, StreamFetche
 
 __all__ = ["Reader", "Reading"]
 
-#: Generators to set while batches are recomputed, and how many batches are read after setting them.
+#: Generators to set while batches are recomputed, and the number of batches to read afterwards.
 _Now = tuple[Moment | None, int]
 _NO_NOW: _Now = (None, 0)
 
@@ -58,7 +58,7 @@ _NEVER = 1 << 62
 
 @dataclass
 class Reading:
-    """The dataset and the settings for reading. They are the same in all workers."""
+    """The dataset and the settings for reading, which are the same in all workers."""
 
     kind: int
     dataset: Any
@@ -79,7 +79,7 @@ class Reading:
         return self.kind == _DatasetKind.Iterable
 
     def samples_of(self, index: Any) -> int:
-        """Returns how many samples a sampler's index, or an order for an iterable dataset, requests."""
+        """Returns the number of samples that a sampler's index, or an order for an iterable dataset, requests."""
         if self.is_iterable:
             return (self.batch_size or 1) if self.auto_collation else 1
         return len(index) if self.auto_collation else 1
@@ -103,7 +103,8 @@ class Reader:
         self.reading = reading
         self._generators = generators
         self._fetcher: Any = None
-        #: How many batches this fetcher was asked for, and how many of this epoch were requested by `read`.
+        #: The number of batches requested from this fetcher, and the number of batches of this epoch requested by
+        #: `read`.
         self._fetched = self.count = 0
         self._is_over = False
         self._trails = Trails()
@@ -147,12 +148,12 @@ class Reader:
 
     @property
     def skipped(self) -> list[dict[str, Any]]:
-        """Returns what was skipped in the last requested batch; see `IndexedFetcher`."""
+        """Returns the samples that were skipped in the last requested batch; see `IndexedFetcher`."""
         return self._fetcher.skipped if self.reading.skips and self._fetcher is not None else []
 
     @property
     def seen(self) -> int:
-        """Returns how many samples that batch accounts for, if samples may be skipped."""
+        """Returns the number of samples of the last requested batch, including skipped samples."""
         return self._fetcher.seen if self._fetcher is not None else 0
 
     @property
@@ -176,7 +177,7 @@ class Reader:
         return self._is_over or bool(getattr(self._fetcher, "ended", False))
 
     def anew(self) -> Reader:
-        """Returns a new reader of the same dataset, for a loaded state."""
+        """Returns a new reader of the same dataset, which can load a state."""
         reader = Reader(self.reading, self._generators)
         reader._was_given_state = self._was_given_state
         return reader
@@ -270,10 +271,10 @@ class Reader:
                 self._complain(since, draws or Digest.differ_in_numbers_alone(base.digest, self.digest or 0))
 
     def _complain(self, since: Any, is_noise: bool) -> None:
-        """Warns, or raises ValueError, because a stream without a state does not repeat itself.
+        """Warns, or raises ValueError, because a stream without a state yields other samples than before.
 
         Args:
-            since: how many batches were recomputed.
+            since: the number of batches that were recomputed.
             is_noise: whether the difference may be due to numbers that are drawn for each sample.
         """
         if is_noise:
@@ -312,7 +313,8 @@ class Reader:
         if is_stateful(dataset) and own is not None:
             if reading.is_iterable and hasattr(dataset, "__dict__"):
                 self._trial = _Trial(dict(vars(dataset)), freeze(own))
-            # A dataset that is its own iterator may reject a state before `iter`. It is loaded again after `iter`.
+            # A dataset that is its own iterator may reject a state before `iter`. The state is loaded again after
+            # `iter`.
             with contextlib.suppress(*(() if base.dataset is not None else (Exception,))):
                 give(dataset, own)
         if is_stateful(reading.collate_fn) and base.collate is not None:

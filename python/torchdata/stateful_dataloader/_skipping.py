@@ -113,7 +113,7 @@ class IndexedFetcher(Indexed):
 
     #: For each sample left out of the last batch: its index, and the exception in the form of `line_of`.
     skipped: list[dict[str, Any]]
-    #: How many samples the last batch accounts for, including omitted samples.
+    #: The number of samples that the last batch accounts for, including omitted samples.
     seen = 0
     #: The positions of the indices that were read, for a batch to be filled up.
     left: list[int] | None = None

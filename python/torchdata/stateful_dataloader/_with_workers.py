@@ -5,9 +5,9 @@ may be ahead, and then one with each batch.
 
 `RestartingIterator` replaces workers that exit, or that hang and are killed. For each worker, the iterator stores its
 last snapshot, the batches received since then, and the outstanding orders. A replacement process loads this snapshot,
-like a loader that resumes. It then reads and drops the batches that the main process has received. The outstanding
-orders are sent to it. Before the first batch of an epoch, a worker has no snapshot in that epoch. Its replacement
-therefore repeats what the worker had read in the previous epoch, and begins the new epoch after that.
+like a loader that resumes. The replacement then reads and drops the batches that the main process has received. The
+outstanding orders are sent to it. Before the first batch of an epoch, a worker has no snapshot in that epoch. Its
+replacement therefore repeats what the worker had read in the previous epoch, and begins the new epoch after that.
 """
 
 from __future__ import annotations
@@ -233,9 +233,9 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         self._hand: list[Any] = []
         #: Units that were taken before their turn.
         self._held: deque[Any] = deque()
-        #: By number: ordered indices whose batches the user has not received.
+        #: Ordered indices whose batches the user has not received, by the number of the order.
         self._waiting: dict[int, Any] = {}
-        #: By worker: the numbers of its outstanding orders.
+        #: For each worker, the numbers of its outstanding orders.
         self._busy: list[deque[int]] = [deque() for _ in places]
         self._number, self._first, self._next_worker = 0, first, first
         self._count_into_pool()
@@ -306,7 +306,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
                 raise
 
     def _take(self) -> Any:
-        """Takes the unit in hand, if any, and records the snapshot from before its batch."""
+        """Takes the received unit, if there is one, and records the snapshot from before its batch."""
         unit = self._hand.pop()
         self._pool.note(unit)
         worker, number, batch, told = unit
@@ -469,7 +469,7 @@ class RestartingIterator(WorkersIterator):
     therefore modified only under the lock for sending.
     """
 
-    #: By worker: how it began this epoch.
+    #: For each worker, the way in which it began this epoch.
     _beginnings: list[_Beginning]
     #: How many workers, from the first on, give up their first turn.
     _fillers = 0
@@ -484,7 +484,7 @@ class RestartingIterator(WorkersIterator):
         ways = [self._as_it_was_left(worker) if self._has_begun else [] for worker in numbers]
         self._beginnings = [_Beginning(place, fresh, seed, way) for place, way in zip(places, ways, strict=True)]
         self._fillers = first
-        #: By worker: how many units of this epoch were processed.
+        #: For each worker, the number of processed units of this epoch.
         self._seen = [0] * self._num_workers
         super()._begin(places, fresh, first)
 
@@ -496,7 +496,7 @@ class RestartingIterator(WorkersIterator):
         super()._reset(loader, first_iter)
 
     def _way_to(self, worker: int) -> tuple[list[tuple[Any, ...]], Any, bool, list[Any]]:
-        """Returns the steps that bring a process to a worker's position in this epoch.
+        """Returns the steps with which a process reaches a worker's position in this epoch.
 
         Returns:
             Orders that repeat finished epochs, a snapshot, whether the snapshot's epoch is over, and the indices read
@@ -543,8 +543,8 @@ class RestartingIterator(WorkersIterator):
         """Returns how a replacement process begins a shard after the units that were already received.
 
         Returns:
-            Orders that repeat finished epochs; the start; how many orders were answered by units that are not recorded
-            yet; and the unanswered orders.
+            Orders that repeat finished epochs; the start; the number of orders whose units are not recorded yet; and
+            the unanswered orders.
         """
         progress, busy, fills = self._progress[worker], self._busy[worker], worker < self._fillers
         units = max(0, account[0] - fills)

@@ -80,10 +80,11 @@ class News(NamedTuple):
 
     Args:
         before: the frozen snapshot from before this batch.
-        after: the frozen snapshot from after it.
+        after: the frozen snapshot from after the batch.
         failure: the reason why there is no batch.
         skipped: the skipped samples of the batch.
-        seen: how many samples the batch accounts for including skipped ones; None if as many as its order.
+        seen: the number of samples of the batch, including skipped samples; None if this is the number that its order
+            requests.
         empty: whether all samples were skipped, so that there is no batch.
         left: the positions of indices that were read, for use in another batch.
         digest: a checksum of some of the samples so far, for a stream without a state, if it has changed.
@@ -367,8 +368,8 @@ class Job(Program):
     generators: Moment = field(default_factory=dict)
     #: Whether the workers exit after their first epoch, because the next one has another number of shards.
     lasts_one_epoch: bool = False
-    #: Copies of the dataset and the functions if processes run several shards. The job itself does not contain them
-    #: then.
+    #: Copies of the dataset and the functions if processes run several shards. In this case, the job itself does not
+    #: contain these objects.
     copies: Copies | None = None
 
     def copied(self) -> Job:
@@ -488,7 +489,7 @@ class Batches(Iterator[Unit]):
 
     @property
     def _tells(self) -> bool:
-        """Whether its snapshots contain anything."""
+        """Whether the snapshots of the shard contain any state."""
         return bool(self._takes_places or self._shard.watch.moved)
 
     def _place_after(self, now: float, took: float) -> bytes | None:

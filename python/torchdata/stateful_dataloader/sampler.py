@@ -1,7 +1,7 @@
 """PyTorch's samplers with iterators that can be saved and restored.
 
-Role: `StatefulDataLoader` uses them instead of PyTorch's own. They produce the same order, and draw the same numbers
-from the same generators at the same times. The states have the format of torchdata 0.11.
+Role: `StatefulDataLoader` uses these samplers instead of PyTorch's own. These samplers produce the same order, and draw
+the same numbers from the same generators at the same times. The states have the format of torchdata 0.11.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torchdata.stateful_dataloader._generators import decoded, encoded, read, wr
 
 __all__ = ["BatchSampler", "RandomSampler", "StatefulDistributedSampler"]
 
-#: How many indices to draw at once with replacement, as in PyTorch's sampler.
+#: The number of indices to draw at once with replacement, as in PyTorch's sampler.
 _CHUNK = 32
 #: A placeholder for no index.
 _NONE: Any = object()
@@ -131,11 +131,11 @@ class RandomIndices(Iterator[int]):
         else:
             for _ in range(sampler.num_samples // there):
                 yield torch.randperm(there, generator=generator).tolist()
-            # Drawn even if it is not used, because later epochs depend on it.
+            # The order is drawn even if it is not used, because the random numbers of later epochs depend on this draw.
             yield torch.randperm(there, generator=generator).tolist()[: sampler.num_samples % there]
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns how many indices were yielded, and the generator state of their order."""
+        """Returns the number of indices that were yielded, and the generator state of their order."""
         return self.state_before(0)
 
     def state_before(self, count: int) -> dict[str, Any]:
@@ -238,7 +238,7 @@ class BatchIndices(Iterator[list[int]]):
 
     @property
     def samples_yielded(self) -> int:
-        """Returns how many indices were yielded."""
+        """Returns the number of indices that were yielded."""
         return self._yielded
 
     @property
@@ -251,7 +251,7 @@ class BatchIndices(Iterator[list[int]]):
 
         Args:
             iterator: the iterator.
-            yielded: how many of its indices were already yielded.
+            yielded: the number of indices that the iterator has already yielded.
         """
         self._iterator, self._yielded = iterator, yielded
 
@@ -263,7 +263,7 @@ class BatchIndices(Iterator[list[int]]):
         self._yielded += count - most_missing + sum(1 for _ in itertools.islice(self._iterator, most_missing))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns how many indices were yielded, and the states of the sampler and its iterator, if any."""
+        """Returns the number of indices that were yielded, and the states of the sampler and its iterator, if any."""
         state = self.state_before(0)
         if self._ended:
             state["ended"] = True
@@ -362,7 +362,7 @@ class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler
         self.next_yielded: int | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        """Returns an iterator over the indices of this rank. After `load_state_dict`, only the remaining ones are
+        """Returns an iterator over the indices of this rank. After `load_state_dict`, only the remaining samples are
         included.
         """
         self.yielded, self.next_yielded = self.next_yielded or 0, None
@@ -371,7 +371,7 @@ class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler
             yield index
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns how many indices were yielded."""
+        """Returns the number of indices that were yielded."""
         return {self._YIELDED: self.yielded if self.next_yielded is None else self.next_yielded}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -394,7 +394,7 @@ def endless_state(batches: int, size: int) -> dict[str, Any]:
 
 
 def samples_in(state: Any) -> int | None:
-    """Returns how many indices were yielded, according to the state of a `BatchSampler`; None if it has no number."""
+    """Returns the number of yielded indices in the state of a `BatchSampler`; None if the state has no number."""
     samples = state.get("samples_yielded") if isinstance(state, dict) else None
     return samples if type(samples) is int else None
 

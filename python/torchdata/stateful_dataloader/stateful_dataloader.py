@@ -211,7 +211,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         self.on_error, self.error_limit = on_error, error_limit
         self.error_log = None if error_log is None else os.fspath(error_log)
         self.error_fill = error_fill
-        #: How many epochs have begun, for the log.
+        #: The number of epochs that have begun, for the log.
         self._epochs_begun = 0
         self._recorder = recorder
         # Bypasses PyTorch's check: these are the same samplers with a state.

@@ -56,7 +56,7 @@ pub(crate) fn placed(value: u64, place: u64) -> u64 {
 
 /// The checksum of a unit: of its position, its header, its block table and its payload, in this order.
 ///
-/// It is a sum of products of pairs of words, so that the multiplications do not depend on each other.
+/// The checksum is a sum of products of pairs of words, so that the multiplications do not depend on each other.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Checksum {
     sum: u64,
@@ -87,8 +87,8 @@ impl Checksum {
     /// Also writes the bytes after the end, up to a multiple of 8: zeros if the source is not `PADDED`.
     ///
     /// # Safety
-    /// `to` is writable for `len` bytes rounded up to a multiple of 8. `from` is readable for `len` bytes, or also
-    /// rounded up if it is `PADDED`. They do not overlap.
+    /// `to` is writable for `len` bytes rounded up to a multiple of 8. `from` is readable for `len` bytes, and also for
+    /// the rounded length if `PADDED` is true. They do not overlap.
     #[inline]
     pub unsafe fn copy<const PADDED: bool>(mut self, from: *const u8, to: *mut u8, len: usize) -> Self {
         let mut at = 0;

@@ -1,8 +1,8 @@
 //! Round robin, for collecting and distributing items.
 //!
 //! The main process takes items from its workers in turns, and the dispatching process distributes items to them in
-//! turns. Both use a [`RoundRobin`]. It performs no I/O and never waits: its user asks which peer has the turn, does
-//! the work, and reports the result. It is used by one thread.
+//! turns. Both use a [`RoundRobin`]. A `RoundRobin` performs no I/O and never waits. Its caller requests the peer that
+//! has the turn, does the work, and reports the result. Only one thread uses a `RoundRobin`.
 //!
 //! The order is that of the peer numbers, without peers that have ended. An epoch begins with peer 0.
 
@@ -63,8 +63,8 @@ impl RoundRobin {
         }
     }
 
-    /// Marks a peer as ended. If it has the turn, the next active peer gets it. Does nothing if the peer has already
-    /// ended.
+    /// Marks a peer as ended. If this peer has the turn, the next active peer gets the turn. Does nothing if the peer
+    /// has already ended.
     ///
     /// # Panics
     ///

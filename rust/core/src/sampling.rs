@@ -1,7 +1,7 @@
 //! A fast version of Python's sampling: the order that `random.Random.sample` returns for a whole population.
 //!
 //! The generator is MT19937 (M. Matsumoto and T. Nishimura, "Mersenne Twister", ACM TOMACS 8, 1998), like in CPython.
-//! It starts from a state of Python's generator, so Python determines how a seed becomes a state.
+//! The sampler starts from a state of Python's generator, so Python determines how a seed becomes a state.
 
 /// Words of the generator's state.
 pub const WORDS: usize = 624;

@@ -67,8 +67,8 @@ impl SeedGenerator {
         self.worker.next_u64()
     }
 
-    /// Returns the generator of child `id`. It continues the shared stream, and has an independent worker stream. The
-    /// parent does not change.
+    /// Returns the generator of child `id`. The child's generator continues the shared stream, and has an independent
+    /// worker stream. The parent does not change.
     ///
     /// The key of the child is drawn from a stream with a key that combines the parent's key and position with `id`.
     /// Therefore children of children, such as the workers of a rank, are independent too.

@@ -43,8 +43,8 @@ impl LeasedBuffer {
     }
 }
 
-/// The memory of an array created by `torchdata.empty`: a block of this process's arena. It is sent to the consumer
-/// with an item, if only that item refers to the array.
+/// The memory of an array created by `torchdata.empty`: a block of this process's arena. The block is sent to the
+/// consumer with an item, if only that item refers to the array.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct ArenaBuffer {
     pub block: Arc<Block>,

@@ -2,9 +2,9 @@
 //!
 //! Python handles signals in a `__del__` like anywhere else, but ignores exceptions raised there. The object would not
 //! be finalized, and the KeyboardInterrupt would be lost. Therefore the finalizer slot is implemented here, where no
-//! signals are handled. It calls the method `_finalize`. If a signal interrupts that, it calls `_finalize` again with
-//! an argument that reports this, and the second call must raise the interrupt at its end. If the attribute `_ended` of
-//! an object is true, no Python code runs for it, because nothing has to be finalized.
+//! signals are handled. The finalizer calls the method `_finalize`. If a signal interrupts this call, the finalizer
+//! calls `_finalize` again with an argument that reports this, and the second call must raise the interrupt at its end.
+//! If the attribute `_ended` of an object is true, no Python code runs for it, because nothing has to be finalized.
 //!
 //! The slot runs in any thread that drops the last reference or collects garbage. The type owns nothing and adds no
 //! field.

@@ -2,7 +2,7 @@
 //!
 //! The hook of the C library runs after all hooks of Python, some of which release the GIL. Between this hook and the
 //! fork, the GIL is not released. Therefore a thread that has drawn a random number waits for the GIL before it draws
-//! again. A thread that waits for the lock without the GIL gets it while this thread takes and releases the lock
+//! again. A thread that waits for the lock without the GIL acquires the lock while this thread takes and releases it
 //! repeatedly.
 
 use std::cell::RefCell;

@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 
 /// A value that threads access with the GIL held, one after the other.
 ///
-/// A reader that waits does not borrow it, so signal handlers and other threads find a consistent value.
+/// A reader that waits does not borrow the value, so signal handlers and other threads find a consistent value.
 pub struct GilCell<T>(RefCell<T>);
 
 // SAFETY: `with` requires a token of the interpreter, which one thread has at a time, and no `look` releases the GIL.
@@ -18,7 +18,7 @@ impl<T> GilCell<T> {
         Self(RefCell::new(value))
     }
 
-    /// Calls `look` with the value. It must not run Python code.
+    /// Calls `look` with the value. `look` must not run Python code.
     #[inline]
     pub fn with<R>(&self, _py: Python<'_>, look: impl FnOnce(&mut T) -> R) -> R {
         look(&mut self.0.borrow_mut())

@@ -1,5 +1,5 @@
-//! The extension module `torchdata._native`. It converts arguments, calls the engine, and wraps results. It contains no
-//! algorithms.
+//! The extension module `torchdata._native`. The module converts arguments, calls the engine, and wraps results. It
+//! contains no algorithms.
 // The macros of PyO3 generate items without docs and with undocumented unsafe blocks.
 #![allow(missing_docs)]
 
@@ -36,7 +36,8 @@ fn exit_with_parent(pid: i32) -> PyResult<()> {
     Watch::open(pid).and_then(exit_with).map_err(errors::open)
 }
 
-/// Makes this process disregard a signal, without ignoring it. See the engine.
+/// Installs an empty handler for a signal. In contrast to an ignored signal, programs that this process executes do not
+/// inherit the handler. See the engine.
 #[pyfunction]
 fn take_no_notice(number: i32) -> PyResult<()> {
     Ok(signals::take_no_notice(number)?)

@@ -1,8 +1,8 @@
 //! NumPy's C API, looked up when the first array or scalar is encountered, so that importing this extension does not
 //! import NumPy.
 //!
-//! The API is a table of pointers in a capsule. It is looked up here, and not by the `numpy` crate, of which only type
-//! definitions are used. The crate panics if the lookup fails, for example because a signal handler raises, and keeps
+//! The API is a table of pointers in a capsule. This module looks up the table itself, and uses only type definitions
+//! of the `numpy` crate. The crate panics if the lookup fails, for example because a signal handler raises, and keeps
 //! the table under a lock that a forked child may inherit while it is held. Here, a failure is an exception, and the
 //! next call retries. The table is published by one store, and two threads that look it up at once find the same one.
 
@@ -221,7 +221,7 @@ impl NumPy {
 
     /// Makes `base` keep the memory of `array` alive.
     pub fn set_base(self, array: &Bound<'_, PyAny>, base: Bound<'_, PyAny>) -> PyResult<()> {
-        // SAFETY: PyArray_SetBaseObject. It takes the reference to `base`, even if it fails.
+        // SAFETY: PyArray_SetBaseObject takes the reference to `base`, even if the call fails.
         let done = unsafe {
             let set: unsafe extern "C" fn(*mut ffi::PyObject, *mut ffi::PyObject) -> c_int = self.entry(282);
             set(array.as_ptr(), base.into_ptr())

@@ -21,7 +21,7 @@ from torchdata.datapipes.datapipe import DataChunk as DataChunk
 UNSENT = "_torchdata_unsent"
 
 
-#: The first byte of a pickle that refers to tensors stored after it. No other pickle begins with it.
+#: The first byte of a pickle that refers to tensors stored after it. No other pickle begins with this byte.
 _WITH_TENSORS = b"T"
 
 #: The slot for a pickler's table of reducers. A pickler ignores the attribute if its class has one of the same name.

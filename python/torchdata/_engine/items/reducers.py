@@ -82,7 +82,7 @@ class Reducers(dict[type, Reducer]):
 class Tables:
     """Tables that are reused between items, each by one pickler at a time in any thread.
 
-    They are rebuilt when a type is registered with `copyreg`, and when a module is imported. The pickler of
+    The tables are rebuilt when a type is registered with `copyreg`, and when a module is imported. The pickler of
     multiprocessing returns a copy of its registrations, which is too slow for each item. A registration for a known
     type therefore takes effect at the next import.
     """

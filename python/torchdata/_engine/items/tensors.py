@@ -38,8 +38,8 @@ class Location(NamedTuple):
 class Departing:
     """The tensors and storages of an item that is being pickled. The pickle refers to them by number.
 
-    They are laid out after all of them were collected. Tensors that share elements are placed in one block, so that
-    they share them in the receiving process, too. Each other tensor gets a separate block. The unused parts of a
+    The tensors are laid out after all of them were collected. Tensors that share elements are placed in one block, so
+    that they share them in the receiving process, too. Each other tensor gets a separate block. The unused parts of a
     storage are not sent.
     """
 
@@ -179,8 +179,8 @@ class Departing:
             self.locations[number] = _span_of(tensor), (what[0], what[1], tensor.stride(), what[3]), tensor
 
 
-#: How many overlapping tensors are compared with each other, and the limit of work for comparing two of them, in
-#: NumPy's unit.
+#: The number of overlapping tensors that are compared with each other, and the limit of work for comparing two of them,
+#: in NumPy's unit.
 _MOST_COMPARED, _MOST_WORK = 16, 10_000
 
 

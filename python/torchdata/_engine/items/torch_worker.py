@@ -108,9 +108,9 @@ def seed_worker(base_seed: int, worker_id: int) -> None:
 def collate_where_items_leave(collate: Any) -> None:
     """Makes torch's `default_collate` stack tensors and arrays directly in the memory from which a worker sends items.
 
-    In a worker, torch's own function creates a new segment of shared memory for each batch, from which the engine
-    would have to copy the batch. It also converts each array to a tensor, which takes longer than copying a small
-    array. Both are replaced in torch's public table of collate functions, unless users have replaced them.
+    In a worker, torch's own function creates a new segment of shared memory for each batch, from which the engine would
+    have to copy the batch. It also converts each array to a tensor, which takes longer than copying a small array. Both
+    functions are replaced in torch's public table of collate functions, unless users have replaced them.
 
     Args:
         collate: torch's module `torch.utils.data._utils.collate`.

@@ -36,10 +36,10 @@ from torchdata._native import BellBoard, Link, OwnedDescriptor, StatsBoard, is_p
 #: The prefix of the names of child processes.
 PREFIX = "torchdata "
 
-#: The number of new objects after which garbage collection runs while a child starts. Torch's import creates a third
-#: of that.
+#: The number of new objects after which garbage collection runs while a child starts. Torch's import creates a third of
+#: this number of objects.
 EARLY_THRESHOLD = 1_000_000
-#: The thread that monitors the main process until the engine's own thread does. It has the event that ends it.
+#: The thread that monitors the main process until the engine's own thread does, with the event that ends the thread.
 _WATCHER = "torchdata-early-watch"
 #: Ends the child within a tenth of a second after the main process, or if necessary after its parent. If no thread can
 #: be started, the child notices the end of the main process after its imports, as it notices the lack of threads.
@@ -97,14 +97,14 @@ def main_without_file() -> str | None:
 class ChildName(str):
     """The name of a child process. Unpickling it in the child runs code that must run first.
 
-    It is unpickled before the child imports the main module, and therefore before the imports of the user's program. It
-    uses only the standard library, because the child may not be able to import this package yet. In other contexts, it
-    is pickled as an ordinary string.
+    The name is unpickled before the child imports the main module, and therefore before the imports of the user's
+    program. The code uses only the standard library, because the child may not be able to import this package yet. In
+    other contexts, the name is pickled as an ordinary string.
 
-    It makes the child end together with the main process. Otherwise, a child that imports for a minute would outlive
-    the main process for that time. It also raises the threshold of cyclic garbage collection: if the program imports
-    torch, starting two children by spawn takes 2.8 s of processor time with this and 3.6 s without it (medians of 4
-    alternating runs). A child of a program without a file does not import it.
+    This code makes the child end together with the main process. Otherwise, a child that imports for a minute would
+    outlive the main process for that time. It also raises the threshold of cyclic garbage collection: if the program
+    imports torch, starting two children by spawn takes 2.8 s of processor time with this and 3.6 s without it (medians
+    of 4 alternating runs). A child of a program without a file does not import it.
     """
 
     __slots__ = ()
@@ -327,7 +327,7 @@ class Parcel:
         return [*self._descriptors, self._shared.fileno()]
 
     def close(self) -> None:
-        """Closes its own descriptors after the child has received them."""
+        """Closes this process's descriptors after the child has received them."""
         self._shared.close()
 
 

@@ -4,10 +4,10 @@ Role: a fork copies every lock in its current state, but only the thread that fo
 that moment stays locked in the child forever. Python and the C library handle their own locks, but not the locks of
 PyTorch's and NumPy's global generators, which are held without the GIL while numbers are drawn (for example by a loader
 in another thread), nor the locks that `torch.manual_seed` takes for devices, nor that of a module that a thread is
-importing. A thread that forks a child of the engine therefore first waits until these locks are free. It holds NumPy's
-and the devices' locks, which Python can acquire, until it has forked. The extension acquires the lock of PyTorch's
-generator last (`forking.rs`). The buffers of standard output and error also have locks, and a thread that prints
-continuously never leaves them free, so the child recreates its buffers.
+importing. A thread that forks a child of the engine therefore first waits until these locks are free. The thread holds
+NumPy's and the devices' locks, which Python can acquire, until it has forked. The extension acquires the lock of
+PyTorch's generator last (`forking.rs`). The buffers of standard output and error also have locks, and a thread that
+prints continuously never leaves them free, so the child recreates its buffers.
 
 A lock may still be taken in between. As its first step, a child therefore acquires each lock once. The kernel kills a
 child that cannot, and the main process forks another one before it continues. No user code has run in the killed child.
@@ -202,7 +202,7 @@ class _Target:
         self.args = args
         #: Its number among the children forked together, and the ends of the pipe for its reports.
         self.number, self.reader, self.writer = 0, -1, -1
-        #: How many processes were forked for it, including the current one.
+        #: The number of processes that were forked for it, including the current one.
         self.tries = 0
         #: The lock that the last process was about to acquire.
         self.step = 0
@@ -260,7 +260,7 @@ class ForkedChild(ChildProcess):
 
     @property
     def target(self) -> _Target:
-        """Returns its function, until it has begun."""
+        """Returns the function of the process, until it has begun."""
         assert self._target is not None
         return self._target
 
@@ -272,12 +272,13 @@ class ForkedChild(ChildProcess):
 
     @property
     def ended(self) -> bool:
-        """Returns whether it has ended, or was never started. A child that will be forked again has not ended."""
+        """Returns whether the process has ended, or was never started. A child that will be forked again has not
+        ended."""
         return super().ended and not self.met_a_lock
 
     @property
     def met_a_lock(self) -> bool:
-        """Returns whether its process presumably ended before it began because a lock was held."""
+        """Returns whether its process presumably ended at its start, because a lock was held at the fork."""
         is_waited_for = self._target is not None and self.pid is not None
         return is_waited_for and super().ended and self.exitcode in (-signal.SIGALRM, None)
 

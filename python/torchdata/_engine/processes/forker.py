@@ -1,23 +1,24 @@
 """The main process's side of a forking process, and the processes that are forked there.
 
-Role: the main process delegates forking to another process when it cannot fork itself. It obtains this process in two
-ways:
+Role: the main process delegates forking to another process when it cannot fork itself. The main process obtains the
+forking process in two ways:
 
 - With start method "fork", children are copies of the main process. When a child exits, the main process may use CUDA,
   or have threads that hold locks, which a forked process cannot use. Therefore, right after a loader's children, the
   main process forks one more process, which has one thread, runs no user code, and inherits the children's programs. It
   ends with the loader.
 - With start method "forkserver", every child is forked from one process of the program, which the main process spawns:
-  a fresh interpreter that imports the program once. It serves all loaders, and ends with the main process.
-  multiprocessing's own fork server is not suitable: it also forks user processes, which must be interruptible, whereas
-  our children have all signals blocked until they leave them to the main process.
+  a fresh interpreter that imports the program once. This interpreter serves all loaders, and ends with the main
+  process. multiprocessing's own fork server is not suitable: it also forks user processes, which must be interruptible,
+  whereas our children have all signals blocked until they leave them to the main process.
 
 The main process waits for a child's process id, and a spawned process may first import the program for seconds. A
 signal that the main process handles, above all Ctrl-C, ends a forking process that is not running yet, and all its
 requests.
 
-A forked process is not a child of the main process. The main process monitors it through its pidfd, and asks its parent
-for the exit code. If the parent has exited before it, the process continues, and its exit code remains unknown.
+A forked process is not a child of the main process. The main process monitors such a child through its pidfd, and asks
+the forking process for the exit code. If the forking process exits first, the child continues, and its exit code
+remains unknown.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ _STUCK = (
     "the process that forks others for this one has not answered for {:.0f} s, and was ended: it was stopped (SIGSTOP, "
     "a debugger, the freezer of a container), or the machine is far too busy"
 )
-#: How many seconds it has to answer once it is running. Forking a process of hundreds of GB takes some time.
+#: The number of seconds that a running forking process has to answer. Forking a process of hundreds of GB takes some
+#: time.
 _PATIENCE = {"fork": 30.0, "status": 5.0}
 #: Maximum number of seconds for the forking process to end by itself.
 _ENDING = 1.0
@@ -73,16 +75,17 @@ class Forker:
             end, and starts it.
     """
 
-    #: The time limit for starting while a signal is pending. It grows with each process that was ended, because a
-    #: handler may let the program continue.
+    #: The time limit for starting while a signal is pending. The limit grows with each process that was ended, because
+    #: a handler may let the program continue.
     _grace = _LOOK
 
     def __init__(self, inherits: bool, launch: Callable[[socket.socket, socket.socket], ChildProcess]) -> None:
         self._owner = os.getpid()
         self.inherits = inherits
-        #: Whether it has ended, and forks no more processes.
+        #: Whether the forking process has ended, and forks no further processes.
         self.is_over = False
-        #: Whether it ended by itself before it was running. Another forking process would then also fail.
+        #: Whether the forking process ended by itself before it was running. Another forking process would then also
+        #: fail.
         self.has_failed = False
         self._up_since = time.monotonic() if inherits else None
         self._numbers = itertools.count()

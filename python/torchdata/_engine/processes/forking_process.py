@@ -2,8 +2,9 @@
 
 Role: runs in a separate process, which the main process has forked or spawned (`forker.py`). All signals are blocked,
 so that its children receive none before they leave them to the main process. Only a SIGTERM that it raises itself ends
-it. It reaps a child only when the main process asks for the exit code, so that the child's id is not reused while the
-main process may signal it. It ends with the main process's end of the socket, or with the main process.
+it. The forking process reaps a child only when the main process asks for the exit code, so that the child's id is not
+reused while the main process may signal it. The forking process ends when the main process closes its end of the
+socket, or exits.
 
 A child waits for permission of the main process to begin. If the forking process is killed between the fork and its
 reply, the main process does not know the child. Such a child ends at once, and takes nothing that was sent to its

@@ -7,8 +7,8 @@ leave an unknown child. The main process therefore defers signals in these secti
 steps.
 
 A child must never run a handler of the main process, although terminals and clusters send signals to all processes of
-the program. It inherits a signal mask that blocks them until it ignores them (`MainSignals`). A signal that a child
-raises itself has its default action, so SIGTERM ends the child.
+the program. The child inherits a signal mask that blocks them until it ignores them (`MainSignals`). A signal that a
+child raises itself has its default action, so SIGTERM ends the child.
 
 Python runs handlers only in the main thread, and only this thread may change them, whereas each thread has its own
 mask. A signal without a Python handler is not deferred: it is ignored, ends the program, or is handled by a C library.
@@ -68,7 +68,7 @@ def is_of_handler(error: BaseException) -> bool:
 class InterruptsDeferred:
     """Defers signals until the end of the context, or until `deliver` is called.
 
-    It has no effect in threads other than the main thread, where no handler runs.
+    This has no effect in threads other than the main thread, where no handler runs.
 
     Args:
         later: whether to deliver them only after the finalizer (a `__del__`, a callback of a weak reference) that
@@ -261,8 +261,8 @@ _deaf: list[int] = []
 
 
 def _take_no_notice(number: int, _frame: FrameType | None) -> None:
-    """The handler in a child for a signal that the main process handles. It is called only after user code has restored
-    it, and then reinstalls the native handler, which knows the sender of a signal.
+    """The handler in a child for a signal that the main process handles. Python calls this handler only after user code
+    has restored it. The handler then reinstalls the native handler, which knows the sender of a signal.
     """
     take_no_notice(number)
 

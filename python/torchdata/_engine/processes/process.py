@@ -34,8 +34,8 @@ class Closes(Protocol):
     def close(self) -> None: ...
 
 
-#: Resources that only the main process needs for the children of all its loaders, by id. They are not weak references,
-#: because an exception of a signal handler would be lost in the Python callback of a weak reference.
+#: Resources that only the main process needs for the children of all its loaders, by id. The values are not weak
+#: references, because an exception of a signal handler would be lost in the Python callback of a weak reference.
 _mains: dict[int, Closes] = {}
 
 
@@ -72,7 +72,7 @@ class Pidfd:
 
     @property
     def has_ended(self) -> bool:
-        """Returns whether it has exited, reaped or not; without a descriptor, whether it was reaped."""
+        """Returns whether the process has exited, reaped or not; without a descriptor, whether it was reaped."""
         if self.descriptor >= 0:
             return is_ready(self.descriptor, 0)
         try:
@@ -137,9 +137,9 @@ class ChildProcess(ABC):
 
     def forget_process(self) -> None:
         """Resets it to the state before its start."""
-        #: Its process id, once started.
+        #: The process id, once the process was started.
         self.pid: int | None = None
-        #: Its exit code, negative for a signal; None while it runs, or if it is unknown.
+        #: The exit code, negative for a signal; None while the process runs, or if the code is unknown.
         self.exitcode: int | None = None
         #: Whether the exit code is unknown because the process that forked it has exited before it.
         self.is_orphan = False
@@ -155,7 +155,7 @@ class ChildProcess(ABC):
         """Creates the process; returns its id."""
 
     def start(self) -> None:
-        """Starts it completely: signals that the main process handles are delivered later.
+        """Starts the process completely: signals that the main process handles are delivered later.
 
         Raises:
             OSError: the system cannot start another process; the message names the child and the remedy.
@@ -181,7 +181,7 @@ class ChildProcess(ABC):
 
     @property
     def ended(self) -> bool:
-        """Returns whether it has exited, or was never started."""
+        """Returns whether the process has exited, or was never started."""
         if self.pid is not None and not self._has_ended:
             self._look(self.pid)
         return self._has_ended or self.pid is None
@@ -201,7 +201,7 @@ class ChildProcess(ABC):
         return wait_for_all([self], seconds)
 
     def sentinel(self) -> int:
-        """Returns a descriptor that becomes readable when it exits; -1 if there is none."""
+        """Returns a descriptor that becomes readable when the process exits; -1 if there is none."""
         if self._pipes is not None:
             return int(self._pipes.sentinel)
         return -1 if self._watch is None else self._watch.descriptor
@@ -213,7 +213,7 @@ class ChildProcess(ABC):
 
     @property
     def is_up(self) -> bool:
-        """Returns whether it is running. A worker on another machine may still wait for room."""
+        """Returns whether the process is running. A worker on another machine may still wait for room."""
         return True
 
     def has_page(self, page: dict[str, Any]) -> bool:
@@ -222,14 +222,14 @@ class ChildProcess(ABC):
 
     @property
     def is_stopped(self) -> bool:
-        """Returns whether it is stopped by a signal or a debugger."""
+        """Returns whether the process is stopped by a signal or a debugger."""
         from torchdata._observe.outside.stacks import is_stopped
 
         return is_stopped(self.pid or 0)
 
     @property
     def is_running(self) -> bool:
-        """Returns whether its main thread is running, or waits for a processor."""
+        """Returns whether the main thread of the process is running, or waits for a processor."""
         from torchdata._observe.outside.stacks import kernel_state
 
         return kernel_state(self.pid or 0) == "running"
@@ -258,7 +258,7 @@ class ChildProcess(ABC):
 
     @property
     def called(self) -> str:
-        """Returns its name and its machine, for messages about its exit."""
+        """Returns the name of the process and its machine, for messages about its exit."""
         return f"{self.name} (pid {self.pid})"
 
     def kill(self) -> None:

@@ -23,9 +23,9 @@ from torchdata._engine.processes.interrupts import InterruptsDeferred
 from torchdata._engine.processes.process import ChildProcess, Closes, wait_for_all
 from torchdata._native import BellBoard, Finalized, Link, Sender, order_of
 
-#: How many seconds a child may take to finish its work after it was asked to stop.
+#: The number of seconds that a child may take to finish its work after it was asked to stop.
 ASKED = 3.0
-#: How many seconds it may take after SIGKILL, which only the kernel can delay.
+#: The number of seconds that the child may take after SIGKILL, which only the kernel can delay.
 KILLED = 5.0
 #: The command to stop, and the corresponding order.
 _STOP, _STOP_ORDER = ("stop", 0, 0), order_of("stop", 0)
@@ -50,7 +50,7 @@ class Shutdown:
         self.has_begun = False
         #: Whether stopping is complete.
         self.is_over = False
-        #: Forks replacements of children that exit. It ends after all children.
+        #: The process that forks replacements of children that exit. This process ends after all children.
         self.forker: Closes | None = None
         self._bells = bells
         #: Called before the children are asked to stop, so that children that wait for the main process obey.
@@ -148,7 +148,7 @@ _to_end: set[Shutdown] = set()
 
 @atexit.register
 def _end_all() -> None:
-    # All of them, even if a handler raises.
+    # All loaders are shut down, even if a signal handler raises an exception.
     with InterruptsDeferred():
         for shutdown in list(_to_end):
             shutdown.run()
@@ -175,7 +175,7 @@ class OwnsChildren(Finalized):
     def shutdown(self) -> None:
         """Stops all children: asks, waits, kills, reaps. May be called at any time, any number of times.
 
-        If it was interrupted, the next call continues.
+        If the shutdown was interrupted, the next call continues it.
         """
         self._shutdown.run()
         self._ended = self._shutdown.is_over

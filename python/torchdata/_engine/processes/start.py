@@ -70,7 +70,7 @@ def new_child(
 def start_all(
     children: Iterable[ChildProcess], start_method: str, started: Callable[[int], object] = lambda index: None
 ) -> None:
-    """Starts the children. If this fails or is interrupted, some of them are running.
+    """Starts the children. If the start fails or is interrupted, some children are running.
 
     Args:
         children: the children.

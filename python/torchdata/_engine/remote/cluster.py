@@ -103,7 +103,7 @@ class Cluster:
         return worker
 
     def spans_machines(self) -> bool:
-        """Returns whether it has machines other than this one."""
+        """Returns whether the cluster has machines other than this one."""
         with self.stay():
             here = self._ray.util.get_node_ip_address()
             return any(node["Alive"] and node["NodeManagerAddress"] != here for node in self._ray.nodes())
@@ -155,8 +155,8 @@ class Cluster:
     def stay(self) -> Iterator[None]:
         """Keeps the program in the cluster during the context, even if another thread tries to leave.
 
-        All code that calls Ray, or drops one of Ray's references, must run in this context. Ray ends the process if
-        one thread does so while another one leaves the cluster.
+        All code that calls Ray, or drops one of Ray's references, must run in this context. Otherwise, Ray ends the
+        process if one thread makes a call while another thread leaves the cluster.
 
         Raises:
             ConnectionError: the program has left the cluster.

@@ -1,4 +1,4 @@
-"""The dispatching process of a loader with workers on other machines. It is a spawned process on the main process's
+"""The dispatching process of a loader with workers on other machines. This is a spawned process on the main process's
 machine.
 
 Role: runs in the main process. The program is pickled like the workers' program, including all definitions of the

@@ -110,7 +110,7 @@ class About:
         node: the name and address of the machine.
         address: the address of the machine.
         exitcode: the exit code of the worker; None while it runs.
-        versions: of Python and of libraries, by name.
+        versions: the versions of Python and of libraries, by name.
     """
 
     pid: int
@@ -128,7 +128,7 @@ class Seen:
     Args:
         counts: the counters of the worker.
         times: nanoseconds since its start: running, waiting for a processor, and in total.
-        is_stopped: whether it is stopped, by a signal or a debugger.
+        is_stopped: whether the process is stopped, by a signal or a debugger.
     """
 
     counts: bytes
@@ -207,7 +207,7 @@ class _Lane:
         self._early: dict[int, Told] = {}
         self._telling, self._pulling = threading.Lock(), threading.Lock()
         self._frames: SimpleQueue[list[Any] | None] = SimpleQueue()
-        #: The bytes of these frames that were received, and that were passed on. Each counter has one writing thread.
+        #: The bytes of these frames that were received, and that were passed on. Only one thread writes each counter.
         self._came, self._passed = 0, 0
         #: Whether the main process lacks space for units.
         self.holds = False

@@ -39,11 +39,11 @@ TOLD = 1 << 20
 _END = 1 << 32
 #: Seconds after which a wait checks its conditions, and seconds for which `close` waits for the thread.
 LOOK, JOINED = 1.0, 5.0
-#: How many seconds a host has to report its worker's stack, and to kill the worker.
+#: The number of seconds that a host has to report its worker's stack, and to kill the worker.
 ANSWERED, ENDED = 10.0, 1.0
 
-#: Seconds after which the main process warns that a worker has not started. It warns again whenever the time has
-#: doubled.
+#: Seconds after which the main process warns that a worker has not started. The warning is repeated whenever this time
+#: has doubled.
 LATE = 10.0
 
 #: Unique numbers of workers, because process numbers of different machines may be equal.
@@ -148,7 +148,7 @@ class RemoteWorker(ChildProcess):
 
     @property
     def called(self) -> str:
-        """Returns its name and its machine."""
+        """Returns the name of the worker and its machine."""
         actor = "no actor" if self._actor is None else f"Ray actor {self._actor.identity}"
         if self.about is None:
             return f"{self.name} ({actor}, not up yet)"
@@ -156,7 +156,7 @@ class RemoteWorker(ChildProcess):
 
     @property
     def is_late(self) -> bool:
-        """Returns whether it was requested and has not started yet."""
+        """Returns whether the worker was requested and has not started yet."""
         return self._actor is not None and self.about is None and not self._has_ended
 
     @property
@@ -313,7 +313,7 @@ class RemoteWorker(ChildProcess):
 
 
 class _Lane:
-    """A pair of links between the main process and a worker. This is the main process's side; see
+    """A pair of links between the main process and a worker. This class is the main process's side of a lane; see
     `torchdata._engine.remote.host`.
 
     Args:
@@ -336,7 +336,7 @@ class _Lane:
         self._most, self._goes_on = most, goes_on
 
     def ring(self) -> None:
-        """Makes it check its conditions."""
+        """Makes the thread check its conditions."""
         self._carrier.ring()
 
     def carry(self) -> Iterator[Pulled]:

@@ -1,8 +1,8 @@
 """The child's side of a group: its startup, its ends of the links, and the loop that receives commands.
 
 Role: runs in every child, for any program. On entry (`CommonSetup`), a child leaves signals to the main process, closes
-what it inherited, and ensures that it exits with the main process. It then takes its ends of the links, loads the
-program, and passes each command to the program's runner until the runner has obeyed the command to stop.
+what it inherited, and ensures that it exits with the main process. The child then takes its ends of the links, loads
+the program, and passes each command to the program's runner until the runner has obeyed the command to stop.
 
 Python's cyclic garbage collector does not search the objects that a child imports, or those that it keeps until its
 end. Importing torch creates a quarter of a million permanent objects. Searching them for cycles takes a tenth of the

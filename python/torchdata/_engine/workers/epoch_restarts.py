@@ -19,7 +19,7 @@ from torchdata._engine.workers.restart import GLANCE, Gone, Received, Restarts
 
 #: A number of items that no epoch reaches.
 ALL = 1 << 62
-#: How many seconds a process has to finish the previous epoch.
+#: The number of seconds that a process has to finish the previous epoch.
 REPEATED = 600.0
 
 

@@ -23,7 +23,7 @@ from torchdata._engine.workers.program import ChildInfo, EpochProgram
 from torchdata._native import Obedience
 from torchdata._reporting import add_note, attributes_of, name_of
 
-#: How many seconds a command may take to arrive after its order.
+#: The number of seconds that a command may take to arrive after its order.
 ORDERED = 10.0
 #: The start of a worker's link if there is no earlier run.
 _FROM_THE_BEGINNING: list[tuple[Account, int, int | None]] = [((0, 0), 0, None)]
@@ -127,8 +127,8 @@ class EpochRunner:
         assert self.dispatched is not None
         start = self.start
         if self.opened and start.share[0] > 0 and self.dispatched.share()[0] == start.passed:
-            # The run resumed in the middle of a pass, and left the pass without requesting more items, so the pass is
-            # over.
+            # The run resumed in the middle of a pass, and its reader requests no further items of the pass, so the pass
+            # is over.
             self.start = start = replace(start, passed=start.passed + 1, share=(0, 0))
             self.dispatched.start_epoch(self.epoch, self.setup.window, None, None, start.passed)
         self.opened = True

@@ -25,7 +25,7 @@ from torchdata._engine.workers.restart import Gone, Received
 from torchdata._observe.outside.stacks import answer_no_more
 from torchdata._observe.stats.counting import MAIN_PAGE
 
-#: How many seconds a child has to obey a command that the main process waits for.
+#: The number of seconds that a child has to obey a command that the main process waits for.
 OBEDIENCE = 600.0
 #: Seconds between two checks for blocked children during this wait.
 GLANCE = 0.002

@@ -1,5 +1,5 @@
-"""A group of child processes that run a given program and communicate over links. They are started, watched and ended
-together.
+"""A group of child processes that run a given program and communicate over links. The children are started, watched and
+ended together.
 
 Role: runs in the main process. The group owns the links, the bells, the counters and the process objects, and
 `shutdown` releases all of them. `shutdown` is bounded in time, idempotent, and harmless in a forked child that

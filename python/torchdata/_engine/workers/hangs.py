@@ -71,7 +71,7 @@ class Hung:
     how: str
     stack: str
     limit: str
-    #: Whether a warning or an error has already reported it.
+    #: Whether a warning or an error has already reported the hang.
     is_told: bool = False
 
 
@@ -138,7 +138,7 @@ class Hangs:
 
     Args:
         members: the children.
-        board: the board with their counters.
+        board: the board with the counters of the processes.
         seconds: the timeout.
         patience: the seconds for a child that works; None for the timeout.
         in_order: whether the main process waits for one specific worker.
@@ -173,7 +173,7 @@ class Hangs:
         """Kills processes that hang. Called repeatedly while the main process waits for an item.
 
         Args:
-            peer: the shard that is waited for.
+            peer: the number of the shard whose items the main process waits for.
             waited: the duration of the wait so far, in seconds.
             limit: seconds without progress after which a process hangs: the timeout, or a multiple of it.
 

@@ -27,7 +27,7 @@ class Members:
 
     Args:
         num_workers: how many workers there are.
-        num_shards: how many shards they run. Worker `i % num_workers` runs shard i.
+        num_shards: the number of shards that the children run. Worker `i % num_workers` runs shard i.
         dispatches: whether there is a dispatching process.
         bells: the bells of all processes.
         budget: bytes of shared memory for all items.
@@ -53,7 +53,7 @@ class Members:
         self.setups: list[ChildSetup] = []
         self.processes: list[ChildProcess] = []
         self.commanders: list[Sender] = []
-        #: How many commands each child was sent.
+        #: The number of commands that each child was sent.
         self.sent = [0] * len(self.names)
         # A forked child never acquires this lock, because it sends no commands.
         self.sending = threading.RLock()
@@ -124,7 +124,7 @@ class Members:
         return self.setups[worker].lines.outputs[0].shared
 
     def received_of(self, worker: int, received: Sequence[int]) -> int:
-        """Returns how many items were received from all shards of a worker, given a list by shard."""
+        """Returns the number of items that were received from all shards of a worker, given a list by shard."""
         return sum(received[shard] for shard in self.shards_of(worker))
 
     def control(self, index: int) -> Link:

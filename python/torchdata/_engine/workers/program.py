@@ -178,6 +178,6 @@ class EpochProgram(Program):
 
     @abstractmethod
     def call(self, function: Callable[[Any], Any]) -> None:
-        """Applies a function of the main process to the graph. If it returns a graph, that replaces the graph in the
-        next epoch.
+        """Applies a function of the main process to the graph. If the function returns a graph, this graph replaces the
+        old one in the next epoch.
         """

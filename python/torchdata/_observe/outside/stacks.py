@@ -49,7 +49,7 @@ LOOK = 0.005
 
 #: The first line of a stack by `faulthandler`.
 _HEAD = "Stack (most recent call first):"
-#: The end mark of the stacks of other threads, and how many seconds to wait for them.
+#: The end mark of the stacks of other threads, and the number of seconds to wait for them.
 _END, OTHERS = "\0", 0.5
 #: On a page, the number of the second signal is stored in the bits above that of the first signal.
 _OTHERS_AT, _FIRST = 8, 0xFF

@@ -80,7 +80,7 @@ class Patience:
         self._lock = threading.Lock()
         #: Returns whether an item of these processes is awaited.
         self.is_awaited: Callable[[], bool] = bool
-        #: How many items have arrived, and the number at the last check.
+        #: The number of items that have arrived, and the number at the last check.
         self.came = self._seen = 0
         #: By process whose item is late: since when this is known.
         self._late: dict[int, float] = {}

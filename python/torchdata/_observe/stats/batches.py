@@ -51,7 +51,7 @@ class BatchClock:
     def __init__(self, board: StatsBoard, page: int, read: int | None, collated: int) -> None:
         self._board, self._page, self._read, self._collated = board, page, read, collated
         self._full = board.full
-        #: How many batches the next timed batch represents, and the maximum.
+        #: The number of batches that the next timed batch represents, and the maximum.
         self._gap = self._longest = 1
         self._random = random.Random()
 
@@ -59,10 +59,10 @@ class BatchClock:
         return type(None), ()  # a copy of the timed object is timed once it begins
 
     def note(self, samples: int, reading: int, collating: int) -> int:
-        """Records a timed batch; returns after how many batches to time the next one.
+        """Records a timed batch; returns the number of batches after which to time the next one.
 
         Args:
-            samples: how many samples it has.
+            samples: the number of samples in the batch.
             reading: the nanoseconds for reading them.
             collating: the nanoseconds for collating them.
         """
@@ -154,7 +154,7 @@ class BatchRecorder(Recorder):
 
     def __init__(self, level: StatsLevel | None, wait_warning: float | None) -> None:
         super().__init__(level, None, wait_warning)
-        #: How many epochs have begun, and how many of them precede the current board.
+        #: The number of epochs that have begun, and how many of them precede the current board.
         self._epochs = self._before = 0
         #: The counters at the time when the workers of the last epoch were stopped.
         self._final: Reading | None = None

@@ -15,7 +15,7 @@ _NS = 1e-9
 
 
 def processor_times(pid: int) -> tuple[float, float, float] | None:
-    """Returns how many seconds the threads of a process ran, waited for a processor, and have existed."""
+    """Returns the number of seconds that the threads of a process ran, waited for a processor, and have existed."""
     ran = waited = 0
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -29,8 +29,8 @@ def processor_times(pid: int) -> tuple[float, float, float] | None:
 
 
 def working_time(pid: int) -> float | None:
-    """Returns how many seconds a process's threads ran or, where known, waited for a processor; None for no such
-    process.
+    """Returns the number of seconds that a process's threads ran or, where known, waited for a processor; None for no
+    such process.
 
     The result decreases if a thread ends, because its share is then unknown.
     """
@@ -51,7 +51,7 @@ def _fields(pid: int) -> list[int]:
 
 
 def _as_ps_says(pid: int) -> float | None:
-    """Returns how many seconds a process ran, on systems without `/proc`."""
+    """Returns the number of seconds that a process ran, on systems without `/proc`."""
     try:
         said = subprocess.run(["ps", "-o", "time=", "-p", str(pid)], capture_output=True, text=True, timeout=5).stdout
         days, _, clock = said.strip().rpartition("-")

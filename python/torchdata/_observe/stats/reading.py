@@ -210,7 +210,7 @@ def _inside(main: _Since | None, waiting: float, seconds: float) -> float | None
 
 
 def _held(process: ProcessStats | None) -> tuple[int, int]:
-    """Returns how many items the threads of a process have read ahead, and how many they may."""
+    """Returns the number of items that the threads of a process have read ahead, and their limit."""
     held = [pipe for pipe in process.pipes if pipe.capacity] if process else []
     return sum(pipe.buffered_items or 0 for pipe in held), sum(pipe.capacity or 0 for pipe in held)
 
@@ -373,7 +373,7 @@ def _pipes(since: _Since, process: str, item_size: float | None) -> tuple[PipeSt
 
 
 def _skipped_kinds(pipe: Page, before: Page | None) -> dict[str, int]:
-    """Returns how many items were skipped since an earlier reading, by kind of exception."""
+    """Returns the number of items that were skipped since an earlier reading, by kind of exception."""
     earlier = dict(before["skipped_kinds"]) if before else {}
     grown = {kind: count - earlier.get(kind, 0) for kind, count in pipe["skipped_kinds"]}
     others = pipe["skipped"] - (before["skipped"] if before else 0) - sum(grown.values())

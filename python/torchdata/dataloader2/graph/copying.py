@@ -3,9 +3,9 @@
 Role: decides what a copy shares with its original. Runs in the main process, in the thread that creates a loader or
 loads a state.
 
-A loader changes the graph that it reads: it shards, seeds and iterates the pipes. It therefore reads a copy, and the
-user's graph stays unchanged. The data in the graph is not copied, because a copy costs memory and time, and because not
-every object can be copied: some lose their contents, their shared memory or their open files.
+A loader changes the graph that it reads, because it shards, seeds and iterates the pipes. The loader therefore reads a
+copy, and the user's graph stays unchanged. The data in the graph is not copied, because a copy costs memory and time,
+and because not every object can be copied: some lose their contents, their shared memory or their open files.
 
 - A pipe of the graph is copied, and so is an object that refers to one: a list of pipes, a method of a pipe, an
   instance with a pipe in an attribute.
@@ -204,8 +204,8 @@ _SHARED_TYPES = (type, FunctionType, BuiltinFunctionType, ModuleType, GeneratorT
 def replica(obj: T) -> T:
     """Returns a copy of a graph for another shard in the same process, which is independent of this graph.
 
-    It is copied by pickle, as for another process. Both share large data, and objects that cannot be copied: open
-    files, locks, functions, running generators. If the graph cannot be pickled, `duplicate` copies it.
+    The graph is copied by pickle, as for another process. Both graphs share large data, and objects that cannot be
+    copied: open files, locks, functions, running generators. If the graph cannot be pickled, `duplicate` copies it.
     """
     shared: list[Any] = []
 

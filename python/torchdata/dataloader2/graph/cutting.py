@@ -22,7 +22,8 @@ from torchdata.datapipes.iter.ordering.sharding import ShardingRoundRobinDispatc
 class DispatchedSource(IterDataPipe[Any]):
     """Represents the part that runs in the dispatching process in a worker's graph.
 
-    The dispatching process stores its position in the stream. The state of this pipe only contains how far it has read.
+    The dispatching process stores its position in the stream. The state of this pipe contains only a count and a
+    checksum of the items that it has read.
 
     Attributes:
         open_stream: creates an iterator over the items for this worker. The worker runtime sets it, and pickling omits
@@ -60,7 +61,7 @@ class _DummyIterDataPipe(IterDataPipe[Any]):
 def find_lca_round_robin_sharding_dp(graph: Graph | DataPipeGraph) -> DataPipe | None:
     """Returns the last pipe that runs in the dispatching process, or None if nothing is dispatched.
 
-    It is the first pipe (from the sources) through which all items of all `sharding_round_robin_dispatch` pipes pass.
+    This is the first pipe (from the sources) through which all items of all `sharding_round_robin_dispatch` pipes pass.
     If a branch shares a source with a dispatched one, both are dispatched. Pipes that read from each other in a cycle
     are dispatched together.
 

@@ -85,7 +85,7 @@ def set_graph_random_seed(datapipe: DataPipe | Graph, seed_generator: SeedGenera
     """Seeds the random pipes of a graph so that sharding stays correct.
 
     Pipes before a `sharding_filter` get seeds that all workers and ranks share, because each of them must see the same
-    order before it selects its share. Pipes after it get different seeds in each worker.
+    order before it selects its share. Pipes after the filter get different seeds in each worker.
 
     Args:
         datapipe: the last pipe of the graph, or the graph.

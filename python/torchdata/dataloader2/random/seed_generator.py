@@ -25,10 +25,10 @@ def check_seed(seed: Any) -> int:
 class SeedGenerator:
     """Draws seeds, all of which are derived from one number.
 
-    It has two streams. *Shared* seeds are equal in all generators with the same seed: on every rank and in every
-    worker. The other stream also yields the same seeds in the same order, until `spawn` makes it independent of all
-    others. A shuffle that is read in one process therefore has the same order as a shuffle before a `sharding_filter`
-    in workers. ChaCha12 generates both streams.
+    The generator has two streams. *Shared* seeds are equal in all generators with the same seed: on every rank and in
+    every worker. The other stream also yields the same seeds in the same order, until `spawn` makes it independent of
+    all others. A shuffle that is read in one process therefore has the same order as a shuffle before a
+    `sharding_filter` in workers. ChaCha12 generates both streams.
 
     Args:
         seed: an integer from 0 to 2**64 - 1; None (the default) draws one from torch's global generator if torch is

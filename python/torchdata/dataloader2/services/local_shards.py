@@ -40,7 +40,7 @@ class LocalShards:
         self.collector = self
         self.stall_warning: float | None = None
         self._programs = program.replicas(num_shards)
-        #: By shard: the number of items that were delivered, including earlier runs of the epoch.
+        #: For each shard, the number of items that were delivered, including earlier runs of the epoch.
         self._given: list[Account] = [(0, 0)] * num_shards
         self._iterators: list[Iterator[Any] | None] = []
         self._turn = self._delivered = 0

@@ -71,6 +71,13 @@ class RayReadingService(MultiProcessingReadingService):
             hangs, reports its stack, and makes Ray start a new worker.
         patience: with `on_timeout="restart"`, the seconds that a worker gets if it uses a processor, according to its
             host. None (the default) for `timeout`.
+
+    Examples:
+        >>> import ray  # call `ray.init` to choose the cluster; otherwise the service joins the running one
+        >>> from torchdata.dataloader2 import RayReadingService
+        >>> service = RayReadingService(num_workers=4, ray_remote_args={"num_cpus": 2}, scheduling="SPREAD")
+        >>> service.num_workers
+        4
     """
 
     def __init__(

@@ -24,14 +24,14 @@ class _Order:
     """The samples of one filter in one epoch."""
 
     def __init__(self) -> None:
-        #: By worker: the position of each checksum, and the checksum at each position.
+        #: For each worker, the position of each checksum, and the checksum at each position.
         self._positions: dict[int, dict[int, int]] = {}
         self._at: dict[int, dict[int, int]] = {}
         #: By the first of two neighboring workers: at how many positions they have different items, and how many items
         #: they have at different positions. Each is counted once, whichever worker's note arrives first.
         self._differs: Counter[int] = Counter()
         self._moved: Counter[int] = Counter()
-        #: By worker: all its checksums, while they may cover a short source completely.
+        #: For each worker, all its checksums, while they may cover a short source completely.
         self._begun: dict[int, list[int]] = {}
         self._whole: dict[int, list[int]] = {}
 
@@ -71,9 +71,9 @@ class _Shares:
     """The samples of a source that is assumed to split itself, in one epoch."""
 
     def __init__(self) -> None:
-        #: By worker: the distinct checksums of its samples.
+        #: For each worker, the distinct checksums of its samples.
         self._samples: dict[int, set[int]] = {}
-        #: By worker: whether they cover all its items.
+        #: For each worker, whether the checksums cover all items.
         self._is_whole: dict[int, bool] = {}
 
     def same(self, worker: int, note: Note) -> int | None:

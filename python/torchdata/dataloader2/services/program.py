@@ -1,8 +1,8 @@
 """The work of a process on its copy of the pipe graph: once when it starts, and at the start of every epoch.
 
 Role: `process_init_fn` and `process_reset_fn` are called by the reading services, in the workers and in the dispatching
-process of a multi-process service, and in the main process of an in-process service. They own the graph, and return the
-pipe to read. The engine runs `GraphProgram` in the children.
+process of a multi-process service, and in the main process of an in-process service. These objects own the graph, and
+return the pipe to read. The engine runs `GraphProgram` in the children.
 """
 
 from __future__ import annotations
@@ -67,7 +67,17 @@ class WorkerInfo:
 
     Args:
         num_workers: the number of worker processes.
-        worker_id: the number of this one, from 0.
+        worker_id: the number of this worker process, from 0.
+
+    Examples:
+        >>> from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> def add_worker(pipe, info):
+        ...     return pipe.map(lambda item: (info.worker_id, item))
+        >>> service = MultiProcessingReadingService(num_workers=2, worker_init_fn=add_worker)
+        >>> with DataLoader2(IterableWrapper("abcd").sharding_filter(), reading_service=service) as loader:
+        ...     list(loader)
+        [(0, 'a'), (1, 'b'), (0, 'c'), (1, 'd')]
     """
 
     num_workers: int
@@ -82,17 +92,18 @@ def process_init_fn(
     dispatching_req_queue: None = None,
     dispatching_res_queue: None = None,
 ) -> DataPipe:
-    """Prepares a graph for the process that reads it: shards it, lets the user change it, prefetches.
+    """Prepares a graph for a worker: shards the graph, calls the user's function, and adds a `prefetch` pipe.
 
-    Branches that read from the dispatching process are not sharded, because their items are distributed already.
+    Branches that read from the dispatching process are not sharded, because that process distributes their items.
 
     Args:
         datapipe: the last pipe of the graph.
-        worker_info: which of how many processes this one is.
-        custom_init_fn: called with the sharded graph and `worker_info`; returns the pipe to read.
-        worker_prefetch_cnt: how many items a thread of this process reads ahead; 0 for no thread.
+        worker_info: the number of this worker, and the number of workers.
+        custom_init_fn: a function that is called with the sharded graph and `worker_info`, and returns the pipe to
+            read.
+        worker_prefetch_cnt: number of items that a thread of this process reads ahead; 0 (the default) for no thread.
         dispatching_req_queue: must be None; a `DispatchedSource` in the graph replaces the queues.
-        dispatching_res_queue: must be None, likewise.
+        dispatching_res_queue: must be None, for the same reason.
 
     Returns:
         The pipe to read.
@@ -100,6 +111,13 @@ def process_init_fn(
     Raises:
         TypeError: `custom_init_fn` did not return a pipe.
         ValueError: a queue was given.
+
+    Examples:
+        >>> from torchdata.dataloader2.reading_service import WorkerInfo, process_init_fn
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> pipe = IterableWrapper(range(6)).sharding_filter()
+        >>> list(process_init_fn(pipe, WorkerInfo(num_workers=3, worker_id=1)))
+        [1, 4]
     """
     if dispatching_req_queue is not None or dispatching_res_queue is not None:
         raise ValueError(
@@ -126,22 +144,32 @@ def process_reset_fn(
     iter_reset_fn: Callable[[DataPipe], DataPipe] | None = None,
     custom_reset_fn: Callable[[DataPipe, WorkerInfo, SeedGenerator], DataPipe] | None = None,
 ) -> DataPipe:
-    """Prepares a graph for an epoch: seeds the process' global generators and the pipes, then calls the hooks.
+    """Prepares a graph for an epoch: seeds the global generators of the process and the pipes, then calls the hooks.
 
     Args:
         datapipe: the last pipe of the graph.
-        worker_info: which of how many processes this one is.
-        seed_generator: where seeds are drawn, spawned with the worker's id.
-        distributed_shared_seed: whether all seeds are the ones that workers and ranks share, as in the
-            dispatching process, which exists once.
-        iter_reset_fn: the reset function of the reading services before this one.
-        custom_reset_fn: the user's reset function, called last.
+        worker_info: the number of this worker, and the number of workers.
+        seed_generator: the generator from which seeds are drawn; each worker has one (`SeedGenerator.spawn`).
+        distributed_shared_seed: whether all seeds come from the stream that workers and ranks share. The dispatching
+            process uses True, because there is only one dispatching process.
+        iter_reset_fn: the reset function of the reading services before this one, such as that of a
+            `DistributedReadingService`.
+        custom_reset_fn: the user's reset function, which is called last.
 
     Returns:
         The pipe to read.
 
     Raises:
-        TypeError: one of the two functions did not return a pipe.
+        TypeError: `iter_reset_fn` or `custom_reset_fn` did not return a pipe.
+
+    Examples:
+        >>> from torchdata.dataloader2.random import SeedGenerator
+        >>> from torchdata.dataloader2.reading_service import WorkerInfo, process_reset_fn
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> pipe, info = IterableWrapper(range(100)).shuffle(), WorkerInfo(num_workers=1, worker_id=0)
+        >>> first = list(process_reset_fn(pipe, info, SeedGenerator(7)))
+        >>> first == list(process_reset_fn(pipe, info, SeedGenerator(7)))
+        True
     """
     _seed_global_generators(seed_generator, distributed_shared_seed)
     if distributed_shared_seed:

@@ -1,6 +1,6 @@
 """Finds the sharding filters that sample the items they read, so that main can compare the orders of the workers.
 
-Role: pure functions over graphs. They run once per graph in each worker.
+Role: pure functions over graphs, which run once per graph in each worker.
 """
 
 from __future__ import annotations

@@ -34,7 +34,8 @@ class Run:
 
 
 class WorkerOutput(IterDataPipe[Any]):
-    """Represents the branch that runs in the workers, in main's graph. It yields the items that they send, in turn.
+    """Represents the branch that runs in the workers, in main's graph. This pipe yields the items of the workers in
+    turn.
 
     Args:
         children: the processes.
@@ -132,7 +133,7 @@ class WorkerOutput(IterDataPipe[Any]):
         children, (place, strict) = self._children, self._place or (None, True)
         self._place = None
         self._passes += 1
-        # It holds no reference to the children.
+        # The callback holds no reference to the children.
         resume = partial(_resume, children.num_shards, children.dispatches, self.in_order, strict)
         left, announced = None, self.lasts and self._passes > 1
         if place is not None:

@@ -54,8 +54,8 @@ class Identity:
         """Returns the pipe as bytes.
 
         Args:
-            wanted: whether the bytes are wanted. With False this returns None; with None it does so for a pipe that has
-                too many bytes, or cannot be pickled.
+            wanted: whether the bytes are wanted. With False, the result is None. With None, the result is None if the
+                pipe has too many bytes, or cannot be pickled.
 
         Raises:
             TypeError: the bytes are wanted, and the pipe cannot be pickled.

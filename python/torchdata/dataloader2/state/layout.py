@@ -296,7 +296,7 @@ def _ranks(ranks: Any) -> SavedRanks | None:
 def _randomness(packed: Any, is_of_0_9: bool) -> Randomness | None:
     """Returns the randomness in a state, if any.
 
-    The generators of torchdata 0.9 are pickles, and draw other numbers. They are not unpickled: the user's seed
+    The generators of torchdata 0.9 are pickles, and draw other numbers. These pickles are not loaded: the user's seed
     applies again.
     """
     if packed is None:

@@ -28,7 +28,7 @@ class Shard:
         workers: how many workers each rank had.
         rank: the number of that rank.
         ranks: how many ranks there were; 1 without ranks.
-        of_main: whether the loader's process began it instead of a worker, with the loader's own seeds.
+        of_main: whether the main process began the shard instead of a worker, with the loader's own seeds.
         moved: whether `rank` and `ranks` determine its items instead of the current rank's numbers, and its seeds
             follow from the job's seeds instead of the current rank's.
         splits: whether it is one of a fixed number of splits.

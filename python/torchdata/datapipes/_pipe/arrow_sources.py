@@ -3,7 +3,8 @@
 Role: `ArrowParts` lists these parts, and `ArrowReader` reads them. A part is a row group of a Parquet file, a file of
 another format, a chunk of an in-memory table, a data file of an Iceberg table, or a range of rows of a Lance dataset
 (`lance_rows.py`). Listing the parts reads only the metadata of the files. Sources are plain values that can be pickled
-and hold no open file. They run in any process. pyarrow is imported when a source is created (`arrow_opening.py`).
+and hold no open file. The sources are used in any process. pyarrow is imported when a source is created
+(`arrow_opening.py`).
 """
 
 from __future__ import annotations

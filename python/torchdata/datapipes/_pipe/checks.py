@@ -223,8 +223,8 @@ def check_size(pipe: str, argument: str, value: Any, words: str = "") -> int:
 
 
 def check_weights(pipe: str, argument: str, value: Any, *, positive: bool) -> list[float]:
-    """Returns the weights in a dict. They must be finite and nonnegative, with at least one (or with `positive` all)
-    above 0.
+    """Returns the weights in a dict. The weights must be finite and nonnegative, with at least one (or with `positive`
+    all) above 0.
 
     Raises:
         TypeError: `value` is not a dict, or it contains values that are not numbers.

@@ -66,11 +66,11 @@ class Division:
         return chain.from_iterable(_watched(source, own, block, place, taken, watch, has_ended))
 
     def after(self, taken: int, passed_on: int) -> int:
-        """Returns how many items of the sequence were consumed when the most recent item was passed on.
+        """Returns the number of items of the sequence that were consumed when the most recent item was passed on.
 
         Args:
-            taken: how many items had been consumed at the start.
-            passed_on: how many items of the shard were passed on since then; at least one.
+            taken: the number of items that had been consumed at the start.
+            passed_on: the number of items of the shard that were passed on since then; at least one.
         """
         rounds, place = divmod(self.own_before(taken) + passed_on - 1, self.block)
         return (self.shard + self.shards * rounds) * self.block + place + 1
@@ -88,9 +88,9 @@ def _own_of(source: Iterator[Any], own: list[bool], block: int, place: int, coun
     Args:
         source: the iterator.
         own: for each item of a round, whether it belongs to the shard.
-        block: how many items of a round belong to the shard.
+        block: the number of items of a round that belong to the shard.
         place: the index of the next item within its round.
-        count: how many items to consume.
+        count: the number of items to consume.
     """
     offset = place % len(own)
     if block == 1:

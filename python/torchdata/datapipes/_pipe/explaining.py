@@ -36,7 +36,7 @@ def explain(
         error: the exception.
         frames: its traceback so far.
         datapipe: the pipe whose iterator the exception passes through.
-        yielded: how many items the pipe had yielded; None if its iteration had not begun.
+        yielded: the number of items that the pipe had yielded; None if its iteration had not begun.
         iterator: the pipe's own iterator, if the next item may be requested from it.
 
     Returns:

@@ -1,7 +1,7 @@
 """Reads rows of a Lance dataset by index: `LanceRows`.
 
-Role: a source of `ArrowParts` whose parts are ranges of rows. It stores how to open the dataset in its version, and
-each reading process opens the dataset itself, because a handle does not survive a fork. Listing requests only the
+Role: a source of `ArrowParts` whose parts are ranges of rows. The source stores how to open the dataset in its version,
+and each reading process opens the dataset itself, because a handle does not survive a fork. Listing requests only the
 number of rows. With a filter, Lance also reads the filter's columns. lance is imported where a source is created or
 read.
 """

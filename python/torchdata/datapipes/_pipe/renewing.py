@@ -52,7 +52,7 @@ class Renewal(Iterator[Iterator[Any]]):
         #: The iterators of the sources, and those that the next iterator of this pipe must continue with.
         self._guards: dict[int, Iterator[Any]] = {}
         self._again: dict[int, Iterator[Any]] = {}
-        #: How many items the pipe and its sources had yielded when the last iterator raised.
+        #: The number of items that the pipe and its sources had yielded when the last iterator raised.
         self._seen: list[int] | None = None
 
     def over(self, iterator: Iterator[Any]) -> Iterator[Any]:

@@ -3,12 +3,12 @@
 Role: each reading samples the stream, so that a resume detects a stream that does not repeat itself. The sampled
 positions become sparser, and no Python code runs between two of them. Runs where the source of a pipeline is read.
 
-A stream may draw from the global generators in order to shuffle or to augment. If it does so for one of its first two
-items, a state contains the generators as they were at the beginning. A resume reads the items up to the position with
-these generators, and restores the current generators afterwards. If other code draws between two items, augmented items
-differ after a resume although their order is the same. A difference is therefore only a warning if the stream draws for
-its second item and only floating-point numbers and arrays differ, as augmentation causes. All other differences are
-errors.
+A stream may draw from the global generators in order to shuffle or to augment. If a stream does so for one of its first
+two items, a state contains the generators as they were at the beginning. A resume reads the items up to the position
+with these generators, and restores the current generators afterwards. If other code draws between two items, augmented
+items differ after a resume although their order is the same. A difference is therefore only a warning if the stream
+draws for its second item and only floating-point numbers and arrays differ, as augmentation causes. All other
+differences are errors.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class SampledStream:
 
         Args:
             make: a function that begins to iterate over the stream.
-            position: how many items to skip.
+            position: the number of items to skip.
             is_strict: whether to compare the skipped items with those that were read before the state was saved.
             if_empty: a function that is called if the stream has no items.
         """
@@ -99,7 +99,7 @@ class SampledStream:
         """Warns, or raises RuntimeError, because the stream does not repeat itself.
 
         Args:
-            position: how many items were read again.
+            position: the number of items that were read again.
             is_noise: whether only numbers differ that may be drawn for each item.
         """
         if is_noise:

@@ -16,7 +16,7 @@ __all__ = ["Shuffling"]
 
 
 class Shuffling(Seeded):
-    """The seeds and the switch of a pipe that shuffles. Subclasses extend `reset` and `iteration_state`."""
+    """The seeds of a pipe that shuffles, and its switch. Subclasses extend `reset` and `iteration_state`."""
 
     #: The attribute that the adapter `Shuffle` sets.
     set_by_adapters: ClassVar[dict[str, str]] = {"Shuffle.enable": "_enabled"}

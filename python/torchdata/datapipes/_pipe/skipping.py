@@ -132,7 +132,7 @@ def _alive(references: list[Any]) -> list[Any]:
 
 
 def skipped_of(owner: Any) -> dict[tuple[str, str], int]:
-    """Returns how many items `owner` has skipped in its pass, by kind of exception and by pipe."""
+    """Returns the number of items that `owner` has skipped in its pass, by kind of exception and by pipe."""
     found: dict[tuple[str, str], int] = {}
     for pipe in _alive(record_of(owner).claimed):
         for kind, count in record_of(pipe).skipped.items():
@@ -184,7 +184,7 @@ def told_of(count: int, limit: str, permitted: str, table: str, last: str = "") 
     """Returns the error that reports too many skipped items.
 
     Args:
-        count: how many items were skipped.
+        count: the number of items that were skipped.
         limit: the limit, as an argument.
         permitted: the limit in words.
         table: the table of skipped items.
@@ -232,7 +232,7 @@ def skip(error: BaseException, datapipe: Any, yielded: int, iterator: Any) -> bo
     Args:
         error: the exception, as raised by this pipe.
         datapipe: the pipe.
-        yielded: how many items the pipe has yielded.
+        yielded: the number of items that the pipe has yielded.
         iterator: the pipe's iterator.
 
     Returns:

@@ -114,7 +114,8 @@ class _Untold(Iterator[Any]):
 
 
 def watched_info(module: Any, **truth: Any) -> Any:
-    """Returns the `WorkerInfo` for PyTorch. It is accurate, except that pipes read by a filter see a single worker.
+    """Returns the `WorkerInfo` for PyTorch. The result is accurate, except that pipes read by a filter see a single
+    worker.
 
     Args:
         module: `torch.utils.data._utils.worker`.

@@ -58,7 +58,7 @@ class Unfolding:
     _left: Iterator[Any] | None = state(items=True, saved=False)
     _in_memory: Any = state(items=True, saved=False)  # the parts, if they are in memory
     _item: Any = state(items=True, saved=False)  # otherwise, the item that is being unfolded
-    _yielded_before: int = state(0, saved=False)  # how many items were yielded before its parts
+    _yielded_before: int = state(0, saved=False)  # the number of items that were yielded before its parts
     _resume: dict[str, Any] | None = state(items=True, saved=False)  # the state to resume from
 
     def _unfold(self, items: Iterator[Any], parts_of: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:

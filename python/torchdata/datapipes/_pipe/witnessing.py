@@ -48,7 +48,7 @@ class Note(NamedTuple):
         source: a description of the filter's source.
         start: the position at which the filter began to read.
         samples: positions and checksums of items.
-        length: how many items the source had; None if it has not ended.
+        length: the number of items that the source had; None if it has not ended.
         splits_itself: whether the source is assumed to split itself among workers, which then read different items.
     """
 
@@ -168,7 +168,7 @@ class Digest:
         self.next = sample_behind(self.next)
 
     def add_missing(self) -> None:
-        """Skips the next sampled position, at which there is no item."""
+        """Skips the next sampled position, because there is no item at this position."""
         self.next = sample_behind(self.next)
 
     def agrees_with(self, other: Digest) -> bool:

@@ -1,6 +1,6 @@
 """Map pipes that apply a function or store items: Mapper, InMemoryCacheHolder.
 
-They run in any process that requests an item. InMemoryCacheHolder owns the items of its process.
+These pipes run in any process that requests an item. InMemoryCacheHolder owns the items of its process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Pipes that read a map-style pipe in another order: Shuffler, IndexSampler. They are iterable-style pipes, because
 they only determine an order.
 
-They run in the process that iterates the pipeline, and own the order of the current iteration.
+These pipes run in the process that iterates the pipeline, and own the order of the current iteration.
 """
 
 from __future__ import annotations

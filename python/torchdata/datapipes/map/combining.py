@@ -1,6 +1,6 @@
 """Map pipes that join several pipes or split one: Concater, Zipper, UnZipper.
 
-They run in any process that requests an item, and own no data.
+These pipes run in any process that requests an item, and own no data.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The authors of archives, servers and object stores choose arbitrary names. Code that writes files under such names, or
 joins them to a folder, should use these functions. Role: pure functions on text, for the pipes and for users' functions
-from names to paths. They do not access files.
+from names to paths. These functions do not access files.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from torchdata.nodes.samplers.utils import _get_rank_seed, get_rank_and_world_si
 
 __all__ = ["MultiNodeWeightedSampler"]
 
-#: How many choices are drawn together. This number is part of the order of torchdata 0.11.
+#: The number of choices that are drawn together. This number is part of the order of torchdata 0.11.
 _DRAWN = 1000
 
 #: An upper limit for the epoch. The seed of an epoch requires a draw for each earlier epoch.
@@ -223,7 +223,7 @@ class _WeightedSampler:
             except (TypeError, RuntimeError) as error:
                 raise fields.wrong("g_state", "must be the state of a torch.Generator") from error
         self._draw()
-        #: How many of the drawn choices were used.
+        #: The number of drawn choices that were used.
         self._offset = offset
 
     def _draw(self) -> None:

@@ -1,7 +1,7 @@
 //! Reads the headers of regular files in tar archives, and checks the format of extended headers.
 //!
 //! Of the many kinds of tar headers (see tar(5)), only one is frequent in datasets: a regular file with a short name.
-//! It is read here. All other blocks are left to a complete reader of the format. That reader can rely on
+//! This module reads such headers. A complete reader of the format reads all other blocks. That reader can rely on
 //! [`pax_records`] having checked the format of extended headers.
 
 /// Bytes of a header, and the unit for padding data.

@@ -2,7 +2,8 @@
 //!
 //! A record consists of its length (`u64`, little-endian), the masked CRC-32C of these 8 bytes, the data, and the
 //! masked CRC-32C of the data (see TensorFlow's `record_writer.h`). [`Records`] receives the file in pieces of any size
-//! and returns the records. It buffers one piece, or one record if that is larger, and never more than it has received.
+//! and returns the records. The reader buffers one piece, or one record if the record is larger, and never more bytes
+//! than it has received.
 
 /// Bytes before the data: the length and its checksum.
 const HEAD: usize = 12;
@@ -48,7 +49,7 @@ pub enum RecordError {
 /// The records of one file.
 #[derive(Debug)]
 pub struct Records {
-    /// Received bytes. The bytes from `begin` are not returned yet.
+    /// Received bytes. Received bytes. The bytes from `begin` have not been returned yet.
     buffer: Vec<u8>,
     begin: usize,
     offset: u64,

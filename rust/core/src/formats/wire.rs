@@ -12,7 +12,8 @@ pub enum WireError {
     /// An integer has more than ten bytes.
     #[error("its data is no valid protocol buffer: an integer is too long")]
     Varint,
-    /// A field has an unknown type or the number 0. Groups, which examples do not contain, are unknown.
+    /// A field has an unknown type or the number 0. This reader does not support groups, because examples do not
+    /// contain them.
     #[error("its data is no valid protocol buffer: a field has a type that does not exist")]
     Tag,
     /// The name of a feature is not UTF-8.

@@ -168,7 +168,7 @@ pub struct Carrier {
     unit: Unit,
     progress: Progress,
     lack: Lack,
-    /// The words that were last returned by `take`.
+    /// The words that the last call of `take` returned.
     given: Words,
 }
 
@@ -277,7 +277,7 @@ impl Carrier {
         })
     }
 
-    /// Copies a buffer into the arena. If it does not fit, sends it as fragments.
+    /// Copies a buffer into the arena. If the buffer does not fit, sends it as fragments.
     fn put_buffer(&mut self, bytes: &[u8]) -> Result<Lack, Corrupted> {
         let Self { outbound, progress: Progress { parts, streamed, .. }, .. } = self;
         if *streamed == 0 {

@@ -1,8 +1,8 @@
 //! The consumer end of a link.
 //!
-//! It runs in the process that receives the items, and does not trust the producer. A unit is copied out of shared
-//! memory, and all lengths, offsets and the checksum are verified before the data is used. Violations are reported as
-//! [`Corrupted`].
+//! The consumer runs in the process that receives the items, and does not trust the producer. A unit is copied out of
+//! shared memory, and all lengths, offsets and the checksum are verified before the data is used. Violations are
+//! reported as [`Corrupted`].
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -56,7 +56,7 @@ pub struct Unit {
     pub payload: Vec<u8>,
     /// The large buffers, in the order in which they were sent.
     pub buffers: Vec<Buffer>,
-    /// A hash of the contents, independent of the position in the ring. It is 0 for units with unstable bytes.
+    /// A hash of the contents, independent of the position in the ring. The hash is 0 for units with unstable bytes.
     pub digest: u64,
 }
 

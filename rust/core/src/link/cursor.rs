@@ -2,8 +2,8 @@
 //!
 //! Positions count from the creation of the ring and never wrap, because a `u64` lasts for centuries. The index in the
 //! ring is the position modulo the capacity. Each side keeps its own cursor privately and publishes it in shared
-//! memory. It reads the other cursor only if its cached copy is not sufficient. Therefore only an empty or a full ring
-//! causes a cache miss.
+//! memory. Each side reads the other cursor only if the cached copy is not sufficient. Therefore only an empty or a
+//! full ring causes a cache miss.
 //!
 //! In shared memory, a cursor is a sealed word (see `seal`), so a stray write is detected by the reader instead of
 //! being taken for a valid position.
@@ -20,7 +20,7 @@ pub const BIRTH: u64 = seal(0);
 pub struct ProducerCursor {
     /// Next position to write. The shared copy is never ahead of it.
     tail: u64,
-    /// Cached head of the consumer. It can only be too small, which is safe.
+    /// Cached head of the consumer, which can only be too small, which is safe.
     head: u64,
     capacity: u64,
 }
@@ -71,7 +71,7 @@ impl ProducerCursor {
 pub struct ConsumerCursor {
     /// Next position to read.
     head: u64,
-    /// Cached tail of the producer. It can only be too small, which is safe.
+    /// Cached tail of the producer, which can only be too small, which is safe.
     tail: u64,
     capacity: u64,
 }

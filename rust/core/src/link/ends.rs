@@ -41,7 +41,7 @@ impl Link {
         self.layout.region()
     }
 
-    /// Takes the producer end. It rings `peer`, the bell of the consumer process.
+    /// Takes the producer end, which rings `peer`, the bell of the consumer process.
     pub fn producer(&self, peer: BellRef) -> Result<Producer, OpenError> {
         if self.layout.header().producer_taken.swap(1, Ordering::Relaxed) != 0 {
             return Err(OpenError::Taken("producer"));
@@ -49,7 +49,7 @@ impl Link {
         Ok(Producer::new(Arc::clone(&self.layout), peer))
     }
 
-    /// Takes the consumer end. It rings `peer`, the bell of the producer process.
+    /// Takes the consumer end, which rings `peer`, the bell of the producer process.
     pub fn consumer(&self, peer: BellRef) -> Result<Consumer, OpenError> {
         if self.layout.header().consumer_taken.swap(1, Ordering::Relaxed) != 0 {
             return Err(OpenError::Taken("consumer"));
@@ -57,8 +57,8 @@ impl Link {
         Ok(Consumer::new(Arc::clone(&self.layout), peer))
     }
 
-    /// Takes the consumer end after a restart of the producer process. It replaces `earlier`, the end of the previous
-    /// link.
+    /// Takes the consumer end after a restart of the producer process. The new end replaces `earlier`, the end of the
+    /// previous link.
     pub fn consumer_after(&self, earlier: &Consumer) -> Result<Consumer, OpenError> {
         let mut next = self.consumer(earlier.peer().clone())?;
         next.follow(earlier);

@@ -1,7 +1,7 @@
 //! The producer end of a link.
 //!
-//! It runs in the process that computes the items. One store makes a unit visible. If a producer is killed before that
-//! store, the consumer sees nothing of the unit, and the allocated blocks are lost with the arena.
+//! The producer runs in the process that computes the items. One store makes a unit visible. If a producer is killed
+//! before that store, the consumer does not see the unit, and the allocated blocks are lost with the arena.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -55,7 +55,7 @@ pub enum Push {
     Full,
 }
 
-/// The items of one shard, which are accounted for by themselves.
+/// The items of one shard, which have a separate account.
 #[derive(Debug, Clone, Copy, Default)]
 struct Strand {
     account: Account,
@@ -81,7 +81,8 @@ pub struct Producer {
     account: Account,
     /// The shard that units are of.
     current: u16,
-    /// By shard: its account, and the items to make again. Those of the current one are in `account` and `sending`.
+    /// The account of each shard, and its number of items to recompute. `account` and `sending` contain the values of
+    /// the current shard.
     shards: Vec<Strand>,
     /// Whether fragments of the next unit were pushed.
     streaming: bool,
@@ -140,7 +141,7 @@ impl Producer {
         (self.layout.config.ring_capacity / 4) as usize
     }
 
-    /// Sends units of so many shards from now on. One of them is current: units are of it.
+    /// Sends units of `shards` shards from now on. New units belong to the current shard.
     pub fn divide(&mut self, shards: u16) {
         self.shards = vec![Strand::default(); usize::from(shards)];
         self.current = 0;
@@ -149,7 +150,7 @@ impl Producer {
     /// Makes a shard the current one.
     ///
     /// # Panics
-    /// There is no such shard.
+    /// If `shard` is out of range.
     #[inline]
     pub fn turn_to(&mut self, shard: u16) {
         if shard != self.current {
@@ -187,7 +188,7 @@ impl Producer {
         self.all_shards().map(|shard| shard.account)
     }
 
-    /// The first shard of which items are still to be recomputed.
+    /// Returns the first shard whose items must still be recomputed, or None.
     pub fn owing(&self) -> Option<u16> {
         self.all_shards().position(|shard| shard.owed > 0).map(|shard| shard as u16)
     }
@@ -416,7 +417,7 @@ impl Producer {
 
     /// Pushes an optional unit if there is room at once, and returns whether it was pushed.
     ///
-    /// It never splits a unit from its fragments.
+    /// A snapshot is never placed between the fragments of a unit.
     pub fn push_aside(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<bool, Corrupted> {
         if !self.fits(parts.len(), payload.len()) || self.streaming {
             return Ok(false);

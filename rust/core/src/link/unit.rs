@@ -1,9 +1,9 @@
 //! The format of a unit in the ring of a link.
 //!
 //! A *unit* is an item, an end, an error, a message, or a fragment of a buffer that is too large for the arena. In the
-//! ring it consists of a [`UnitHeader`], a table of its blocks and an inline payload. It is contiguous and padded to 8
-//! bytes. If it does not fit before the end of the ring, padding of one word skips the remaining bytes. The checksum
-//! covers all parts and the position of the unit.
+//! ring it consists of a [`UnitHeader`], a table of its blocks and an inline payload. A unit is contiguous and padded
+//! to 8 bytes. If a unit does not fit before the end of the ring, padding of one word skips the remaining bytes. The
+//! checksum covers all parts and the position of the unit.
 
 use crate::error::Corrupted;
 use crate::integrity::{Checksum, sample};
@@ -52,7 +52,7 @@ pub(crate) struct UnitHeader {
 /// the header, the block table and the padding.
 pub(crate) const UNIT_HEADER: u64 = 24;
 pub(crate) const BLOCK_ENTRY: u64 = 16;
-/// Set in the total length of padding. Lengths are multiples of 8.
+/// A bit that is set in the total length of padding. Lengths are multiples of 8.
 const PAD: u32 = 1;
 
 /// The meaning of the first word of a unit.

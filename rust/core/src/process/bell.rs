@@ -29,7 +29,7 @@ pub trait Parker {
 #[derive(Debug)]
 #[repr(C)]
 pub struct Bell {
-    /// Changes with every ring that finds a sleeper. Wraps around.
+    /// A word that changes whenever the bell is rung while a thread sleeps. Wraps around.
     word: AtomicU32,
     /// Lower half: the number of threads that sleep, or are about to, and that no ringer has claimed. Upper half: the
     /// number of claims.
@@ -140,7 +140,7 @@ impl Wanted {
         fence(Ordering::SeqCst);
     }
 
-    /// Call when the event was found.
+    /// Must be called after the event was found.
     pub fn lower(&self) {
         self.0.store(0, Ordering::Relaxed);
     }

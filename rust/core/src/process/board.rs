@@ -65,7 +65,7 @@ impl BellBoard {
     }
 }
 
-/// A bell on a board. It keeps the board mapped.
+/// A bell on a board, which keeps the board mapped.
 #[derive(Debug, Clone)]
 pub struct BellRef {
     board: Arc<BellBoard>,

@@ -1,13 +1,13 @@
 //! Cheap detection of a fork.
 //!
-//! A forked child inherits all leases and blocks of its parent, but only the parent may return them. A counter that is
-//! incremented in the child costs one relaxed load to compare.
+//! A forked child inherits all leases and blocks of its parent, but only the parent may return them. The child
+//! increments a counter, so a check for a fork costs only one relaxed load.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 static GENERATION: AtomicU64 = AtomicU64::new(0);
-/// Whether a thread has registered the hook. There is no lock, because a fork might copy it while it is held. Threads
-/// that race register the hook several times, so that a fork counts several times, which is harmless.
+/// Whether a thread has registered the hook. There is no lock, because a fork might copy a lock while another thread
+/// holds it. Threads that race register the hook several times, so that a fork counts several times, which is harmless.
 static HOOKED: AtomicBool = AtomicBool::new(false);
 
 /// Neither an atomic addition nor a system call can panic, so nothing unwinds into the C library.

@@ -88,7 +88,7 @@ fn note(state: u32, start: usize, len: usize) -> &'static Entry {
     entry
 }
 
-/// The registration of a mapping. It must be dropped before the mapping is unmapped.
+/// The registration of a mapping. The registration must be dropped before the mapping is unmapped.
 #[derive(Debug)]
 pub struct Mapping(&'static Entry);
 
@@ -271,8 +271,8 @@ mod tests {
         let watch = crate::process::liveness::Watch::open(std::process::id() as i32).unwrap();
         let inodes: Vec<u64> = links.iter().map(|link| rustix::fs::fstat(link.fd()).unwrap().st_ino).collect();
         links[1].region().mapping().pin();
-        // SAFETY: the child reads /proc, changes its mappings and exits. It needs no lock that another thread might
-        // hold.
+        // SAFETY: the child reads /proc, changes its mappings and exits. These steps need no lock that another thread
+        // might hold.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             let before = descriptors();

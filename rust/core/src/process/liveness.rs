@@ -10,7 +10,7 @@ use super::inherited::Descriptor;
 use super::signals::without_signals;
 use crate::error::{self, OpenError};
 
-/// A watch on another process. It does not confuse the process with a later one that has the same id.
+/// A watch on another process, which does not confuse this process with a later process that has the same id.
 #[derive(Debug)]
 pub struct Watch {
     pid: i32,

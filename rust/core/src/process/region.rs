@@ -56,8 +56,8 @@ impl Region {
         if system.keeps_files() { system.reserve(self.fd(), offset as u64, len as u64) } else { Ok(()) }
     }
 
-    /// Frees the pages of `offset..offset + len`. They are zero afterwards, and use no memory until they are touched
-    /// (or reserved, on the fallback). Fails if the file system of the fallback does not support holes.
+    /// Frees the pages of `offset..offset + len`. These pages are zero afterwards, and use no memory until they are
+    /// touched (or reserved, on the fallback). Fails if the file system of the fallback does not support holes.
     pub fn punch(&self, offset: usize, len: usize) -> io::Result<()> {
         assert!(offset + len <= self.len(), "the range exceeds the region");
         // SAFETY: the range is inside the mapping, which is shared memory. Callers ensure that its contents are not
@@ -70,7 +70,7 @@ impl Region {
         Self::map(File::from(fd))
     }
 
-    /// Maps a region of another process for reading. It has no descriptor.
+    /// Maps a region of another process for reading. The result has no descriptor.
     ///
     /// The file must be sealed against shrinking, because reading a removed page causes SIGBUS.
     pub(crate) fn observe(file: &File) -> Result<Self, OpenError> {
@@ -92,7 +92,7 @@ impl Region {
     /// The descriptor, for passing to another process.
     ///
     /// # Panics
-    /// If it was closed.
+    /// If the descriptor was closed.
     pub fn fd(&self) -> BorrowedFd<'_> {
         let fd = self.fd.load(Ordering::Relaxed);
         assert!(fd >= 0, "the descriptor of this region was closed after all processes had received it");
@@ -117,8 +117,8 @@ impl Region {
         drop(self.take_descriptor());
     }
 
-    /// Transfers the descriptor to the caller. Must not be called while a result of `fd` is in use, or if `reserve` is
-    /// needed later.
+    /// Transfers the descriptor to the caller. Must not be called while a result of `fd` is in use, or before a later
+    /// call of `reserve`.
     pub(crate) fn take_descriptor(&self) -> Option<OwnedFd> {
         let fd = self.fd.swap(-1, Ordering::Relaxed);
         // SAFETY: the region owned it, and after the swap no other caller can take it.
@@ -152,8 +152,8 @@ impl Drop for Region {
     }
 }
 
-/// Call in a forked child that has no other threads. Drops the regions and watches of the parent, except the regions in
-/// `own` and pinned ones (see `inherited`).
+/// Must be called in a forked child that has no other threads. Drops the regions and watches of the parent, except the
+/// regions in `own` and pinned ones (see `inherited`).
 pub fn drop_inherited(own: &[&Region]) {
     let own: Vec<&Mapping> = own.iter().map(|region| region.mapping()).collect();
     super::inherited::drop_all_but(&own);

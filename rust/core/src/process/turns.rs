@@ -4,15 +4,16 @@
 //! wake-up. With small windows on 2 cores this is 3 to 6 times faster. Yielding is bad in two cases, and each has a
 //! rule. First, the other side may be slow. Yielding then does not help, and each yield costs two context switches, so
 //! every wait that yielding did not shorten halves the number of yields. Second, an unrelated thread may share the
-//! core, and keep it for milliseconds instead of fractions of one. Such yields may take one eighth of the time. Beyond
-//! that, waits sleep for about fifty times the duration of the last such yield.
+//! core, and use the core for several milliseconds. Such yields may take one eighth of the time. Beyond that, waits
+//! sleep for about fifty times the duration of the last such yield.
 //!
 //! One `Turns` serves all threads of a process. Its fields are statistics and synchronize nothing. Callers pass the
 //! time in nanoseconds.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// The number of yields in a wait while they help. If no other thread needs the core, they cost a few system calls.
+/// The maximum number of yields in a wait, as long as yields help. If no other thread needs the core, they cost a few
+/// system calls.
 const MOST: u32 = 10;
 /// Every `TRY_AGAIN`th wait without yields tries `TRIED` yields.
 const TRIED: u32 = 2;

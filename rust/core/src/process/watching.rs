@@ -1,10 +1,10 @@
 //! Detects calls that do not return: a thread regularly reads counters that callers maintain anyway.
 //!
 //! A watched caller has a [`Pulse`], which it updates in each call by plain stores. One thread per process reads all of
-//! them. It holds no Python lock and sleeps on a [`Parker`]. It runs while at least one caller is watched, except
-//! during forks. It stops before a fork, so that the child does not inherit its state half-written and the parent has
-//! one thread less. It starts again at the next call of a watched caller. A child creates its own [`Watch`], in case it
-//! was forked without stopping the thread.
+//! them. The thread holds no Python lock and sleeps on a [`Parker`]. The thread runs while at least one caller is
+//! watched, except during forks. The thread stops before a fork, so that the child does not inherit half-written state,
+//! and the parent has one thread less. The next call of a watched caller restarts the thread. A child creates its own
+//! [`Watch`], in case the fork did not stop the thread.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -149,7 +149,7 @@ struct State {
 }
 
 impl State {
-    /// Makes the thread read the state again.
+    /// Wakes the thread, which then rereads the state.
     fn wake(&self) {
         self.thread.iter().for_each(|watcher| watcher.wake.unpark());
     }

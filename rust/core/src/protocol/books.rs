@@ -87,9 +87,9 @@ const LONG_LOOK_BACK: usize = 1 << 16;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Memory {
-    /// Deliveries besides those that the user has not received yet.
+    /// The length of the log in addition to the deliveries that the user has not received yet.
     beyond: usize,
-    /// Deliveries if it is unknown how many the user has received.
+    /// The length of the log if it is unknown how many deliveries the user has received.
     unknown: usize,
 }
 
@@ -117,8 +117,8 @@ impl<S> Books<S> {
     }
 
     /// Creates empty records with the given lengths of the log: `beyond` deliveries besides those that the user has not
-    /// received, or `unknown` if that number is unknown. The model checker uses short logs, so that small loaders
-    /// shorten them too.
+    /// received, or `unknown` if that number is unknown. The model checker uses short logs, so that the logs of small
+    /// loaders are shortened, too.
     pub fn remembering(peers: usize, beyond: usize, unknown: usize) -> Self {
         let peers = (0..peers)
             .map(|_| Peer { taken: Account::default(), ended: false, begun: false, snapshots: VecDeque::new() })

@@ -9,8 +9,8 @@ use crate::round_robin::RoundRobin;
 pub enum Deal {
     /// Compute an item and send it to this reader.
     To(usize),
-    /// Compute an item and drop it. It belongs to this reader, which does not want it or already has it. Other readers
-    /// still want items.
+    /// Compute an item and drop it. The item belongs to this reader, which does not need it or already has it, whereas
+    /// other readers still need items.
     Skip(usize),
     /// Wait for this reader, because it has the turn.
     WaitFor(usize),
@@ -59,14 +59,14 @@ impl Dealing {
         }
     }
 
-    /// The same for the shards of a worker, all of which have the reader of one link. It is asked once: a grant that
-    /// arrives between two questions would look as if one shard's items were not wanted and another's were.
+    /// The same for the shards of a worker, which share the reader of one link. The grant is read only once, because a
+    /// grant that arrives between two reads would give two shards different answers.
     #[inline]
     pub fn next_of_shards(&self, permit: Permit) -> Deal {
         self.next(|_| permit)
     }
 
-    /// How many readers there are, those that have got their end included.
+    /// Returns the number of readers, including readers that have received the end.
     pub fn count(&self) -> usize {
         self.turn.peers()
     }

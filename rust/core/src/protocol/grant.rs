@@ -1,4 +1,4 @@
-//! The word with which a reader informs the writer of a link. It is one word, so it cannot be read half-written.
+//! The word with which a reader informs the writer of a link. A single word cannot be read half-written.
 //!
 //! ```text
 //! 63    48 47       34 33   32 31 30 29            0
@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Only the low bits of epoch and pass are stored, and items are counted modulo 2^30. Writer and reader are never far
-//! enough apart to make this ambiguous. If they were, an item would be sent early and stay in the ring (see
-//! `Receiving`).
+//! enough apart to make this ambiguous. If the values were further apart, an item would be sent early and stay in the
+//! ring (see `Receiving`).
 
 use super::stream::Stream;
 use crate::integrity::{open, seal};

@@ -14,7 +14,7 @@ pub enum Judgement {
     Leave,
 }
 
-/// The largest window. It ensures that counters can be compared modulo 2^30.
+/// The largest window, so that counters can be compared modulo 2^30.
 const WIDEST: u32 = (1 << 29) - 1;
 
 /// The reader's state of a stream.
@@ -61,7 +61,7 @@ impl Receiving {
         self.grant()
     }
 
-    /// Counts a taken item and returns the grant for another one.
+    /// Counts a received item, and returns the grant that allows one more.
     #[inline]
     pub fn take(&mut self) -> Grant {
         self.taken = self.taken.wrapping_add(1);

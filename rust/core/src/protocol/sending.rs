@@ -8,11 +8,11 @@ use super::stream::Stream;
 pub enum Permit {
     /// The reader wants it.
     Now,
-    /// The reader does not want it yet: its window is full, or it has not reached this stream.
+    /// The reader does not accept the item yet, because its window is full, or because it has not reached this stream.
     Wait,
     /// The reader wants no more items of this stream, so they are dropped.
     Unwanted,
-    /// The reader has it from an earlier run of this stream, so it is recomputed, compared and dropped.
+    /// The reader has the item from an earlier run of this stream, so the item is recomputed, compared and dropped.
     Again,
 }
 
@@ -20,8 +20,8 @@ pub enum Permit {
 ///
 /// A window is a number of items, which may amount to gigabytes if items are large. An item of any size can be sent
 /// while no other item is in flight. The limit doubles if a reader had to wait after it took as many bytes as the
-/// limit. It halves if the reader had to wait although fewer bytes were in flight, because a higher limit would not
-/// help.
+/// limit. The limit halves if the reader had to wait although fewer bytes were in flight, because a higher limit would
+/// not help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Ahead {
     allowed: u64,
@@ -67,8 +67,8 @@ pub struct Sending {
     stream: Stream,
     /// Items sent in this stream, modulo 2^30.
     sent: u32,
-    /// The number of further items that the reader wanted when its word was last read. The reader may want more by now,
-    /// or fewer if it has paused the writer.
+    /// The number of further items that the reader wanted when its word was last read. The reader may have granted more
+    /// items by now, or fewer if it has paused the writer.
     credit: u32,
     /// The number of items to recompute before the first one is sent.
     owed: u64,

@@ -5,7 +5,7 @@
 //! The consumer records each result that it receives, in order or not. Therefore the position does not depend on items
 //! in flight. To resume, the source is restored from the mark, and the results that were already delivered are dropped.
 //!
-//! Marks that are no longer needed are collected in [`Place::spent`]. If they are Python objects, dropping one may run
+//! Marks that are no longer needed are collected in [`Place::spent`]. Dropping a mark that is a Python object may run
 //! arbitrary code, which must not happen while the position is locked.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -55,7 +55,7 @@ impl Hub {
         }
     }
 
-    /// Returns whether a member may connect. It may do so during the opening, and also reconnect if its first
+    /// Returns whether a member may connect. Members may connect during the opening, and reconnect if their first
     /// connection failed.
     pub fn expects(&self, rank: u32) -> bool {
         self.operation == 0 && rank > 0 && (rank as usize) < self.seats.len()

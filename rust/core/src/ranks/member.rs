@@ -17,7 +17,7 @@ pub struct Member {
     /// The time of the last message from the hub, or None before its first heartbeat.
     heard: Option<Instant>,
     parted: bool,
-    /// When this rank has timed out, and in which operation.
+    /// The operation in which this rank has timed out, and the time of the timeout.
     gave_up: Option<(u64, Instant)>,
     last: Option<(u64, i64)>,
     verdict: Option<Verdict>,

@@ -8,7 +8,8 @@ pub type Token = [u8; 16];
 /// A message.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Message {
-    /// The first message of a member, which identifies it. It counts as its value for operation 0, the opening.
+    /// The first message of a member, which identifies it. The message also counts as the member's value for operation
+    /// 0, the opening.
     Hello {
         /// The secret of the group.
         token: Token,

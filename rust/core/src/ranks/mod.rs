@@ -12,8 +12,8 @@
 //! disconnected or silent.
 //!
 //! Both are pure state machines: they process events and times, and produce messages. [`meeting`] transmits the
-//! messages over sockets. It uses a thread that does not depend on the program, so that a busy rank still sends
-//! heartbeats.
+//! messages over sockets. This module uses a thread that does not depend on the program, so that a busy rank still
+//! sends heartbeats.
 
 pub mod hub;
 pub mod meeting;

@@ -29,7 +29,7 @@ impl Stream {
         Ok(Self { socket: Arc::new(socket), came: Vec::new(), goes: Vec::new(), broken: false })
     }
 
-    /// The socket, for polling. It stays open while references exist.
+    /// The socket, for polling. The socket stays open while references to it exist.
     pub fn socket(&self) -> &Arc<TcpStream> {
         &self.socket
     }

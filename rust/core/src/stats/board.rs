@@ -170,7 +170,7 @@ impl Board {
     }
 }
 
-/// A page of a board. It keeps the board mapped. Only the process of that page may call methods that write.
+/// A page of a board, which keeps the board mapped. Only the process of that page may call methods that write.
 #[derive(Debug, Clone)]
 pub struct PageRef {
     pub(super) board: Arc<Board>,
@@ -355,7 +355,7 @@ impl PageRef {
     }
 }
 
-/// The record of a pipe. It keeps the page mapped.
+/// The record of a pipe, which keeps the page mapped.
 #[derive(Debug, Clone)]
 pub struct PipeRef {
     page: PageRef,

@@ -88,7 +88,7 @@ impl PageRef {
         carried.iter().flat_map(|word| word.to_le_bytes()).collect()
     }
 
-    /// Writes such a copy to this page, which belongs to the other process from then on.
+    /// Writes the copy of a page of another process to this page, which then belongs to that process.
     ///
     /// # Errors
     ///

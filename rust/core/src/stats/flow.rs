@@ -10,7 +10,7 @@ use super::layout::{Flow, Wait};
 /// The owner that keeps the memory of a counter mapped.
 type Keeper = Arc<dyn std::any::Any + Send + Sync>;
 
-/// Counters on a board or in the header of a link. It keeps the memory mapped.
+/// Counters on a board or in the header of a link, with a reference that keeps the memory mapped.
 #[derive(Debug)]
 pub struct Counter<C> {
     counters: NonNull<C>,
@@ -20,7 +20,7 @@ pub struct Counter<C> {
 /// The counters of a link.
 pub type FlowRef = Counter<Flow>;
 
-/// Measures waits. It is an owned value, so that other fields can be borrowed during the wait.
+/// Measures waits. The type owns its data, so that other fields can be borrowed during the wait.
 pub type WaitRef = Counter<Wait>;
 
 // SAFETY: all access to the counters is atomic, and the keeper can be shared.

@@ -244,7 +244,7 @@ pub struct PipeRecord {
     pub(super) kinds: [SkippedKind; KINDS],
 }
 
-/// The step of a histogram for a duration.
+/// The index of the histogram's bin for a duration.
 fn step_of(nanoseconds: u64) -> usize {
     let exponent = 63 - (nanoseconds | 16).leading_zeros() as usize;
     let quarter = (nanoseconds.max(16) >> (exponent - 2)) as usize & 3;

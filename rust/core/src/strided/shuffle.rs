@@ -22,7 +22,7 @@ pub struct Shuffle {
     /// Groups in a step, and their bytes.
     groups: usize,
     bytes: usize,
-    /// The number of steps that cover the whole line. The last one may read and write beyond the line.
+    /// The number of steps that cover the whole line. The last group may read and write beyond the line.
     all: usize,
     /// The number of steps that stay within the line.
     within: usize,
@@ -65,9 +65,9 @@ impl Shuffle {
         Some(Self { groups, bytes: bytes_of_step, all, within, low, table })
     }
 
-    /// Copies groups of the line, from its first one, and returns their number. It copies all groups, or if the memory
-    /// beyond the line may not be accessed, as many as possible without accessing it. May overwrite bytes after the
-    /// line in the target.
+    /// Copies groups of the line, from its first one, and returns their number. If the memory beyond the line may not
+    /// be accessed, copies only the groups that can be copied without accessing that memory. May overwrite bytes after
+    /// the line in the target.
     ///
     /// # Safety
     /// As for `Strided::copy`, for one line within `room`. `can()` is true.

@@ -46,8 +46,8 @@ struct Decoder<'py, 'a> {
     kept: Vec<Bound<'py, PyAny>>,
 }
 
-/// The maximum size of the scratch buffer that is kept for the next item. If it were allocated for each long string,
-/// the allocator would return memory to the system and request it again for every item.
+/// The maximum size of the scratch buffer that is kept for the next item. If the buffer were allocated for each long
+/// string, the allocator would return memory to the system and request it again for every item.
 const MOST_KEPT: usize = 4 << 20;
 
 thread_local! {
@@ -62,7 +62,7 @@ enum Bulk<'a> {
 }
 
 impl Bulk<'_> {
-    /// The address of the bytes, which may be in shared memory. They must be copied before they are interpreted.
+    /// The address of the bytes, which may be in shared memory. The bytes must be copied before they are interpreted.
     fn location(&self) -> (*const u8, usize) {
         match self {
             Bulk::Inline(bytes) => (bytes.as_ptr(), bytes.len()),

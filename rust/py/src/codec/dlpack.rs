@@ -158,7 +158,7 @@ fn call<'py>(object: &Bound<'py, PyAny>, name: &Py<PyString>) -> PyResult<Bound<
     }
 }
 
-/// A tensor that consists only of elements in the memory of this process. It has at least one.
+/// A tensor that consists only of elements in the memory of this process, and has at least one element.
 pub struct Exported<'py> {
     tensor: Described,
     item: Bound<'py, PyAny>,
@@ -235,7 +235,8 @@ impl<'py> Exported<'py> {
         })
     }
 
-    /// The strides in elements, as torch reports them. Those of DLPack may differ for dimensions with one element.
+    /// The strides in elements, as torch reports them. The strides of DLPack may differ for dimensions with one
+    /// element.
     pub fn strides(&self) -> PyResult<Vec<i64>> {
         call(&self.item, &torch(self.item.py())?.stride)?.extract()
     }

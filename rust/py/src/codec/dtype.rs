@@ -17,7 +17,7 @@ pub struct Dtype {
     unit: Option<Unit>,
 }
 
-/// NumPy's number of a unit of time, and its multiple.
+/// A unit of time, as NumPy's number for the unit and a factor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Unit {
     base: u32,
@@ -25,7 +25,7 @@ struct Unit {
 }
 
 impl Unit {
-    /// Years to weeks, days to attoseconds, and the generic unit. Number 3 is unused.
+    /// The known units are years to weeks, days to attoseconds, and the generic unit. Number 3 is unused.
     fn is_known(self) -> bool {
         matches!(self.base, 0..=2 | 4..=14) && self.count > 0
     }
@@ -73,8 +73,8 @@ impl Dtype {
         Some((Self { number: u8::try_from(number).ok()?, unit }, size_of(py, descr)?))
     }
 
-    /// Returns the dtype of numbers with this type number, and the size of an element in bytes. Returns None if it does
-    /// not exist, or is not one of numbers.
+    /// Returns the dtype of numbers with this type number, and the size of an element in bytes. Returns None if the
+    /// type does not exist, or is not a numeric type.
     pub fn of_number(py: Python<'_>, number: c_int) -> PyResult<Option<(Self, usize)>> {
         if !is_number(number) {
             return Ok(None);

@@ -88,8 +88,8 @@ pub struct Encoder {
     /// The member to pickle, which may share objects with other members, and its offset in the payload.
     pickled_member: Option<(usize, Py<PyAny>)>,
     /// Whether the bytes may differ the next time although the item is equal. Pickles and references to strings depend
-    /// on the identity of objects, and copies of an array may have another memory order. If this is not set, the bytes
-    /// depend only on the item, and not on other references to its objects, which may differ when the item is
+    /// on the identity of objects, and copies of an array may have another memory order. If this flag is not set, the
+    /// bytes depend only on the item, and not on other references to its objects, which may differ when the item is
     /// recomputed.
     pub opaque: bool,
 }
@@ -135,8 +135,8 @@ impl Encoder {
         self.payload.extend_from_slice(&(len as u64).to_le_bytes());
     }
 
-    /// Records an object that may appear twice. An object without other references cannot: the container and the
-    /// traversal have one reference each.
+    /// Records an object that may appear twice. An object with two references cannot appear twice, because the
+    /// container and the traversal have one reference each.
     fn visit(&mut self, object: &Bound<'_, PyAny>) -> Result<(), Stop> {
         // SAFETY: reads the reference count of an existing object.
         if unsafe { ffi::Py_REFCNT(object.as_ptr()) } <= 2 {
@@ -187,7 +187,7 @@ impl Encoder {
         if overlaps { Err(Stop::Whole) } else { Ok(()) }
     }
 
-    /// Pickles an object without its own encoding. In an item with several members, this is allowed for one member, and
+    /// Pickles an object without its own encoding. In an item with several members, only one member may be pickled, and
     /// only if it cannot share objects with other members.
     fn other(&mut self, item: &Bound<'_, PyAny>, depth: usize) -> Result<(), Stop> {
         if depth == 0 {

@@ -28,8 +28,9 @@ pub struct Helpers {
 
 /// Returns the helpers. The first call looks them up.
 ///
-/// FORK: no lock. If several threads look them up at once, the first result is kept. The module that creates loaders
-/// (`torchdata._engine.workers.child`) imports these modules, so that no fork happens during the import.
+/// FORK: no lock. If several threads look up the helpers at the same time, the first result is kept. The module that
+/// creates loaders (`torchdata._engine.workers.child`) imports these modules, so that no fork happens during the
+/// import.
 pub fn helpers(py: Python<'_>) -> PyResult<&'static Helpers> {
     static HELPERS: OnceBox<Helpers> = OnceBox::new();
     HELPERS.get_or_try_init(|| {
@@ -64,7 +65,7 @@ pub enum Kind {
     Other,
 }
 
-/// Known types. A reference to each is kept, so that an address is never reused by another type.
+/// Known types. A reference to each known type is kept, so that an address is never reused by another type.
 ///
 /// FORK: only locked with the GIL held, and never while Python code runs. Python forks with the GIL held.
 static SEEN: Mutex<Vec<(usize, Kind)>> = Mutex::new(Vec::new());

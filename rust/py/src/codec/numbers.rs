@@ -145,8 +145,8 @@ pub unsafe fn put_block(
     }
 }
 
-/// Appends ints, and writes at `place` whether their words are signed. Returns false if some are negative and others
-/// exceed `i64`.
+/// Appends ints, and writes at `place` whether their words are signed. Returns false if some ints are negative and
+/// others exceed `i64`.
 unsafe fn put_ints(
     payload: &mut Vec<u8>,
     place: usize,

@@ -12,7 +12,7 @@ pub enum Layout {
     Contiguous,
     /// As they are in memory, without gaps, with these strides in elements.
     AsTheyLie(Vec<i64>),
-    /// Copied, because there are gaps between them. They arrive with these strides.
+    /// Elements with gaps between them, which are copied, and arrive with these strides.
     Apart(Strided, Vec<i64>),
 }
 

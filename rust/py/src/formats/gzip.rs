@@ -22,8 +22,8 @@ const FIRST: u8 = 0x1f;
 pub struct GzipReader {
     /// The state of the current member. None between two members and after the last one.
     decoder: Option<GzDecoder<Source>>,
-    /// The stream after the last member. It is dropped with the GIL held. Dropping a reference without the GIL takes a
-    /// lock of PyO3, which a fork in another thread might copy while it is held.
+    /// The stream after the last member. This reference is dropped with the GIL held. Dropping a reference without the
+    /// GIL takes a lock of PyO3, which a fork in another thread might copy while it is held.
     ended: Option<Source>,
     buffer: Vec<u8>,
     /// An error after the returned bytes.

@@ -1,7 +1,8 @@
 //! Reads TFRecord files of examples.
 //!
-//! A [`TFRecordReader`] belongs to the pipe that reads one stream, and to the thread that iterates it. It requests one
-//! piece at a time from the Python stream and owns that piece. The arrays that it creates own their memory.
+//! A [`TFRecordReader`] belongs to the pipe that reads one stream, and to the thread that iterates it. The reader
+//! requests one piece at a time from the Python stream and owns that piece. The arrays that it creates own their
+//! memory.
 
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::gc::{PyTraverseError, PyVisit};

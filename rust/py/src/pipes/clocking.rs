@@ -7,7 +7,8 @@
 //! more than the time since the last measured call.
 //!
 //! Each item of a root call costs many nested calls. A guard that was nested at its last call skips this module while
-//! no root call is measured ([`is_measuring`]). It checks again from time to time, because its reader may have changed.
+//! no root call is measured ([`is_measuring`]). Such a guard checks again from time to time, because its reader may
+//! have changed.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -31,7 +32,7 @@ pub const NOTICED: u64 = 12_000_000;
 pub const LOOK_AGAIN: u32 = 128;
 
 /// The number of measured root calls in progress, in all threads. Races are harmless: a number that is too high costs
-/// time, and one that is too low misses one measurement.
+/// time, and a number that is too low misses one measurement.
 static MEASURING: AtomicU32 = AtomicU32::new(0);
 
 #[inline]

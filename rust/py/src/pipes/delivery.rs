@@ -1,10 +1,10 @@
 //! The delivery of a loader's items to its user, one at a time, with a count.
 //!
-//! It runs in the threads that read the loader, one after the other. A [`Delivery`] belongs to a loader. It contains
-//! the number of the valid iterator, the source that it reads, and the number of items of the epoch that the user has
-//! received. Another thread may begin an epoch or shut the loader down during a read. The result of that read then
-//! belongs to no epoch, and the reader is informed. The count changes exactly when an item is returned, without Python
-//! code in between, so signal handlers always find the correct count.
+//! This code runs in the threads that read the loader, one after the other. A [`Delivery`] belongs to a loader, and
+//! contains the number of the valid iterator, the source that it reads, and the number of items of the epoch that the
+//! user has received. Another thread may begin an epoch or shut the loader down during a read. The result of that read
+//! then belongs to no epoch, and the reader is informed. The count changes exactly when an item is returned, without
+//! Python code in between, so signal handlers always find the correct count.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};

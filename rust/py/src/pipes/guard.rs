@@ -233,7 +233,8 @@ unsafe fn count(guard: *mut Guard, items: u64) {
     }
 }
 
-/// Lets the iterator of a guard skip up to `most` items, if it can. They count as yielded.
+/// Lets the iterator of a guard skip up to `most` items, if the iterator supports skipping. Skipped items count as
+/// yielded.
 ///
 /// # Safety
 /// The iterator is a guard.

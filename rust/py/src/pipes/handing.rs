@@ -30,7 +30,7 @@ pub struct HandingIterator {
 }
 
 impl HandingIterator {
-    /// Counts and measures the items from the next epoch on, at a pipe of the main process's page.
+    /// From the next epoch on, counts and measures the items in the record of a pipe on the main process's page.
     pub fn count_into(&self, py: Python<'_>, pipe: PipeRef) {
         self.meter.count_into(py, pipe);
     }

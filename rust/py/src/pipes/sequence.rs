@@ -31,7 +31,7 @@ pub struct SequenceIterator {
     kind: Kind,
     /// The length of an immutable sequence. For lists, the length is read each time.
     length: usize,
-    /// The index of the next item, or `usize::MAX` after the end, because a list may grow.
+    /// The index of the next item, or `usize::MAX` after the end. The end is final, even if a list grows afterwards.
     position: AtomicUsize,
 }
 

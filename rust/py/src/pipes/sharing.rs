@@ -3,8 +3,8 @@
 //! On request, a source iterates with a `SequenceIterator` (`sequence.rs`), which skips items by an addition. A
 //! [`ShareIterator`] reads it through the guard of the source, which counts skipped items as yielded. Therefore
 //! positions, states and counts are the same as if all items were read and the others dropped. Only the time differs:
-//! it does not grow with the number of shares. It runs in any process and thread that iterates the pipes. The GIL
-//! orders all accesses.
+//! it does not grow with the number of shares. This code runs in any process and thread that iterates the pipes. The
+//! GIL orders all accesses.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 

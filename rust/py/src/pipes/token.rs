@@ -29,7 +29,8 @@ impl Place {
     }
 }
 
-/// The state of a pipe's current iteration. It is never pickled or copied: a copy starts from the beginning.
+/// The state of a pipe's current iteration. The state is never pickled or copied, so a copy of the pipe starts from the
+/// beginning.
 ///
 /// The fields are atomics so that they can be shared without locks. The GIL orders all accesses.
 #[pyclass(frozen, module = "torchdata._native")]
@@ -40,8 +41,8 @@ pub struct IterationToken {
     /// The number of items that the valid iterator has yielded, including restored and skipped ones. States contain
     /// this number.
     own: AtomicU64,
-    /// The place on a board, which also counts the items for display: a boxed `Place`, or null. Another token may count
-    /// there too, if this token has replaced it in a loader.
+    /// The place on a board, which also counts the items for display: a boxed `Place`, or null. Another token may also
+    /// count in this record, if this token has replaced it in a loader.
     place: AtomicPtr<Place>,
     /// The place from the next `begin` on.
     pending: AtomicPtr<Place>,
@@ -67,8 +68,8 @@ impl IterationToken {
         self.own.store(self.own.load(Relaxed) + items, Relaxed);
     }
 
-    /// The place on a board, if any. Do not keep it across a call into Python, which may bind the token to another
-    /// place.
+    /// The record of the pipe on a board of counters, if there is one. Do not keep it across a call into Python, which
+    /// may bind the token to another place.
     #[inline]
     pub fn place(&self) -> Option<&Place> {
         // SAFETY: null, or a box that exists as long as the token.

@@ -1,4 +1,4 @@
-//! Turns of reading: threads that share an iterator read one after the other, in the order in which they asked.
+//! Turns of reading: threads that share an iterator read one after the other, in the order of their requests.
 //!
 //! It runs in any threads that read. Shared state is accessed with the GIL held, which orders the accesses. A waiting
 //! thread sleeps without the GIL, in slices, so that Ctrl-C works. If a thread asks again during its own read, in a

@@ -1,4 +1,5 @@
-//! Python class for the queue of threads that read ahead. It contains Python objects, and waits without the GIL.
+//! Python class for the queue of threads that read ahead. The queue contains Python objects, and its waits release the
+//! GIL.
 //!
 //! Several Python threads work and another one consumes, through one [`ReadAheadQueue`]. References enter and leave the
 //! queue only with the GIL held, so the garbage collector, which holds the GIL, sees an unchanging queue. A result is

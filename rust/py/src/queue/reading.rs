@@ -16,7 +16,7 @@ use crate::gil_cell::GilCell;
 /// An item, its number, and the state of the source after it, if any.
 type Taken = (Py<PyAny>, Index, Option<Py<PyAny>>);
 
-/// Reads a source. Everything except the numbers belongs to the thread that has reserved the source.
+/// Reads a source. All fields except the numbers belong to the thread that has reserved the source.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct SourceReader {
     /// The functions that return the next item, and the state after it.
@@ -38,7 +38,7 @@ pub struct SourceReader {
 }
 
 impl SourceReader {
-    /// Returns the next item. If the source raises, its position has not changed.
+    /// Returns the next item. If the source raises an exception, its position has not changed.
     fn next(&self, py: Python<'_>) -> PyResult<Taken> {
         self.ended.store(false, Relaxed);
         if let Some(untold) = self.untold.with(py, Option::take) {

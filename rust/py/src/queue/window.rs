@@ -7,8 +7,9 @@ use pyo3::types::PyTuple;
 /// One more item is read ahead for this many consecutive small items delivered.
 const GROWTH: u64 = 8;
 
-/// The number of items to read ahead, which grows with the number of consecutive small items delivered. It depends only
-/// on the delivered items, like the position of the source at the end of an epoch that is abandoned.
+/// The number of items to read ahead, which grows with the number of consecutive small items delivered. The window
+/// depends only on the delivered items. Therefore the position of the source at the end of an abandoned epoch also
+/// depends only on them.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Window {
     least: usize,

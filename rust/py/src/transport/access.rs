@@ -1,7 +1,7 @@
 //! Access to the reader: by one thread at a time, for one epoch.
 //!
 //! Any thread can stop or pause the reader, or begin another epoch, and so can a signal handler that runs while the
-//! reader waits. They set signs, which the reading thread checks in its waits.
+//! reader waits. Such calls set signs, which the reading thread checks in its waits.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -66,7 +66,8 @@ impl Access {
         })
     }
 
-    /// Returns the reader once the thread that reads has stopped. The caller has set the signs for that.
+    /// Returns the reader once the thread that reads has stopped. The caller has set the signs that ask the reading
+    /// thread to release the reader.
     fn hold_once_left(&self, py: Python<'_>) -> PyResult<Held<'_, Reader>> {
         self.owner.check()?; // in a forked child, a reading thread of the parent never stops
         let mut held = None;

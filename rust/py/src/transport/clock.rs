@@ -121,7 +121,7 @@ impl Clock {
         Ok(())
     }
 
-    /// Calls `on_hang` if the wait is long enough.
+    /// Calls `on_hang` if the wait has lasted long enough.
     fn tell_hang(
         &mut self,
         py: Python<'_>,

@@ -52,9 +52,9 @@ impl Collector {
     /// Takes the consumer's end of each link.
     ///
     /// `peers` are the processes behind the links, `own` is this one: indices of bells. So many `shards` send over the
-    /// links, each over link number shard modulo links; None for one over each. They are called peers, too.
-    /// `on_error(peer, description)` is called for a failure and must raise. With `on_demand`, a sender begins when an iterator asks for its first
-    /// item, and sends once more for each further iterator.
+    /// links, each over link number shard modulo links; None for one shard over each link. Shards are also called
+    /// peers. `on_error(peer, description)` is called for a failure and must raise. With `on_demand`, a sender begins
+    /// when an iterator asks for its first item, and sends once more for each further iterator.
     #[new]
     #[pyo3(signature = (
         links, board, own, peers, on_error, *, in_order = true, timeout = None, name = "worker process", on_demand = false,
@@ -101,12 +101,12 @@ impl Collector {
     /// Watches processes, and replaces those that exit.
     ///
     /// Once processes have exited, `on_death(dead, received, ended, paused)` is called. `received` holds the number of
-    /// items received from each peer, `ended` whether each peer has ended, and `paused` whether all are paused. It
-    /// returns the processes to replace, all of which have exited by then.
+    /// items received from each peer, `ended` whether each peer has ended, and `paused` whether all are paused. The
+    /// callback returns the processes to replace, which have all exited by then.
     ///
     /// Then `on_replace(dead, places, ended)` is called. `places` holds, by peer, the number of items received and the
-    /// newest snapshot, followed by the snapshot of the dispatching process. For each process, it returns the number,
-    /// the link to this side or None, and the id or descriptor of the replacement.
+    /// newest snapshot, followed by the snapshot of the dispatching process. For each process, the callback returns the
+    /// number, the link to this side or None, and the id or descriptor of the replacement.
     ///
     /// If one of them raises an exception, nothing has changed, and the next call tries again. Process i sends over
     /// link i.
@@ -214,7 +214,7 @@ impl Collector {
         self.access.start_epoch(py, epoch, window, Start { accounts, turn, passed })
     }
 
-    /// Takes the number of items that the user has received from `delivery`. None means that it is unknown.
+    /// Takes the number of items that the user has received from `delivery`. None means that the delivery is unknown.
     fn follow(&self, delivery: Option<Bound<'_, Delivery>>) -> PyResult<()> {
         let given = delivery.map_or(Given::Unknown, |delivery| Given::Counted(delivery.get().given()));
         self.access.hold()?.progress.given = given;
@@ -374,7 +374,7 @@ impl Collector {
 pub struct ItemStream {
     collector: Py<Collector>,
     epoch: u32,
-    /// The pass, or 0 before the first item was requested.
+    /// The number of the pass, or 0 before the first item was requested.
     pass: AtomicU64,
 }
 

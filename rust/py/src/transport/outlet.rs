@@ -43,8 +43,8 @@ pub(super) struct Outlet {
     arenas: Vec<Arc<Arena>>,
     /// The turn of the shards, or of the workers that items are dealt to.
     pub dealing: Dealing,
-    /// Whether the turn passes between shards, each of which has its own iterator. The dispatching process has one
-    /// iterator for all workers.
+    /// Whether shards, which have separate iterators, take turns. The dispatching process has one iterator for all
+    /// workers.
     pub has_shards: bool,
     /// Whether a shard may still have to recompute items.
     pub owes: bool,
@@ -80,9 +80,9 @@ pub(super) struct Outlet {
     pub page: Option<PageRef>,
 }
 
-/// A unit in progress. It waits for space, and commands may come first.
+/// A unit that waits for free space. Commands may be executed before it is sent.
 pub(super) struct Departing {
-    /// The shard that it is of, or the reader that it is for.
+    /// The shard that the unit belongs to, or the reader that receives it.
     pub target: usize,
     pub kind: u16,
     pub encoder: Encoder,
@@ -250,7 +250,7 @@ impl Outlet {
         self.dealing.end(target);
     }
 
-    /// Ends a shard after the end of its iterator. `settle` sends its last note, and then its end.
+    /// Ends a shard after the end of its iterator. `settle` then sends the last note of the shard, and its end.
     pub fn close_shard(&mut self, py: Python<'_>, shard: usize) -> PyResult<()> {
         self.check_all_came_again(shard)?;
         self.closing = Some(shard);
@@ -361,7 +361,8 @@ impl Outlet {
         })
     }
 
-    /// Copies a buffer into the arena. If it does not fit, sends it in fragments, starting with byte `streamed`.
+    /// Copies a buffer into the arena. If the buffer does not fit, sends it in fragments, starting with byte
+    /// `streamed`.
     fn put_in_memory(
         &mut self,
         py: Python<'_>,

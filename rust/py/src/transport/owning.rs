@@ -1,8 +1,8 @@
 //! Ensures that only the process that created an end of a link uses it, and not a process forked from it.
 //!
 //! A child of the main process that reads or sends commands receives an error. If user code forks inside a worker, the
-//! child returns into the loop of the worker, with a value or an exception from the user's function. It must not send
-//! anything as the worker, so it exits there.
+//! child returns into the loop of the worker, with a value or an exception from the user's function. The forked child
+//! must not send units in the name of the worker, so it exits at this point.
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;

@@ -1,9 +1,9 @@
 //! The senders as their reader knows them, and the units that left their rings before they were delivered.
 //!
-//! Runs in the thread that reads. A peer is a shard, and each link carries the units of the shards that one process runs:
-//! of peer number p over link p modulo links, where it is shard number p / links. A unit leaves its ring when its peer has
-//! the turn. It leaves earlier if a unit of another peer follows it in the ring, if another peer waits for this one, or if
-//! the process that sends over the link has exited.
+//! Runs in the thread that reads. A peer is a shard, and each link carries the units of the shards that one process
+//! runs: of peer number p over link p modulo links, where it is shard number p / links. A unit leaves its ring when its
+//! peer has the turn. The unit is taken earlier if a unit of another peer follows it in the ring, if another peer waits
+//! for this one, or if the process that sends over the link has exited.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -23,7 +23,7 @@ use crate::errors;
 #[derive(Default)]
 pub struct Taken {
     pub unit: Unit,
-    /// Whether it was counted, so that its sender may have computed another item.
+    /// Whether the unit was counted, so that its sender may have computed another item.
     pub counted: bool,
 }
 
@@ -38,7 +38,7 @@ impl Taken {
     }
 }
 
-/// Returns whether something waits in a ring. A corrupted one counts as ready: taking from it reports the error.
+/// Returns whether a ring contains a unit. A corrupted one counts as ready: taking from it reports the error.
 #[inline]
 fn has_arrived(consumer: &mut Consumer) -> bool {
     consumer.readable().unwrap_or(true)
@@ -57,7 +57,7 @@ fn count_copies(consumer: &Consumer, unit: &Unit) {
     add(&flow.copied, leased.map(Buffer::len).sum::<usize>() as u64);
 }
 
-/// The memory of units that were taken before their turn.
+/// The memory of units that were received before the turn of their peer.
 struct Surplus {
     bytes: u64,
     /// The number of bytes above which a warning is given.
@@ -71,12 +71,12 @@ struct Surplus {
 pub struct Peers {
     /// By link.
     links: Vec<Consumer>,
-    /// By peer: units that were taken out of the ring before their turn, or could not be decoded yet.
+    /// For each peer, the units that were received before its turn, or could not be decoded yet.
     taken_in: Vec<VecDeque<Taken>>,
-    /// The number of items that each may be ahead.
+    /// The number of items that each peer may be ahead.
     window: u64,
     paused: bool,
-    /// The only link whose items wake this process; None: those of all do.
+    /// The only link whose items wake this process, or None if the items of all links do.
     awaited: Option<usize>,
     /// Whether a peer has starved in this epoch, so that items of other peers may help it. From then on, items of all
     /// peers wake this process.
@@ -160,7 +160,7 @@ impl Peers {
         self.taken_in.iter_mut().for_each(VecDeque::clear);
     }
 
-    /// Begins a stream. If it was `looked_into`, it has already begun with a window of 0.
+    /// Begins a stream. If `looked_into` is true, the stream has already begun with a window of 0.
     pub fn begin(&mut self, stream: Stream, looked_into: bool) {
         self.paused = false;
         if looked_into {
@@ -355,7 +355,7 @@ impl Peers {
         Ok(())
     }
 
-    /// Takes in all that the dead process behind a link had committed.
+    /// Receives all units that the exited process at the other end of a link had committed.
     pub fn drain(&mut self, link: usize) -> PyResult<()> {
         loop {
             // The process that owns this memory has exited, so its leases need not be returned.

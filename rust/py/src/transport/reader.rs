@@ -169,8 +169,8 @@ impl Reader {
         Ok(true)
     }
 
-    /// Decodes the item of the current unit. If that fails, for example because a signal handler raises, the unit is
-    /// kept for the next call.
+    /// Decodes the item of the current unit. If decoding fails, for example because a signal handler raises, the unit
+    /// is kept for the next call.
     #[inline]
     fn deliver<'py>(&mut self, py: Python<'py>, peer: usize) -> PyResult<Bound<'py, PyAny>> {
         let may_lease = self.peers.may_lease(peer);
@@ -239,8 +239,8 @@ impl Reader {
 
     /// Waits for the first unit of each peer in this epoch, and keeps those that are snapshots. With `dealt`, also
     /// waits for the snapshot of the dispatching process, which the first peer relays. A peer sends its snapshot before
-    /// its first item, so the wait is not longer than that for an item. It ends in the same ways, and the next read
-    /// reports the reason.
+    /// its first item, so the wait is not longer than that for an item. The wait ends for the same reasons, and the
+    /// next read reports the reason.
     pub fn await_snapshots(&mut self, py: Python<'_>, signs: &Signs, dealt: bool) -> PyResult<()> {
         let (began, epoch) = (Instant::now(), signs.epoch.load(Relaxed) as u32);
         self.clock.rearm();
@@ -442,8 +442,8 @@ impl Reader {
     }
 }
 
-/// Callbacks taken from a reader. They must be dropped after the reader is released, because a drop may run arbitrary
-/// code.
+/// Callbacks taken from a reader. The callbacks must be dropped after the reader is released, because a drop may run
+/// arbitrary code.
 pub type Callbacks = (
     Option<Py<PyAny>>,
     Option<Replacing>,

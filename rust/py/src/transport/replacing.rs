@@ -49,8 +49,8 @@ impl Reader {
         Ok(())
     }
 
-    /// Takes in all that dead processes had committed, and keeps the snapshots among it. A dispatching process sends
-    /// nothing here.
+    /// Receives all units that exited processes had committed, and keeps their snapshots. A dispatching process sends
+    /// no units to this reader.
     fn drain(&mut self, py: Python<'_>, dead: &[usize]) -> PyResult<()> {
         let links = self.peers.links().len();
         dead.iter().filter(|&&link| link < links).try_for_each(|&link| self.peers.drain(link))?;

@@ -147,8 +147,8 @@ impl Sender {
         Ok(())
     }
 
-    /// Makes the pump call `noter(shard)` with each snapshot, and at the end of a shard. It returns None, or an object
-    /// for the `on_note` callback on the other side of the shard's link. It must not send.
+    /// Makes the pump call `noter(shard)` with each snapshot, and at the end of a shard. `noter` returns None, or an
+    /// object for the `on_note` callback on the other side of the shard's link, and must not send units itself.
     fn take_notes(&self, noter: Py<PyAny>) -> PyResult<()> {
         self.outlet()?.noter = Some(noter);
         Ok(())
@@ -181,8 +181,8 @@ impl Sender {
     }
 
     /// Sends the items of `iterator` as far as the readers want them, until it ends, fails or a command waits. A tuple
-    /// holds the iterators of several shards, which are asked in turn. `enter(shard)` is called before another shard is
-    /// asked than the one before.
+    /// holds the iterators of several shards, which are asked in turn. `enter(shard)` is called before an item is
+    /// requested from another shard than the previous item.
     ///
     /// Returns False if a command waits: call it again with the same iterators once the command was obeyed. Returns True
     /// once all items that are wanted of this pass were sent. Raises the errors of the iterators.
@@ -294,9 +294,9 @@ impl Sender {
 
     /// Sends a message of the control protocol over the first link. Gives up after `seconds`.
     ///
-    /// `order` is the epoch that the message orders, or a larger number for a stop. It ends the running epoch of the
-    /// peer. `tick` is called several times per second during the wait. If it raises, the wait ends, and the message is
-    /// not sent.
+    /// `order` is the epoch that the message orders, or a larger number for a stop. The order ends the running epoch of
+    /// the peer. `tick` is called several times per second during the wait. If `tick` raises, the wait ends, and the
+    /// message is not sent.
     ///
     /// Raises TimeoutError if the peer does not read.
     #[pyo3(signature = (message, seconds = None, order = None, tick = None))]
@@ -339,7 +339,7 @@ impl Sender {
 
     /// Waits until the peer has acknowledged `count` messages. Returns False after `seconds`.
     ///
-    /// `tick` is called several times per second during the wait. If it raises, the wait ends.
+    /// `tick` is called several times per second during the wait. If `tick` raises, the wait ends.
     fn wait_acknowledged(&self, py: Python<'_>, count: u64, seconds: f64, tick: &Bound<'_, PyAny>) -> PyResult<bool> {
         let deadline = deadline(Some(seconds));
         let outlet = self.outlet()?;

@@ -170,7 +170,7 @@ impl<'a> Opened<'a> {
         })
     }
 
-    /// Copies the content once. It may be long, and a reader that waits for an item also waits for this copy.
+    /// Copies the content once. The content may be long, and a reader that waits for an item also waits for this copy.
     fn content(&self, py: Python<'_>) -> PyResult<Content> {
         match self.block {
             None => Ok(PyBytes::new(py, self.inline).unbind()),
@@ -197,9 +197,9 @@ impl<'a> Opened<'a> {
 
 fn lease_as_bytes(py: Python<'_>, lease: &Lease) -> PyResult<Content> {
     let len = lease.len().try_into().unwrap_or(isize::MAX);
-    // SAFETY: the memory of the lease is valid for its length. It is not accessed as a slice, because a faulty producer
-    // may write at the same time, which only causes wrong bytes. The call returns a new `bytes`, or NULL with an
-    // exception set.
+    // SAFETY: the memory of the lease is valid for its length. The memory is not accessed as a slice, because a faulty
+    // producer may write at the same time, which only causes wrong bytes. The call returns a new `bytes`, or NULL with
+    // an exception set.
     unsafe {
         let bytes = ffi::PyBytes_FromStringAndSize(lease.as_mut_ptr().cast::<c_char>(), len);
         Ok(Bound::from_owned_ptr_or_err(py, bytes)?.cast_into_unchecked().unbind())

@@ -177,7 +177,8 @@ impl PyStatsBoard {
         Ok(self.page(page)?.carry_out())
     }
 
-    /// Writes such a copy to a page. The process that takes the page continues these counts.
+    /// Writes the copy of a page from another machine to a page. The process that takes the page continues these
+    /// counts.
     fn take_in(&self, page: usize, carried: &[u8]) -> PyResult<()> {
         self.own_page(page)?.take_in(carried).map_err(errors::corrupted)
     }

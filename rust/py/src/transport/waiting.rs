@@ -9,8 +9,8 @@ use torchdata_core::stats::{WaitRef, nanoseconds};
 
 use crate::enter::{self, Slices};
 
-/// The number of checks before the first sleep. It is small, because with more runnable threads than cores, a spinning
-/// thread can prevent the awaited thread from running.
+/// The number of checks before the first sleep. The number is small, because with more runnable threads than cores, a
+/// spinning thread can prevent the awaited thread from running.
 const SPINS: u32 = 40;
 /// The interval in which a waiting thread checks, without the GIL, whether other processes still run, because an exit
 /// does not ring the bell. A check costs two system calls, so this uses some thousandths of a core.

@@ -43,7 +43,7 @@ pub struct Replacing {
 /// it of other exits.
 #[derive(Default)]
 pub struct DeathWatch {
-    /// Each with its index for the callbacks.
+    /// The watched processes, each with its index for the callbacks.
     processes: Vec<(usize, Mortal)>,
     /// The process that was found to have exited.
     dead: Option<usize>,

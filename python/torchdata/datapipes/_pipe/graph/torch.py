@@ -236,7 +236,8 @@ def _let_decorate(decorator: Any, bases: tuple[Any, ...]) -> None:
 
 
 def yielded_so_far(datapipe: Any) -> int | None:
-    """Returns how many items the current or finished iteration of a PyTorch pipe has yielded; None if it has not begun.
+    """Returns the number of items that the current or finished iteration of a PyTorch pipe has yielded; None if it has
+    not begun.
 
     Raises:
         TypeError: the pipe is random. Pipes of PyTorch do not report their seed.

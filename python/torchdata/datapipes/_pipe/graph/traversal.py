@@ -22,7 +22,7 @@ LARGEST_STRUCTURE = 4096
 #: The cost of opening a nested container, in members, because opening takes longer than inspecting a member.
 OPENING = 8
 
-#: The base classes of all pipes. They register themselves because this module must not import them.
+#: The base classes of all pipes. The base classes register themselves, because this module must not import them.
 _pipes: tuple[type, ...] = ()
 
 #: Whether a class was registered as a virtual subclass of a pipe class.

@@ -46,7 +46,7 @@ class _Way(NamedTuple):
 
     Args:
         memory: the parts of memory that are copied.
-        python: the generator of `random`, whose normal number is no part of them; None if it is not copied.
+        python: the generator of `random`, whose normal number is not part of them; None if it is not copied.
         others: functions that save, and load, what is not copied.
     """
 
@@ -69,7 +69,7 @@ os.register_at_fork(after_in_child=_begin_in_child)
 
 @contextlib.contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """Context in which no other thread of the process exchanges what shards have of it.
+    """Context in which no other thread of the process exchanges the generators and worker info of shards.
 
     Otherwise the last of two threads to finish would restore what it found: the globals of the other thread's shard.
     """

@@ -52,8 +52,8 @@ class Ahead(NamedTuple):
     """How far a thread had read ahead.
 
     Args:
-        passes: how many passes the pipe had begun since the replay's beginning.
-        items: how many items the thread had read in the last of these passes.
+        passes: the number of passes that the pipe had begun since the replay's beginning.
+        items: the number of items that the thread had read in the last of these passes.
         is_over: whether the source had ended or failed.
     """
 
@@ -75,7 +75,7 @@ class Halt:
         #: If the source had ended, the thread must reach its end as well.
         self._items, self._taken = ahead.items + ahead.is_over, 0
         self._reached, self._may_go_on = Flag(), Flag()
-        #: The queue of the pass once it has begun, and how many items the queue must hold.
+        #: The queue of the pass once it has begun, and the number of items that the queue must hold.
         self._queue: ReadAheadQueue | None = None
         self._capacity = 0
 

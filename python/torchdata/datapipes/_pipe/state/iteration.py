@@ -300,8 +300,8 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
     """Begins a pass of a pipe, which invalidates its older iterators.
 
     Returns:
-        The number of the iterator, whether it resumes from loaded state, how many items it must drop, and whether the
-        pass ends after these items.
+        The number of the iterator, whether it resumes from loaded state, the number of items that it must drop, and
+        whether the pass ends after these items.
     """
     token, record = token_of(datapipe), record_of(datapipe)
     graph = None if record.watches is False else Graph(datapipe)
@@ -469,7 +469,7 @@ def _forget(pipe: Any) -> None:
             record.loaded = Entry(name_of(pipe))
         return
     if record.loaded is not None and record.loaded.left is not None:
-        # It was loaded with the state from the beginning of a repeated pass, and its next pass begins after that.
+        # The pipe was loaded with the state from the beginning of a repeated pass, and its next pass begins after that.
         seed = pending_seed(pipe)
         was_given = seed is not None and seed != record.given
         load_entry(pipe, record.loaded.left)
@@ -486,7 +486,7 @@ def _forget(pipe: Any) -> None:
 
 
 def load_entry(pipe: Any, entry: Entry) -> None:
-    """Puts a pipe, which is none of torch, where an entry says."""
+    """Loads an entry into a pipe of this package or of the user."""
     record, token = record_of(pipe), token_of(pipe)
     record.watches, record.fed, record.ended = None, True, False
     record.beginning, record.grown, record.seed, record.later = None, [], None, entry.later
@@ -496,7 +496,8 @@ def load_entry(pipe: Any, entry: Entry) -> None:
     else:
         token.disarm()
     if entry.restores and is_restorable(pipe):
-        # A user's pipe without `reset` cannot start over after its state is loaded. It gets the state when it resumes.
+        # A user's pipe without `reset` cannot start over after its state is loaded. Such a pipe gets the state when it
+        # resumes.
         if can_reset(type(pipe)) or not is_iter_pipe(pipe):
             _take_state(pipe, pipe.load_state_dict, state)
     elif hasattr(type(pipe), "iteration_state"):

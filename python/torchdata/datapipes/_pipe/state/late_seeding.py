@@ -32,8 +32,8 @@ def seed_when_imported(seeds: Mapping[str, int]) -> None:
     """Seeds a module's generator once, right after the module is imported.
 
     Args:
-        seeds: the seeds of modules that are not loaded, by full module name ("torch", "numpy.random"). They replace the
-            seeds of the previous epoch, and an empty mapping removes those.
+        seeds: the seeds of modules that are not loaded, by full module name ("torch", "numpy.random"). These seeds
+            replace the seeds of the previous epoch, and an empty mapping removes those.
     """
     global awaited
     awaited = dict(seeds)

@@ -48,14 +48,14 @@ class Entry(NamedTuple):
         type: the name of the class.
         restores: whether the pipe is inside a pass, or at its end, which its reader continues. With False, its next
             pass starts from the beginning.
-        yielded: how many items a pass that is resumed has yielded.
+        yielded: the number of items that a resumed pass has yielded.
         finished: whether there are no more.
         state: the pipe's own state; of one that begins anew, what outlives a pass, the seed that was set for the next
             one among it.
         seed: what is to be given to the `set_seed` of a user's pipe.
         follows: whether the seeds of further passes follow from the last one, as in graphs that were seeded as a whole
             (`set_graph_random_seed`); else they are drawn from the global generators.
-        skipped: by kind of exception, how many items `on_error` has skipped at the pipe in that pass.
+        skipped: by kind of exception, the number of items that `on_error` has skipped at the pipe in that pass.
         later: the seed that it is to be given after what is dropped.
         drop: the number of items to drop after the pass has begun. Such a pipe is *replayed*, as is each pipe whose
             class declares no state: the pipe and its sources begin as before, and continue to their position, or, with
@@ -86,7 +86,7 @@ class Entry(NamedTuple):
 
 #: The fields of an entry that are absent where there is nothing.
 _OPTIONAL = Entry._fields[3:-2]
-#: Those of them that few entries have.
+#: The optional keys of an entry, which few entries have.
 _RARE = _OPTIONAL[2:]
 
 

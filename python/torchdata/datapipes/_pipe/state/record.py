@@ -32,9 +32,9 @@ class Beginning:
     moved: dict[str, Any]
     #: The generators with which the pass begins. Items are dropped with the generators of the loaded state.
     generators: dict[str, Any]
-    #: How many items the loaded state drops at the beginning.
+    #: The number of items that the loaded state drops at the beginning.
     dropped: int = 0
-    #: How many items count as yielded when the pass begins, before any item is dropped.
+    #: The number of items that count as yielded when the pass begins, before any item is dropped.
     yielded: int = 0
     #: Whether the loaded state already requires a replay of everything.
     whole: bool = False
@@ -43,7 +43,7 @@ class Beginning:
     torchs: dict[int, Any] = field(default_factory=dict)
     #: Each pipe of the graph with its entry, and the state that is to be put into it, if there is one.
     parts: list[tuple[Any, Entry, Any]] = field(default_factory=list)
-    #: How many passes the pipes had begun that read in threads.
+    #: The number of passes that pipes with reading threads had begun.
     passes: dict[int, int] = field(default_factory=dict)
 
     def entries(self) -> list[tuple[Any, Entry]]:
@@ -53,7 +53,7 @@ class Beginning:
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """Data about the passes of a pipe. It is never pickled or copied: a copy of the pipe starts without a record."""
+    """Data about the passes of a pipe. It is never pickled or copied, so a copy of the pipe starts without a record."""
 
     #: The current iteration of a PyTorch pipe when the next one was requested.
     asked: Any = NEVER
@@ -94,7 +94,8 @@ class Record:
     #: References to the renewals (`renewing`) of the running pass and of the reader's running pass.
     renewal: Any = None
     read_by: Any = None
-    #: How many items were skipped in the running pass, by kind of exception. The dict is replaced, never modified.
+    #: The number of items that were skipped in the running pass, by kind of exception. The dict is replaced, never
+    #: modified.
     skipped: dict[str, int] = field(default_factory=dict)
 
     def __reduce__(self) -> Any:

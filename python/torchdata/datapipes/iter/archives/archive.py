@@ -106,7 +106,7 @@ def refuse_text(pipe: object, path: str, stream: Any) -> None:
 
 
 def seeks_cheaply(file_obj: Any) -> bool:
-    """Returns whether seeking back is cheap. It is not if the file must be decompressed from the start."""
+    """Returns whether seeking back is cheap. Seeking is not cheap if the file must be decompressed from the start."""
     return bool(getattr(getattr(file_obj, "raw", None), "seeks_cheaply", True))
 
 

@@ -1,8 +1,8 @@
 """Reads a stream forward by offset, as required by archive readers: `Forwards`.
 
 Role: connects an archive reader with a stream that cannot seek or that is compressed. The archive reader requests bytes
-by offset as from a file. Runs in the process that iterates the pipe. It borrows the stream, and keeps the last piece of
-bytes. Small steps back and small members therefore need neither a seek nor a call of the stream.
+by offset as from a file. Runs in the process that iterates the pipe. The reader borrows the stream, and keeps the last
+piece of bytes. Small steps back and small members therefore need neither a seek nor a call of the stream.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Forwards", "Pieces"]
 #: Returns the next bytes, in a convenient amount; empty at the end of the stream.
 Pieces = Callable[[], bytes]
 
-#: How many bytes a reader may always go back: over the header that it has just read.
+#: The number of bytes that a reader may always go back: over the header that it has just read.
 _BACK = 1 << 10
 
 

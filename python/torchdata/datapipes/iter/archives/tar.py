@@ -150,7 +150,7 @@ _LIES = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError
 class _Header(tarfile.TarInfo):
     """A header whose damage is always an error. `tarfile` treats damage as the end of the archive, except at the start.
 
-    One member may have many headers: long names, extended headers, maps of holes. They are read within limits.
+    One member may have many headers: long names, extended headers, maps of holes. All headers are read within limits.
     """
 
     @classmethod

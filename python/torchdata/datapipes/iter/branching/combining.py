@@ -1,7 +1,8 @@
 """Pipes that join several pipes: Concater, Zipper, ZipperLongest, Multiplexer, MultiplexerLongest, SampleMultiplexer.
 
-They run in the process that iterates the pipeline. Concater and MultiplexerLongest keep the number of the current
-input, Multiplexer the current row of items, and SampleMultiplexer a generator. Their counterparts are in `splitting`.
+These pipes run in the process that iterates the pipeline. Concater and MultiplexerLongest keep the number of the
+current input, Multiplexer the current row of items, and SampleMultiplexer a generator. Their counterparts are in
+`splitting`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Pipes that join items by key: IterKeyZipper, MapKeyZipper.
 
-They run in the process that iterates the pipeline. IterKeyZipper owns the items of its reference pipe that wait for
-their match, and the streams in these items.
+These pipes run in the process that iterates the pipeline. IterKeyZipper owns the items of its reference pipe that wait
+for their match, and the streams in these items.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Lock:
     """A held lock, created by `acquire`.
 
     Attributes:
-        excludes_processes: whether the lock excludes other processes. It does not if the file system has no locks.
+        excludes_processes: whether the lock excludes other processes. This is False if the file system has no locks.
         thread: the thread that gives up the lock before it waits for another one; None if no thread does.
     """
 

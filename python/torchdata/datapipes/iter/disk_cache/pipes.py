@@ -1,7 +1,7 @@
 """Pipes that store the results of other pipes in files: OnDiskCacheHolder, EndOnDiskCacheHolder.
 
-They run in the process that iterates the pipeline. Any number of processes may share the files. `section` works between
-the two pipes, `locks` decides which process may write a file, and `atomic_files` writes it.
+These pipes run in the process that iterates the pipeline. Any number of processes may share the files. `section` works
+between the two pipes, `locks` decides which process may write a file, and `atomic_files` writes it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One item in a cached section, from the source to the paths that are yielded for it.
 
-Role: the record that `section.Section` keeps for each item that was read and not yielded. It owns the locks of the
-item's paths. Belongs to the process of its section.
+Role: the record that `section.Section` keeps for each item that was read and not yielded. The record owns the locks of
+the item's paths. Belongs to the process of its section.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Record:
         targets: the absolute paths of `paths`, once a file is missing.
         written: the targets that were written.
         ready: paths that may be yielded once all earlier paths were yielded.
-        members: paths that were written for the item but are not among its own. They go into its list.
+        members: paths that were written for the item but are not among its own. Such paths are added to the item's
+            list.
         locks: the held locks, by target.
     """
 

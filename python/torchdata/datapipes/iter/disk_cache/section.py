@@ -1,11 +1,11 @@
 """The section between `on_disk_cache` and `end_caching`: determines which items pass through, which process computes
 them, and their order.
 
-Role: one `Section` per iteration of an `EndOnDiskCacheHolder`. It reads the source and determines for each item whether
-its files exist (*ready*), must be created here (*missing*, with locks on the paths), or are being created by another
-process (*pending*). It passes missing items to the pipes in between, and determines which paths may be yielded next. It
-runs in the thread that iterates the end of the cache. If a pipe in between reads ahead in a thread, `items` runs in
-that thread. docs/internals/disk-cache.md describes which process waits for which.
+Role: one `Section` per iteration of an `EndOnDiskCacheHolder`. The section reads the source and determines for each
+item whether its files exist (*ready*), must be created here (*missing*, with locks on the paths), or are being created
+by another process (*pending*). The section passes missing items to the pipes in between, and determines which paths may
+be yielded next. It runs in the thread that iterates the end of the cache. If a pipe in between reads ahead in a thread,
+`items` runs in that thread. docs/internals/disk-cache.md describes which process waits for which.
 """
 
 from __future__ import annotations
@@ -119,7 +119,11 @@ class Section:
         return True
 
     def _settle(self, record: Record) -> str | None:
-        """Determines who creates a pending record's files. Returns the path that another process creates, if any."""
+        """Determines who creates the files of a pending record.
+
+        Returns:
+            The path that another process creates, or None.
+        """
         try:
             for path in sorted(record.aim()):
                 lock = locks.acquire(path, self._thread)
@@ -300,9 +304,7 @@ class Section:
         record.unmark()
 
     def begin_round(self) -> None:
-        """Restarts the pipes in between, because another file must be computed after they were told that there are no
-        more items.
-        """
+        """Restarts the pipes in between, because a file must be computed after their input has ended."""
         self.chain_ended = self._dry = False
 
     def end_round(self) -> None:

@@ -1,7 +1,7 @@
 """Pipes that apply a function to batches, or concurrently to the items of a batch: BatchMapper, BatchAsyncMapper.
 
-They run in the process and thread that iterate the pipeline. They own the remaining results of the current batch.
-BatchAsyncMapper also owns the event loop of its iteration (see `event_loop`).
+These pipes run in the process and thread that iterate the pipeline. They own the remaining results of the current
+batch. BatchAsyncMapper also owns the event loop of its iteration (see `event_loop`).
 """
 
 from __future__ import annotations

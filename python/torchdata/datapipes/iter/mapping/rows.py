@@ -1,6 +1,6 @@
 """Pipes over rows that are dicts or lists, and batches of them: Rows2Columnar, IndexAdder.
 
-They run in the process that iterates the pipeline and own only their settings. IndexAdder also counts its items.
+These pipes run in the process that iterates the pipeline and own only their settings. IndexAdder also counts its items.
 """
 
 from __future__ import annotations

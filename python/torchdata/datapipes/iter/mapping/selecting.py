@@ -1,6 +1,6 @@
 """Pipes that yield some of their source's items: Filter, Header.
 
-They run in the process that iterates the pipeline and own only their settings.
+These pipes run in the process that iterates the pipeline and own only their settings.
 """
 
 from __future__ import annotations

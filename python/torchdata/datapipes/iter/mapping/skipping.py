@@ -1,6 +1,7 @@
 """The pipe that skips items at which other pipes raise exceptions: OnError.
 
-It runs in the process that iterates the pipeline, and yields its source's items. `_pipe/skipping.py` skips items.
+This pipe runs in the process that iterates the pipeline, and yields its source's items. `_pipe/skipping.py` skips
+items.
 """
 
 from __future__ import annotations

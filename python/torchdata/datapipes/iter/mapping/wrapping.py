@@ -1,7 +1,7 @@
 """Pipes that begin a pipeline over something iterable, or only describe one: IterableWrapper, LengthSetter.
 
-They run in the process that iterates the pipeline. IterableWrapper owns a reference to the user's iterable, and during
-an iteration a copy of it.
+These pipes run in the process that iterates the pipeline. IterableWrapper owns a reference to the user's iterable, and
+during an iteration a copy of it.
 """
 
 from __future__ import annotations

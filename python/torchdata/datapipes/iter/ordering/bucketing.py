@@ -1,7 +1,7 @@
 """Pipes that batch items of similar size, so that little padding is needed: BucketBatcher, MaxTokenBucketizer.
 
-They run in the process that iterates the pipeline. BucketBatcher consists of other pipes. MaxTokenBucketizer owns a
-heap of items and an incomplete batch.
+These pipes run in the process that iterates the pipeline. BucketBatcher consists of other pipes. MaxTokenBucketizer
+owns a heap of items and an incomplete batch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The pipe that stores its items: InMemoryCacheHolder.
 
-It runs in the process that iterates the pipeline, and owns the stored items of this process.
+This pipe runs in the process that iterates the pipeline, and owns the stored items of this process.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
     _given_up: int = state(0, copied=True, lasts=True)
     #: The shares of the data that the source yielded when the cache was filled.
     _shares: tuple[Any, ...] = state(tuple, copied=True, lasts=True)
-    #: The cache that the running epoch fills, its size, and how many items it has dropped.
+    #: The cache that the running epoch fills, its size, and the number of items that it has dropped.
     _filling: deque[T_co] = state(deque, items=True)
     _bytes: int = state(0)
     _filling_given_up: int = state(0)
@@ -84,7 +84,7 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
         self._given_up, self._shares = 0, ()
 
     def reset(self) -> None:
-        """Drops the items stored by an incomplete epoch."""
+        """Drops the items that an incomplete epoch has stored."""
         super().reset()
         self._serving = bool(self.cache) and self._shares == self._current_shares()
 

@@ -1,6 +1,6 @@
 """The pipe that turns items into several items and mixes these: ShuffledFlatMapper.
 
-It runs in the process that iterates the pipeline. It owns a random generator and a buffer of results.
+This pipe runs in the process that iterates the pipeline. It owns a random generator and a buffer of results.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Pipes that make batches or unfold them: Batcher, UnBatcher, Grouper.
 
-They run in the process that iterates the pipeline. Grouper owns a buffer of items whose groups are incomplete, and
-UnBatcher the batch that it is unfolding.
+These pipes run in the process that iterates the pipeline. Grouper owns a buffer of items whose groups are incomplete,
+and UnBatcher the batch that it is unfolding.
 """
 
 from __future__ import annotations

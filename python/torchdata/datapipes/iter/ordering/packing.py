@@ -1,6 +1,6 @@
 """The pipe that packs sequences of different lengths into rows of one length: Packer.
 
-It runs in the process that iterates the pipeline. Its state consists of the incomplete rows, and the parts of a
+This pipe runs in the process that iterates the pipeline. Its state consists of the incomplete rows, and the parts of a
 sequence that are not in a row yet.
 """
 

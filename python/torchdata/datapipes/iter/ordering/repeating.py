@@ -1,7 +1,7 @@
 """Pipes that yield items several times, or numbered: Cycler, Repeater, Enumerator.
 
-They run in the process that iterates the pipeline. Cycler restarts its source for each pass. Repeater holds the item
-that it is repeating.
+These pipes run in the process that iterates the pipeline. Cycler restarts its source for each pass. Repeater holds the
+item that it is repeating.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Cycler(IterDataPipe[T_co]):
         [0, 1, 0, 1]
     """
 
-    #: The number of the pass, and how many items had been yielded when the pass began.
+    #: The number of the pass, and the number of items that had been yielded when the pass began.
     _pass: int = state(0)
     _pass_begin: int = state(0)
 

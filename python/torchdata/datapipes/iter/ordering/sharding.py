@@ -1,7 +1,7 @@
 """Pipes that divide a pipeline among processes: ShardingFilter, ShardingRoundRobinDispatcher.
 
-They run in the process that iterates the pipeline. The loader calls `apply_sharding` in each worker before the first
-iteration. The pipes own only the number of their shard.
+These pipes run in the process that iterates the pipeline. The loader calls `apply_sharding` in each worker before the
+first iteration. The pipes own only the number of their shard.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ class ShardingFilter(IterDataPipe[T_co]):
         return rounds * block + min(max(rest - shard * block, 0), block)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns how many items of the source were read, up to the last one that was passed on."""
+        """Returns the number of items of the source that were read, up to the last one that was passed on."""
         taken, passed_on = self._taken, token_of(self).yielded - self._yielded_before
         if passed_on:
             taken = self._running.after(taken, passed_on)

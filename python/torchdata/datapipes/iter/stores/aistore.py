@@ -214,8 +214,8 @@ class _AISRecipe:
 
 
 class _AISObject(RemoteFile[_AISRecipe]):
-    """A file over an object. It reads one answer as long as reading is sequential, and sends a new request after a
-    seek.
+    """A file over an object. The file reads one answer as long as reading is sequential, and sends a new request after
+    a seek.
     """
 
     #: The offset of the next byte of the answer.
@@ -250,7 +250,7 @@ class _AISObject(RemoteFile[_AISRecipe]):
         return answer.headers
 
     def readinto(self, buffer: Any) -> int:
-        """Reads into `buffer`, and returns how many bytes it read."""
+        """Reads into `buffer`, and returns the number of bytes that it read."""
         self._check_open()
         target = memoryview(buffer).cast("B")
         if self._position >= self.size or not len(target):

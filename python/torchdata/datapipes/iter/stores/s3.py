@@ -1,7 +1,7 @@
 """Pipes that read from S3, Google Cloud Storage and Azure: S3FileLister, S3FileLoader.
 
-Role: they run in the process that iterates them, on obstore. The yielded streams fetch data when it is read, and hold
-no connection in between (see `s3_object.py`). The stores belong to the process (see `s3_client.py`).
+Role: these pipes use obstore, and run in the process that iterates them. The yielded streams fetch data when it is
+read, and hold no connection in between (see `s3_object.py`). The stores belong to the process (see `s3_client.py`).
 """
 
 from __future__ import annotations

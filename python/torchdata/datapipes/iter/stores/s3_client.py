@@ -40,7 +40,7 @@ LONGEST_REQUEST_S = 600
 #: Maximum number of stores per process.
 MOST_STORES = 64
 
-#: By scheme: obstore's store class, its setting for the server, and the name of its default server.
+#: For each scheme, obstore's store class, its setting for the server, and the name of its default server.
 _STORES = {
     "s3": ("S3Store", "endpoint", "Amazon S3"),
     "gs": ("GCSStore", "base_url", "Google Cloud Storage"),

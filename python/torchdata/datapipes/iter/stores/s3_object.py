@@ -1,8 +1,8 @@
 """An S3 object as a file, which is read in pieces by range requests.
 
-Role: the file object in the streams that `S3FileLoader` yields, and the recipe to reopen it. Both belong to the reading
-process. Between two requests, a file holds no connection, except for the unread answer to its opening request (see
-`remote_file.py`).
+Role: the file object in the streams that `S3FileLoader` yields, and the recipe to reopen it. The file object and the
+recipe belong to the reading process. Between two requests, a file holds no connection, except for the unread answer to
+its opening request (see `remote_file.py`).
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class S3Object(RemoteFile[S3Recipe]):
         self._piece = _NOTHING
 
     def readinto(self, buffer: Any) -> int:
-        """Reads into `buffer`, and returns how many bytes it read."""
+        """Reads into `buffer`, and returns the number of bytes that it read."""
         target = memoryview(buffer).cast("B")
         found = self._here(len(target))
         count = min(len(found), len(target))

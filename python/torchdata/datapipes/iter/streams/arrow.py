@@ -1,6 +1,6 @@
 """The pipes that read the parts of a table: ArrowReader, and LanceReader, whose parts are rows.
 
-Role: they yield rows or frames of a table that `ArrowParts` lists. They run in the process that iterates them, and hold
+Role: these pipes yield rows or frames of a table that `ArrowParts` lists. The iterating process runs them. They hold
 one part in memory at a time: a row group of a Parquet file, or the parts of one list. Their state is the number of the
 part, and the row in it.
 """
@@ -206,9 +206,9 @@ class ArrowReader(IterDataPipe[Any]):
 class LanceReader(ArrowReader):
     """Reads rows of a Lance dataset by their indices: yields rows, or frames of rows that were requested together.
 
-    It is an `ArrowReader` with one part per row. If you do not need a given order of rows, ranges of rows are read
-    faster: `ArrowParts("….lance", format="lance").shuffle().read_arrow()`. The dataset is read in the version that it
-    has when the pipe is built; a state of another version is refused.
+    This pipe is an `ArrowReader` with one part per row. If you do not need a given order of rows, ranges of rows are
+    read faster: `ArrowParts("….lance", format="lance").shuffle().read_arrow()`. The dataset is read in the version that
+    it has when the pipe is built; a state of another version is refused.
 
     Args:
         source_datapipe: yields indices of rows, or lists of them, as after `batch`, which are read together.

@@ -1,7 +1,7 @@
 """Pipes that find files, open them and read them whole or in chunks.
 
-Role: the sources of most pipelines. They run in the process that iterates them. `FileOpener` does not own streams: a
-stream closes itself when its last reader drops it.
+Role: the sources of most pipelines. These pipes run in the process that iterates them. `FileOpener` does not own
+streams: a stream closes itself when its last reader drops it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Pipes that make data frames: DataFrameMaker of rows, ParquetDataFrameLoader of Parquet files.
 
 Role: both yield frames of pandas, polars or pyarrow, as the user chooses; the second one also yields dicts of arrays.
-They run in the process that iterates them. ParquetDataFrameLoader owns the file that it reads, and holds one row group
-at a time.
+These pipes run in the process that iterates them. ParquetDataFrameLoader owns the file that it reads, and holds one row
+group at a time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Pipes that put lines together: ParagraphAggregator.
 
-It runs in the process that iterates the pipeline. It owns the lines of the incomplete paragraph.
+This pipe runs in the process that iterates the pipeline. The pipe owns the lines of the incomplete paragraph.
 """
 
 from __future__ import annotations

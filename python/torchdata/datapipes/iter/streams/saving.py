@@ -1,7 +1,7 @@
 """Pipes that write files or verify them: Saver, HashChecker.
 
-Role: each yields one item for each item that it reads. They run in the process that iterates them. `Saver` owns the
-file that it writes until the file is complete. `HashChecker` reads streams but leaves them open for its reader, and
+Role: each pipe yields one item for each item that it reads. They run in the process that iterates them. `Saver` owns
+the file that it writes until the file is complete. `HashChecker` reads streams but leaves them open for its reader, and
 closes only streams that it refuses.
 """
 

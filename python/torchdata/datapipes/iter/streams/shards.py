@@ -1,6 +1,7 @@
 """Pipes over the names of sharded files: ShardExpander.
 
-It runs in the process that iterates the pipeline, and reads no file. It holds the name that it is expanding.
+This pipe runs in the process that iterates the pipeline, and reads no file. The pipe holds the name that it is
+expanding.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Pipes that read text: LineReader, CSVParser, CSVDictParser.
 
-Role: each converts pairs of path and stream to lines or rows. They run in the process that iterates them. The position
-in a file is an offset, if the stream reports it. Text files do not report it during iteration. They are read in units
-of whole lines, and the position is the offset of a unit and a number of lines, which a restored pipe skips.
+Role: each converts pairs of path and stream to lines or rows. These pipes run in the process that iterates them. The
+position in a file is an offset, if the stream reports it. Text files do not report it during iteration. Such files are
+read in units of whole lines, and the position is the offset of a unit and a number of lines, which a restored pipe
+skips.
 """
 
 from __future__ import annotations

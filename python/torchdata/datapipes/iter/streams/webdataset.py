@@ -71,7 +71,7 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
         return self._samples(iter(self.source_datapipe), self._gathering)
 
     def _samples(self, source: Iterator[Any], gathering: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        # No variable refers to a sample that was yielded, so that only its reader keeps it alive.
+        # No variable refers to a yielded sample, so that the memory is freed when the reader drops the sample.
         try:
             for item in source:
                 path, data = path_and_stream(item, self)

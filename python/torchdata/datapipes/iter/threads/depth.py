@@ -1,4 +1,4 @@
-"""Determines how many items a pipe buffers if this is left to the pipe.
+"""Determines the number of items that a pipe buffers if this is left to the pipe.
 
 Role: runs in the thread that reads ahead. If the source had to stop because the queue was full, and the consumer later
 waited for an item, the time per item varies, and a larger queue compensates for this.

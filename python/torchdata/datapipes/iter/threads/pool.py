@@ -118,7 +118,8 @@ class Pool:
         self._queue.wait()
 
     def close(self) -> None:
-        """Makes each thread end after its current call. Items without a thread are kept, so that a state can be saved.
+        """Makes each thread end after its current call. Items that no thread has begun are kept, so that a state can be
+        saved.
 
         May be called more than once, from any thread, and by the garbage collector.
         """

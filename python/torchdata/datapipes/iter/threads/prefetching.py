@@ -4,7 +4,8 @@ The source's iteration begins in the thread that iterates the pipe. From then on
 them into a bounded native queue, until the source ends or fails, or the items are no longer needed. The pipe owns the
 queue and the thread. The thread does not refer to the pipe or its iterator, so that dropping these ends the thread.
 
-A forked child has no such thread. It does not touch the inherited queue, and may iterate the pipe from the start.
+A forked child has no such thread. Such a child does not touch the inherited queue, and may iterate the pipe from the
+start.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class _PrefetchData(ReadAhead):
         self._left = False
         #: Whether there are no more items.
         self.is_over = False
-        #: How many items the source had yielded when this iteration began; None if the thread counts its items.
+        #: The number of items that the source had yielded when this iteration began; None if the thread counts its
+        #: items.
         self.before: int | None = None
         self.taken = 0
         #: The point at which the thread pauses, if any.
@@ -165,11 +167,11 @@ class _PrefetchBase(IterDataPipe[T_co]):
     _data: _PrefetchData | None = state(saved=False)
     #: The buffered items of the loaded state, and the error after them.
     _restored: tuple[list[Any], BaseException | None] = state(([], None), items=True, saved=False)
-    #: How many passes have begun, and the point at which the thread of a pass pauses, if any.
+    #: The number of passes that have begun, and the point at which the thread of a pass pauses, if any.
     _passes: int = state(0, saved=False, lasts=True)
     _halt: Halt | None = state(saved=False, lasts=True)
 
-    #: How many seconds pausing and restarting wait for the source to finish its current item.
+    #: The number of seconds that pausing and restarting wait for the source to finish its current item.
     patience: ClassVar[float] = 60.0
 
     tuning: ClassVar[frozenset[str]] = frozenset({"buffer_size"})
@@ -185,7 +187,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
         )
 
     def _worker(self) -> Callable[[_PrefetchData], None]:
-        """Returns the function for the thread. It must not refer to the pipe."""
+        """Returns the function for the thread. The function must not refer to the pipe."""
         raise NotImplementedError(f"{type(self).__name__} must define _worker")
 
     def _prepare_restored(self, items: list[Any]) -> list[Any]:

@@ -51,7 +51,7 @@ _HAS, _ENDED, _LEFT = 2, 1, 0
 #: Maximum number of seconds for counting the items that a rank leaves out.
 _COUNTING = 2.0
 
-#: How many seconds a shutdown waits until the other ranks have received it.
+#: The number of seconds that a shutdown waits until the other ranks have received it.
 _PARTING = 5.0
 
 
@@ -72,7 +72,7 @@ class _StepData(_PrefetchData):
         self.lock = threading.Lock()
         #: The queue slot of the item that is being voted on, if any.
         self.slot: int | None = None
-        #: The item that was read and is not in the queue yet. It stays here if the ranks end or fail.
+        #: The item that was read and is not in the queue yet. The item stays here if the ranks end or fail.
         self.voted_on: Any = _END
         #: The error of this rank's source.
         self.failure: BaseException | None = None
@@ -260,7 +260,7 @@ class FullSync(_PrefetchBase[T_co]):
 
     Args:
         datapipe: the pipe to read, which every rank has.
-        timeout: how many seconds a rank waits for the others at each item, 1,800 by default.
+        timeout: the number of seconds that a rank waits for the others at each item, 1,800 by default.
         process_group: the ranks that end together: a `ProcessGroup` of torch, a `DeviceMesh` of one dimension, or an
             object with `rank`, `world_size` and `all_reduce_min(value)`, which is called in a thread. None (the
             default): all ranks of `torch.distributed`. Ranks of torch use separate connections, which are opened at the

@@ -136,7 +136,7 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
     _pool: Pool | None = state(saved=False)
     _restored: dict[str, Any] | None = state(items=True, saved=False)
 
-    #: How many seconds saving a state waits for running calls.
+    #: The number of seconds that saving a state waits for running calls.
     patience: ClassVar[float] = 60.0
 
     tuning: ClassVar[frozenset[str]] = frozenset({"max_workers", "scheduled_tasks", "threadpool_kwargs"})

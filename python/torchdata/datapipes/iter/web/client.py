@@ -24,7 +24,7 @@ __all__ = ["DEFAULT_RETRIES", "DEFAULT_TIMEOUT", "Client", "Connections", "Retry
 DEFAULT_TIMEOUT = (30.0, 120.0)
 #: Default number of retries after a temporary error.
 DEFAULT_RETRIES = 3
-#: Seconds before the second retry. They double with each further retry. The first retry has no delay.
+#: Seconds before the second retry. The delay doubles with each further retry. The first retry has no delay.
 BACKOFF = 1.0
 #: Maximum delay in seconds that a server may request by `Retry-After`.
 LONGEST_WAIT = 60.0
@@ -111,7 +111,7 @@ class Retrying:
 class Connections:
     """Connections that are reused for the next request to the same server. A context manager that closes them.
 
-    It cannot be pickled: every process and every iteration has its own connections.
+    A client cannot be pickled: every process and every iteration has its own connections.
 
     Args:
         retrying: the number of retries.

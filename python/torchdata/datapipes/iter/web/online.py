@@ -1,8 +1,8 @@
 """Pipes that read files from the network by their URLs: HttpReader, GDriveReader, OnlineReader.
 
-Role: each converts URLs to pairs of title and stream. They run in the process that iterates them. An iteration owns its
-connections and closes them when it ends or is abandoned. A yielded stream belongs to its reader, and closes itself when
-it is dropped. `requests` is imported when a pipe is built.
+Role: each converts URLs to pairs of title and stream. These pipes run in the process that iterates them. An iteration
+owns its connections and closes them when it ends or is abandoned. A yielded stream belongs to its reader, and closes
+itself when it is dropped. `requests` is imported when a pipe is built.
 """
 
 from __future__ import annotations

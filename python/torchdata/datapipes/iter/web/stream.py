@@ -1,8 +1,8 @@
 """Streams over HTTP URLs: reads files, and reopens them at their last position.
 
-Role: the streams of HttpReader, GDriveReader and OnlineReader. They belong to the process that reads them. A stream
-owns its response, and may outlive the iteration that created it. Its recipe requests only the remaining part of the
-file (`Range`), or reads and drops the first part if the server does not support ranges. `ETag`, `Last-Modified` and
+Role: the streams of HttpReader, GDriveReader and OnlineReader. The streams belong to the process that reads them. A
+stream owns its response, and may outlive the iteration that created it. Its recipe requests only the remaining part of
+the file (`Range`), or reads and drops the first part if the server does not support ranges. `ETag`, `Last-Modified` and
 size show whether the file is the same. See RFC 9110, sections 8.8, 13 and 14.
 """
 
@@ -99,7 +99,7 @@ class HttpRecipe:
     def ask(self, offset: int) -> tuple[Any, int]:
         """Returns a response with the file's contents from `offset` on, and how many bytes too early it begins.
 
-        Returns None instead of a response if the file ends there.
+        Returns None instead of a response if the file ends at this offset.
 
         Raises:
             requests.RequestException: the file is not available.

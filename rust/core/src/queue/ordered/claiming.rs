@@ -21,23 +21,24 @@ impl<T> OrderedQueue<T> {
         true
     }
 
-    /// Waits up to `timeout` until [`try_claim`](Self::try_claim) may return something else than `TimedOut`, and
-    /// returns whether it may.
+    /// Waits up to `timeout` until [`try_claim`](Self::try_claim) may return another result than `TimedOut`, and
+    /// returns whether this is the case.
     ///
-    /// It does not claim an item, because a thread without the GIL must not move references to Python objects.
+    /// This function does not claim an item, because a thread without the GIL must not move references to Python
+    /// objects.
     pub fn wait_claimable(&self, timeout: Duration) -> bool {
         self.wait_for_work(timeout, |state| state.closed)
     }
 
-    /// The same for [`claim_some`](Self::claim_some).
+    /// Like [`wait_claimable`](Self::wait_claimable), for [`claim_some`](Self::claim_some).
     pub fn wait_claimable_some(&self, timeout: Duration) -> bool {
         self.wait_for_work(timeout, State::is_claimed)
     }
 
     /// Claims the first unclaimed item, if any. Called by workers.
     ///
-    /// `copy` is called under the lock, so it must neither call this queue nor run arbitrary code. It copies the item,
-    /// and returns whether the worker may change it, in which case a hold waits for the worker.
+    /// `copy` is called under the lock, so `copy` must neither call this queue nor run arbitrary code. The function
+    /// copies the item, and returns whether the worker may change it, in which case a hold waits for the worker.
     pub fn try_claim(&self, copy: impl FnOnce(&T) -> (T, bool)) -> Claim<T> {
         let mut state = self.lock();
         if state.closed {

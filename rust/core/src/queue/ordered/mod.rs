@@ -17,10 +17,10 @@
 //! The channels and the `ArrayQueue` of crossbeam do not suffice for three reasons. The buffered items must be visible
 //! for states and for Python's garbage collector. A slot must be reserved before its item exists. The capacity changes.
 //!
-//! One lock guards all state. It is held for a few instructions only, and never during waits or while foreign code
-//! runs: contents are dropped outside of it. Memory depends on the buffered items, not on the capacity. Each side is
-//! woken only if it sleeps, because every wake-up is a system call. If several workers sleep, one is woken, and it
-//! wakes the next one.
+//! One lock guards all state. The lock is held for a few instructions only, and never during waits or while foreign
+//! code runs. Contents are dropped after the lock is released. Memory depends on the buffered items, not on the
+//! capacity. Each side is woken only if it sleeps, because every wake-up is a system call. If several workers sleep,
+//! one is woken, and it wakes the next one.
 //!
 //! All waits are bounded: each returns after its timeout, and sleeps at most 100 ms at a time.
 
@@ -147,7 +147,8 @@ impl<T> OrderedQueue<T> {
     /// Waits up to `timeout` until [`try_reserve`](Self::try_reserve) may return something else than `TimedOut`, and
     /// returns whether it may.
     ///
-    /// It reserves nothing. A worker that waits for the GIL next would otherwise block a worker that has the GIL.
+    /// This function does not reserve the source. A worker that waits for the GIL next would otherwise block a worker
+    /// that has the GIL.
     pub fn wait_reservable(&self, timeout: Duration) -> bool {
         let begun = Begun::now(timeout);
         let mut state = self.lock();
@@ -265,7 +266,7 @@ impl<T> OrderedQueue<T> {
 
     /// Waits up to `timeout` until [`try_pop`](Self::try_pop) has a result, and returns whether it has.
     ///
-    /// It removes nothing, for the same reason as [`wait_claimable`](Self::wait_claimable).
+    /// This function removes no item, for the same reason as [`wait_claimable`](Self::wait_claimable).
     pub fn wait_filled(&self, timeout: Duration) -> bool {
         let begun = Begun::now(timeout);
         let mut state = self.lock();

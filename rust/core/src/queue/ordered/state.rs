@@ -56,8 +56,8 @@ pub(super) struct State<T> {
     pub next: Slot,
     /// The number of holds. While there is one, no worker starts an item.
     pub holds: usize,
-    /// The number of workers that a hold waits for: at most one at the source, and those that may change a submitted
-    /// item.
+    /// The number of workers that a hold waits for. At most one of them reads the source, and the others may change a
+    /// submitted item.
     pub busy: usize,
     /// Whether a worker uses the source.
     pub source_taken: bool,
@@ -200,8 +200,8 @@ impl Begun {
         Self { at: (!timeout.is_zero()).then(Instant::now), timeout }
     }
 
-    /// The duration of the next sleep, or None if the time is over. It is computed from the start, because a deadline
-    /// may exceed the range of `Instant`.
+    /// The duration of the next sleep, or None if the time is over. The duration is computed from the start of the
+    /// wait, because a deadline may exceed the range of `Instant`.
     pub fn slice(&self) -> Option<Duration> {
         let left = self.timeout.checked_sub(self.at?.elapsed())?;
         (!left.is_zero()).then_some(left.min(LONGEST_SLICE))
