@@ -53,14 +53,9 @@ class Batcher(BaseNode[list[T]]):
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """See `BaseNode.reset`."""
-        if initial_state is None:
-            self.source.reset(None)
-            self._partial = []
-        else:
-            fields = Fields("Batcher", initial_state)
-            self.source.reset(fields[self.SOURCE_KEY])
-            self._partial = fields.list_of(self.PARTIAL_KEY)
-        self._advance = advance_of(self.source)
+        fields = Fields("Batcher", initial_state)
+        self._advance = fields.reset(self.source, self.SOURCE_KEY)
+        self._partial = fields.list_of(self.PARTIAL_KEY)
         super().reset(initial_state)
 
     def next(self) -> list[T]:
@@ -197,12 +192,10 @@ class Unbatcher(BaseNode[T]):
             # The next epoch starts from the source's position after the batch, which was not reread yet.
             with contextlib.suppress(Exception):
                 self._advance()
-        self._skipped, self._batch, before = 0, (), None
-        if initial_state is not None:
-            fields = Fields("Unbatcher", initial_state)
-            before = fields[self.SOURCE_KEY]
-            self._skipped = fields.integer(self.BATCH_IDX_KEY, least=0)
-            self._batch = fields.list_of(self.REST_KEY)
+        fields = Fields("Unbatcher", initial_state)
+        before = fields[self.SOURCE_KEY]
+        self._skipped = fields.integer(self.BATCH_IDX_KEY, least=0)
+        self._batch = fields.list_of(self.REST_KEY)
         self._index, self._length = 0, len(self._batch)
         self._before = None if self._batch else before
         self.source.reset(copied(before))  # the original is kept here

@@ -63,6 +63,8 @@ class NodePipe(IterDataPipe[T]):
         [0, 1, 2]
     """
 
+    NODE_KEY, UNREAD_KEY = "node", "unread"
+
     _restored: dict[str, Any] | None = None
     #: Whether a pass has begun, and whether the next pass has begun because its state was requested (here or before a
     #: load).
@@ -92,14 +94,14 @@ class NodePipe(IterDataPipe[T]):
         if self._restored is None and not self._begun:
             self.source_node.reset(None)
             self._begun = self._began_for_state = True
-        state = {"node": self.source_node.state_dict() if self._restored is None else self._restored}
-        return {**state, "unread": True} if self._began_for_state else state
+        state = {self.NODE_KEY: self.source_node.state_dict() if self._restored is None else self._restored}
+        return {**state, self.UNREAD_KEY: True} if self._began_for_state else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next iteration resume from the saved position of the node."""
-        fields = Fields("to_pipe", state_dict)
-        self._restored = fields["node"]
-        self._began_for_state = fields.flag("unread", False)
+        fields = Fields("to_pipe", state_dict, begins=False)
+        self._restored = fields[self.NODE_KEY]
+        self._began_for_state = fields.flag(self.UNREAD_KEY, False)
 
     def shutdown(self) -> None:
         """Ends the threads and processes of the node."""

@@ -60,15 +60,10 @@ class _InlineMapper(BaseNode[T]):
         self.map_fn = map_fn
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        if initial_state is None:
-            self.source.reset(None)
-            self._advance = advance_of(self.source)
-        else:
-            fields = Fields("Mapper", initial_state)
-            self.source.reset(fields[self.SOURCE_KEY])
-            self._advance = advance_of(self.source)
-            if self.CUT_OFF_KEY in fields:
-                self._advance = Again(self, fields[self.CUT_OFF_KEY])
+        fields = Fields("Mapper", initial_state)
+        self._advance = fields.reset(self.source, self.SOURCE_KEY)
+        if self.CUT_OFF_KEY in fields:
+            self._advance = Again(self, fields[self.CUT_OFF_KEY])
         super().reset(initial_state)
 
     def next(self) -> T:
@@ -312,8 +307,8 @@ class ParallelMapper(BaseNode[T]):
             TimeoutError: the source took more than a minute for one item.
             OSError: the system cannot start the processes.
         """
-        state = None if initial_state is None else Fields("ParallelMapper", initial_state).state(self.IT_STATE_KEY)
-        self._it.reset(state)  # type: ignore[arg-type]
+        state = Fields("ParallelMapper", initial_state).state(self.IT_STATE_KEY)
+        self._it.reset(state)
         self._advance = advance_of(self._it)
         super().reset(initial_state)
 

@@ -49,10 +49,8 @@ class MultiNodeRoundRobinSampler(MultiNode[T]):
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """See `BaseNode.reset`."""
-        self._current = 0
-        if initial_state is not None:
-            fields = Fields("MultiNodeRoundRobinSampler", initial_state)
-            self._current = fields.integer(self.CURRENT_DATASET_INDEX_KEY, least=0, most=len(self.dataset_names) - 1)
+        fields = Fields("MultiNodeRoundRobinSampler", initial_state)
+        self._current = fields.integer(self.CURRENT_DATASET_INDEX_KEY, least=0, most=len(self.dataset_names) - 1)
         super().reset(initial_state)
 
     def next(self) -> T:

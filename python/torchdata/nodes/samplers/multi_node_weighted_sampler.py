@@ -130,16 +130,13 @@ class MultiNodeWeightedSampler(MultiNode[T]):
         Args:
             initial_state: the state for the reset; None for the beginning of an epoch.
         """
-        state: Any = None
-        if initial_state is not None:
-            state = Fields("MultiNodeWeightedSampler", initial_state).state(self.WEIGHTED_SAMPLER_STATE_KEY)
         return _WeightedSampler(
             weights=self.weights,
             seed=self.seed,
             rank=self.rank,
             world_size=self.world_size,
             epoch=self._epoch,
-            initial_state=state,
+            initial_state=Fields("MultiNodeWeightedSampler", initial_state).state(self.WEIGHTED_SAMPLER_STATE_KEY),
         )
 
     def next(self) -> T:
@@ -197,6 +194,8 @@ class _WeightedSampler:
         ValueError: a field of `initial_state` is missing or out of range.
     """
 
+    GENERATOR_KEY, OFFSET_KEY = "g_state", "offset"
+
     def __init__(
         self,
         weights: dict[str, float],
@@ -212,16 +211,15 @@ class _WeightedSampler:
         self.epoch = epoch
         self.random_tensor_batch_size = random_tensor_batch_size
         self._generator = torch.Generator()
-        offset = 0
+        fields = Fields("the choices of MultiNodeWeightedSampler", initial_state)
+        offset = fields.integer(self.OFFSET_KEY, least=0, most=random_tensor_batch_size)
         if initial_state is None:
             self._generator.manual_seed(_get_rank_seed(seed, torch.Generator(), rank, world_size, epoch))
         else:
-            fields = Fields("the choices of MultiNodeWeightedSampler", initial_state)
-            offset = fields.integer("offset", least=0, most=random_tensor_batch_size)
             try:
-                self._generator.set_state(fields["g_state"])
+                self._generator.set_state(fields[self.GENERATOR_KEY])
             except (TypeError, RuntimeError) as error:
-                raise fields.wrong("g_state", "must be the state of a torch.Generator") from error
+                raise fields.wrong(self.GENERATOR_KEY, "must be the state of a torch.Generator") from error
         self._draw()
         #: How many of the drawn choices were used.
         self._offset = offset
@@ -248,7 +246,7 @@ class _WeightedSampler:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position: a state of the generator, and how many of the choices drawn from it were used."""
-        return {"g_state": self._before, "offset": self._offset}
+        return {self.GENERATOR_KEY: self._before, self.OFFSET_KEY: self._offset}
 
 
 def _check_weights(weights: Any, names: list[str]) -> None:
