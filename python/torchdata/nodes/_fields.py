@@ -9,13 +9,13 @@ from typing import Any
 
 from torchdata.nodes.base_node import BaseNode, T, advance_of
 
-__all__ = ["Fields"]
+__all__ = ["StateFields"]
 
 #: A placeholder for no default: the field is required.
 _REQUIRED: Any = object()
 
 
-class Fields:
+class StateFields:
     """The fields of a node's state.
 
     Args:

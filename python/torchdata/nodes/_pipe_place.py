@@ -11,7 +11,7 @@ from typing import Any
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.state import forget_state, iterate, load_state, save_state
-from torchdata.nodes._fields import Fields
+from torchdata.nodes._fields import StateFields
 from torchdata.nodes.base_node import BaseNode, is_repeatable
 
 __all__ = ["PipePlace"]
@@ -54,7 +54,7 @@ class PipePlace:
         Raises:
             ValueError: the state belongs to another graph, or its epoch number is out of range.
         """
-        fields = Fields("from_pipe", state_dict, begins=False)
+        fields = StateFields("from_pipe", state_dict, begins=False)
         epoch = fields.integer(self.EPOCH_KEY, least=0)
         load_state(self.pipe, fields[self.PIPE_KEY])
         self._epoch = epoch

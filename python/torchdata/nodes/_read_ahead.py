@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Protocol
 from torchdata._native import SourceReader
 from torchdata._read_ahead import ReadAhead, without_own_frame
 from torchdata._stateful import copied
-from torchdata.nodes._fields import Fields
+from torchdata.nodes._fields import StateFields
 from torchdata.nodes._functions import Failed, not_the_end
 from torchdata.nodes._places import Unsaved, place_of, state_at
 from torchdata.nodes.base_node import BaseNode, advance_of, is_repeatable
@@ -42,7 +42,7 @@ class Several(Protocol):
     spent: float
 
     def results(self, items: list[Any]) -> Iterator[list[Any] | Failed | None]:
-        """See `_processes._Worker.results`."""
+        """See `_processes._MapWorker.results`."""
 
 
 #: Maximum number of items per message to a process, and maximum number of seconds that they may take there.
@@ -237,7 +237,7 @@ class ReadSource:
             source.reset(None)
             place: tuple[Any, int, list[int]] = (place_of(source), 0, [])
         else:
-            fields = Fields(name, state)
+            fields = StateFields(name, state)
             place = self._loaded(fields)
             if grows_to and self.GROWTH_KEY in fields:
                 row, ahead = self._grown(fields)
@@ -270,14 +270,14 @@ class ReadSource:
                     raise RuntimeError(f"{self._name} cannot start: the system has no more threads to give")
                 break
 
-    def _grown(self, fields: Fields) -> tuple[int, int]:
+    def _grown(self, fields: StateFields) -> tuple[int, int]:
         """Returns the growth in a state."""
         growth = fields.list_of(self.GROWTH_KEY)
         if len(growth) != 2 or not all(type(one) is int and 0 <= one <= sys.maxsize for one in growth):
             raise fields.wrong(self.GROWTH_KEY, "must hold two integers from 0 on")
         return growth[0], growth[1]
 
-    def _loaded(self, fields: Fields) -> tuple[Any, int, list[int]]:
+    def _loaded(self, fields: StateFields) -> tuple[Any, int, list[int]]:
         """Returns the position in a state."""
         snapshot = fields[self.SNAPSHOT_KEY]
         steps = fields.integer(self.STEPS_KEY, least=0)

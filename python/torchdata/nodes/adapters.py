@@ -13,7 +13,7 @@ from torchdata.datapipes._pipe.checks import check_callable, check_int, check_it
 from torchdata.datapipes._pipe.datasets import has_fixed_order, in_fixed_order
 from torchdata.datapipes._pipe.seeking import is_stream
 from torchdata.datapipes.datapipe import IterDataPipe
-from torchdata.nodes._fields import Fields
+from torchdata.nodes._fields import StateFields
 from torchdata.nodes._iterating import IteratingNode
 from torchdata.nodes._pipe_place import PipePlace
 from torchdata.nodes.base_node import BaseNode, T
@@ -76,7 +76,7 @@ class IterableWrapper(IteratingNode[T]):
         if initial_state is None:
             self._begin_epoch()
         else:
-            self._go_to(Fields("IterableWrapper", initial_state))
+            self._go_to(StateFields("IterableWrapper", initial_state))
             if self._num_yielded:
                 in_fixed_order(self.iterable)
         super().reset(initial_state)
@@ -159,7 +159,7 @@ class SamplerWrapper(IteratingNode[T]):
                 self.epoch = self.epoch_updater(self.epoch)
             self._begin_epoch()
         else:
-            fields = Fields("SamplerWrapper", initial_state)
+            fields = StateFields("SamplerWrapper", initial_state)
             self.epoch = fields.integer(self.EPOCH_KEY, least=-sys.maxsize)
             if self.UPDATER_KEY in fields and is_stateful(self.epoch_updater):
                 give(self.epoch_updater, fields[self.UPDATER_KEY])

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from torchdata._stateful import copied
 from torchdata.datapipes._pipe.checks import check_callable, check_int
 from torchdata.datapipes.utils.collate import note_remedy
-from torchdata.nodes._fields import Fields
+from torchdata.nodes._fields import StateFields
 from torchdata.nodes._functions import not_the_end
 from torchdata.nodes._places import place_of, state_at
 from torchdata.nodes.base_node import BaseNode, T, advance_of, check_node, is_repeatable
@@ -53,7 +53,7 @@ class Batcher(BaseNode[list[T]]):
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """See `BaseNode.reset`."""
-        fields = Fields("Batcher", initial_state)
+        fields = StateFields("Batcher", initial_state)
         self._advance = fields.reset(self.source, self.SOURCE_KEY)
         self._partial = fields.list_of(self.PARTIAL_KEY)
         super().reset(initial_state)
@@ -192,7 +192,7 @@ class Unbatcher(BaseNode[T]):
             # The next epoch starts from the source's position after the batch, which was not reread yet.
             with contextlib.suppress(Exception):
                 self._advance()
-        fields = Fields("Unbatcher", initial_state)
+        fields = StateFields("Unbatcher", initial_state)
         before = fields[self.SOURCE_KEY]
         self._skipped = fields.integer(self.BATCH_IDX_KEY, least=0)
         self._batch = fields.list_of(self.REST_KEY)

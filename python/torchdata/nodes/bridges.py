@@ -11,7 +11,7 @@ from typing import Any
 
 from torchdata.dataloader2.random.seed_generator import check_seed
 from torchdata.datapipes.datapipe import IterDataPipe
-from torchdata.nodes._fields import Fields
+from torchdata.nodes._fields import StateFields
 from torchdata.nodes._pipe_place import PipePlace
 from torchdata.nodes.adapters import IterableWrapper
 from torchdata.nodes.base_node import BaseNode, T, check_node
@@ -99,7 +99,7 @@ class NodePipe(IterDataPipe[T]):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next iteration resume from the saved position of the node."""
-        fields = Fields("to_pipe", state_dict, begins=False)
+        fields = StateFields("to_pipe", state_dict, begins=False)
         self._restored = fields[self.NODE_KEY]
         self._began_for_state = fields.flag(self.UNREAD_KEY, False)
 

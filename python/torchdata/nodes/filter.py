@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from torchdata.datapipes._pipe.checks import check_callable
-from torchdata.nodes._fields import Fields
+from torchdata.nodes._fields import StateFields
 from torchdata.nodes._functions import not_the_end
 from torchdata.nodes.base_node import Again, BaseNode, T, check_node
 
@@ -46,7 +46,7 @@ class Filter(BaseNode[T]):
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """See `BaseNode.reset`."""
-        fields = Fields("Filter", initial_state)
+        fields = StateFields("Filter", initial_state)
         self._num_filtered = fields.integer(self.NUM_FILTERED_KEY, least=0)
         self._num_yielded = fields.integer(self.NUM_YIELDED_KEY, least=0)
         self._advance = fields.reset(self.source, self.SOURCE_KEY)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from torchdata.datapipes._pipe.checks import check_int
-from torchdata.nodes._fields import Fields
+from torchdata.nodes._fields import StateFields
 from torchdata.nodes.base_node import BaseNode, T, check_node
 
 __all__ = ["Header"]
@@ -42,7 +42,7 @@ class Header(BaseNode[T]):
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """See `BaseNode.reset`."""
-        fields = Fields("Header", initial_state)
+        fields = StateFields("Header", initial_state)
         self._num_yielded = fields.integer(self.NUM_YIELDED_KEY, least=0, most=self.n)
         self._advance = fields.reset(self.source_node, self.SOURCE_KEY)
         super().reset(initial_state)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic
 from torchdata._native import SharedIterator
 from torchdata._stateful import copied
 from torchdata._threads import end_at_exit
-from torchdata.nodes._fields import Fields
+from torchdata.nodes._fields import StateFields
 from torchdata.nodes._places import place_of, state_at
 from torchdata.nodes._seeds import one_reset
 from torchdata.nodes.base_node import BaseNode, T, check_node, copy_of_graph, nodes_of
@@ -105,7 +105,7 @@ class Loader(Generic[T]):
         Raises:
             ValueError: `state_dict` is not a state of a loader. `iter()` detects errors in the states of its nodes.
         """
-        fields = Fields("Loader", state_dict, begins=False)
+        fields = StateFields("Loader", state_dict, begins=False)
         keys = {LoaderIterator.ROOT_KEY, LoaderIterator.NUM_YIELDED_KEY}
         within = [key for key, part in state_dict.items() if isinstance(part, dict) and keys <= part.keys()]
         if within and not keys <= state_dict.keys():
@@ -215,7 +215,7 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """See `BaseNode.reset`."""
-        fields = Fields("Loader", initial_state)
+        fields = StateFields("Loader", initial_state)
         self._item, self._num_yielded = _NONE, fields.integer(self.NUM_YIELDED_KEY, least=0)
         self._restart_at = self._num_yielded if self._restarts and initial_state is not None else None
         self._advance = fields.reset(self.root, self.ROOT_KEY)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from torchdata._engine.workers.hangs import Survived, check_on_timeout
 from torchdata.datapipes._pipe.checks import check_callable, check_int
-from torchdata.nodes._fields import Fields
+from torchdata.nodes._fields import StateFields
 from torchdata.nodes._functions import Failure, MapEach, not_the_end
 from torchdata.nodes._processes import Workers
 from torchdata.nodes._read_ahead import ReadSource
@@ -60,7 +60,7 @@ class _InlineMapper(BaseNode[T]):
         self.map_fn = map_fn
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        fields = Fields("Mapper", initial_state)
+        fields = StateFields("Mapper", initial_state)
         self._advance = fields.reset(self.source, self.SOURCE_KEY)
         if self.CUT_OFF_KEY in fields:
             self._advance = Again(self, fields[self.CUT_OFF_KEY])
@@ -307,7 +307,7 @@ class ParallelMapper(BaseNode[T]):
             TimeoutError: the source took more than a minute for one item.
             OSError: the system cannot start the processes.
         """
-        state = Fields("ParallelMapper", initial_state).state(self.IT_STATE_KEY)
+        state = StateFields("ParallelMapper", initial_state).state(self.IT_STATE_KEY)
         self._it.reset(state)
         self._advance = advance_of(self._it)
         super().reset(initial_state)

@@ -6,7 +6,7 @@ import random
 from typing import Any, ClassVar
 
 from torchdata.datapipes._pipe.checks import check_int
-from torchdata.nodes._fields import Fields
+from torchdata.nodes._fields import StateFields
 from torchdata.nodes._places import place_of, state_at
 from torchdata.nodes.base_node import BaseNode, T, check_node, is_repeatable
 
@@ -68,7 +68,7 @@ class Shuffler(BaseNode[T]):
             ValueError: a field of the state is missing or out of range, or belongs to another `buffer_size`.
         """
         self._ended, self._random = False, random.Random(self.seed)
-        fields = Fields("Shuffler", initial_state)
+        fields = StateFields("Shuffler", initial_state)
         fields.integer(self.BUFFER_SIZE_KEY, least=self.buffer_size, most=self.buffer_size)
         count = fields.integer(self.NUM_YIELDED_KEY, least=0)
         stored = fields.flag(self.STORE_BUFFER_KEY, initial_state is not None)
@@ -92,7 +92,7 @@ class Shuffler(BaseNode[T]):
                     "items now; load it with the data that it was saved with"
                 ) from None
 
-    def _restore_random(self, fields: Fields) -> None:
+    def _restore_random(self, fields: StateFields) -> None:
         saved: Any = fields[self.RNG_STATE_KEY]
         try:
             version, numbers, gauss = saved

@@ -34,10 +34,10 @@ from torchdata.stateful_dataloader._generators import (
 from torchdata.stateful_dataloader._iterator import StatefulIterator
 from torchdata.stateful_dataloader._pool import pinned
 from torchdata.stateful_dataloader._position import Counts, EpochState, ReadingPosition
-from torchdata.stateful_dataloader._reading import Reader
+from torchdata.stateful_dataloader._reading import EpochReader
 from torchdata.stateful_dataloader._skipping import NOTHING, Skipped
 from torchdata.stateful_dataloader._with_workers import WorkersIterator
-from torchdata.stateful_dataloader._worker import Batches, Job, Shard, Start, seeded
+from torchdata.stateful_dataloader._worker import Batches, EpochStart, Job, ShardReader, seeded
 
 __all__ = ["InProcessIterator", "ShardsInProcessIterator"]
 
@@ -57,7 +57,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
             if state is not None and not state.is_over and state.shared_seed is not None:
                 seeded(self._dataset, state.shared_seed)  # the base class has seeded the graph for a new epoch
         # The previous epoch's reader has stored the state in which it left the dataset.
-        self._reader: Reader = loader._reader or Reader(self._reading)
+        self._reader: EpochReader = loader._reader or EpochReader(self._reading)
         self._reader.reading = self._reading
         loader._reader = self._reader
         how = self._reading
@@ -243,10 +243,10 @@ class LocalPool:
 
     def __init__(self, job: Job, pin: Callable[[Any], Any] | None) -> None:
         self._job, self._pin = job, pin
-        self._shards: list[Shard] = []
+        self._shards: list[ShardReader] = []
         self._units: list[Batches] = []
         self._program = ShardGlobals()
-        self._running: Shard | None = None
+        self._running: ShardReader | None = None
         self._turn = 0
         self._ended: set[int] = set()
         #: By shard: the snapshot before its first batch, if it provides one.
@@ -256,7 +256,7 @@ class LocalPool:
         self.counting: Counting | None = None
 
     @contextlib.contextmanager
-    def _entered(self, shard: Shard | None) -> Iterator[None]:
+    def _entered(self, shard: ShardReader | None) -> Iterator[None]:
         """Context in which the process has the globals of a shard; None for a shard that is being created."""
         with one_at_a_time():
             try:
@@ -301,9 +301,9 @@ class LocalPool:
                 job = self._job.copied()
                 if job.reading.collate_fn in (default_collate, default_convert):
                     job.reading.collate_fn = _Unseen(job.reading.collate_fn)
-                self._running = shard = Shard(job, number, "", is_local=True, counting=self.counting)
+                self._running = shard = ShardReader(job, number, "", is_local=True, counting=self.counting)
                 self._shards.append(shard)
-                units = shard.begin_epoch(True, shared_seed, fresh, Start(place))
+                units = shard.begin_epoch(True, shared_seed, fresh, EpochStart(place))
                 self._units.append(units)
                 if units.news.before is not None:
                     self.told[number] = units.news.before

@@ -23,7 +23,7 @@ from torchdata.stateful_dataloader._fitting import facts_of, is_own_iterator, sh
 from torchdata.stateful_dataloader._layout import dump
 from torchdata.stateful_dataloader._order import IndexOrder
 from torchdata.stateful_dataloader._position import Counts, EpochState, ReadingPosition
-from torchdata.stateful_dataloader._reading import Reading
+from torchdata.stateful_dataloader._reading import ReadingSettings
 from torchdata.stateful_dataloader._skipping import Skipped
 
 __all__ = ["StatefulIterator", "logger"]
@@ -108,7 +108,7 @@ class StatefulIterator(_BaseDataLoaderIter):
                 self._shared_seed = state.shared_seed
             self._IterableDataset_len_called = state.length_called
             self._passing_over = state.passing_over
-        self._reading = Reading(
+        self._reading = ReadingSettings(
             kind=self._dataset_kind,
             dataset=self._dataset,
             auto_collation=self._auto_collation,

@@ -34,7 +34,7 @@ import json
 import zlib
 from typing import Any
 
-from torchdata.datapipes._pipe.witnessing import Digest
+from torchdata.datapipes._pipe.witnessing import SampleDigest
 from torchdata.stateful_dataloader._position import (
     UNKNOWN,
     Counts,
@@ -319,7 +319,7 @@ def _parse_order(order: OrderState, ours: dict[str, Any]) -> OrderState:
         ahead=whole(ours.get("ahead", 0), "ahead", most=_AGAIN),
         used_up=bool(ours.get("used_up", False)),
         draws=_parse_draws(ours.get("draws", [])),
-        digest=None if ours.get("digest") is None else Digest.of(ours["digest"]),
+        digest=None if ours.get("digest") is None else SampleDigest.of(ours["digest"]),
         generators=moments.get("now", {}),
         at_iter=moments.get("iter"),
         at_first=moments.get("first"),

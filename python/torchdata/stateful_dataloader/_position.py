@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from torchdata._stateful import copied
-from torchdata.datapipes._pipe.witnessing import Digest
+from torchdata.datapipes._pipe.witnessing import SampleDigest
 from torchdata.stateful_dataloader._generators import Moment, encoded, encoded_of_worker
 
 __all__ = [
@@ -150,7 +150,7 @@ class OrderState(NamedTuple):
     ahead: int = 0
     used_up: bool = False
     draws: Sequence[list[Any]] = ()
-    digest: Digest | None = None
+    digest: SampleDigest | None = None
     generators: Moment | None = None
     at_iter: Moment | None = None
     at_first: Moment | None = None

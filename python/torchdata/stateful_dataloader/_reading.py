@@ -28,9 +28,9 @@ from torch.utils.data import _DatasetKind
 from torchdata._observe.stats.batches import BatchClock
 from torchdata._reporting import warn_outside
 from torchdata._stateful import copied, give, is_same, is_stateful, state_of
-from torchdata.datapipes._pipe.witnessing import Digest
-from torchdata.stateful_dataloader._cadence import Cadence
-from torchdata.stateful_dataloader._fetching import Indexed, Stream
+from torchdata.datapipes._pipe.witnessing import SampleDigest
+from torchdata.stateful_dataloader._cadence import SnapshotCadence
+from torchdata.stateful_dataloader._fetching import Indexed, IterableFetcher
 from torchdata.stateful_dataloader._generators import (
     GLOBAL,
     Moment,
@@ -42,7 +42,7 @@ from torchdata.stateful_dataloader._generators import (
 from torchdata.stateful_dataloader._position import ReadingPosition, Trails, freeze
 from torchdata.stateful_dataloader._skipping import IndexedFetcher, StreamFetcher
 
-__all__ = ["Reader", "Reading"]
+__all__ = ["EpochReader", "ReadingSettings"]
 
 #: Generators to set while batches are recomputed, and how many batches are read after setting them.
 _Now = tuple[Moment | None, int]
@@ -57,7 +57,7 @@ _NEVER = 1 << 62
 
 
 @dataclass
-class Reading:
+class ReadingSettings:
     """The dataset and the settings for reading. They are the same in all workers."""
 
     kind: int
@@ -89,7 +89,7 @@ class Reading:
         return [None] * (self.batch_size or 1) if self.auto_collation else None
 
 
-class Reader:
+class EpochReader:
     """Reads successive epochs.
 
     Args:
@@ -98,7 +98,7 @@ class Reader:
             the caller restores them.
     """
 
-    def __init__(self, reading: Reading, generators: Callable[[], Moment] | None = None) -> None:
+    def __init__(self, reading: ReadingSettings, generators: Callable[[], Moment] | None = None) -> None:
         #: The dataset and the settings. A PyTorch pipe may be replaced in each epoch.
         self.reading = reading
         self._generators = generators
@@ -117,7 +117,7 @@ class Reader:
         self._was_given_state = False
         self._trial: _Trial | None = None
         #: Whether and when snapshots are kept without a request.
-        self._keeps, self._cadence = False, Cadence(_KEPT_EVERY)
+        self._keeps, self._cadence = False, SnapshotCadence(_KEPT_EVERY)
         #: The clock that times batches, and the next batch of this fetcher to time.
         self._clock: BatchClock | None = None
         self._timed_next = _NEVER
@@ -175,9 +175,9 @@ class Reader:
         """Whether the iterable dataset has ended."""
         return self._is_over or bool(getattr(self._fetcher, "ended", False))
 
-    def anew(self) -> Reader:
+    def anew(self) -> EpochReader:
         """Returns a new reader of the same dataset, for a loaded state."""
-        reader = Reader(self.reading, self._generators)
+        reader = EpochReader(self.reading, self._generators)
         reader._was_given_state = self._was_given_state
         return reader
 
@@ -241,7 +241,7 @@ class Reader:
         reading = self.reading
         how = reading.dataset, reading.auto_collation, reading.collate_fn, reading.drop_last
         if reading.is_iterable:
-            self._fetcher = StreamFetcher(*how, fills=reading.fills) if reading.skips else Stream(*how)
+            self._fetcher = StreamFetcher(*how, fills=reading.fills) if reading.skips else IterableFetcher(*how)
         elif reading.skips:
             self._fetcher = IndexedFetcher(*how, fills=reading.fills, keeps=reading.keeps)
         else:
@@ -267,7 +267,7 @@ class Reader:
                 # If the program draws from the same global generators between two batches, the samples' numbers change
                 # as well.
                 draws = before != [*map(mark_of, GLOBAL)]
-                self._complain(since, draws or Digest.differ_in_numbers_alone(base.digest, self.digest or 0))
+                self._complain(since, draws or SampleDigest.differ_in_numbers_alone(base.digest, self.digest or 0))
 
     def _complain(self, since: Any, is_noise: bool) -> None:
         """Warns, or raises ValueError, because a stream without a state does not repeat itself.

@@ -34,7 +34,7 @@ from torchdata.datapipes._pipe.skipping import (
     write_line,
 )
 from torchdata.datapipes.datapipe import IterDataPipe
-from torchdata.stateful_dataloader._fetching import Indexed, Stream, has_passed_a_generator
+from torchdata.stateful_dataloader._fetching import Indexed, IterableFetcher, has_passed_a_generator
 from torchdata.stateful_dataloader._position import Counts
 
 __all__ = ["NOTHING", "IndexedFetcher", "Skipped", "StreamFetcher", "check_on_error"]
@@ -213,7 +213,7 @@ class IndexedFetcher(Indexed):
         self.skipped.append({"index": _plain(index)} | line_of(error))
 
 
-class StreamFetcher(Stream):
+class StreamFetcher(IterableFetcher):
     """A fetcher for iterable datasets that continues after an exception of the dataset's iterator.
 
     Args:

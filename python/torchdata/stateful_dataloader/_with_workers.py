@@ -39,10 +39,10 @@ from torchdata._stateful import is_stateful
 from torchdata.stateful_dataloader._copying import Copies
 from torchdata.stateful_dataloader._generators import GLOBAL, decoded, decoded_of_worker, read
 from torchdata.stateful_dataloader._iterator import StatefulIterator
-from torchdata.stateful_dataloader._pool import PinnedUnits, Pool
+from torchdata.stateful_dataloader._pool import PinnedUnits, WorkerPool
 from torchdata.stateful_dataloader._position import EpochState, Progress, ReadingPosition
 from torchdata.stateful_dataloader._skipping import Skipped
-from torchdata.stateful_dataloader._worker import NO_NEWS, Job, News, Received, Start
+from torchdata.stateful_dataloader._worker import NO_NEWS, EpochStart, Job, News, Received
 
 __all__ = ["RestartingIterator", "WorkersIterator", "survived_by"]
 
@@ -92,7 +92,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             job.reading, job.init_fn = replace(self._reading, dataset=None, collate_fn=None), None
         self._pool: Any = self._new_pool(loader, job)
         self._units: Any = self._pool
-        if self._pin_memory and isinstance(self._pool, Pool):
+        if self._pin_memory and isinstance(self._pool, WorkerPool):
             self._units = PinnedUnits(self._pool, self._pin_memory_device)
         try:
             self._start(loader, state)
@@ -120,7 +120,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         context = loader.multiprocessing_context or multiprocessing.get_context()
         timeout = loader.timeout if loader.timeout > 0 else None
         workers = min(self._num_workers, loader.num_workers)
-        return Pool(
+        return WorkerPool(
             context,
             workers,
             job,
@@ -539,7 +539,7 @@ class RestartingIterator(WorkersIterator):
         _, _, fresh, _ = self._way_to(shard)
         return fresh
 
-    def _start_of(self, worker: int, account: Account) -> tuple[list[tuple[Any, ...]], Start, int, list[Any]]:
+    def _start_of(self, worker: int, account: Account) -> tuple[list[tuple[Any, ...]], EpochStart, int, list[Any]]:
         """Returns how a replacement process begins a shard after the units that were already received.
 
         Returns:
@@ -554,7 +554,7 @@ class RestartingIterator(WorkersIterator):
             orders = [(0, None)] * unseen
         before, place, _, since = self._way_to(worker)
         seen_again = [*since, *(index for _, index in orders[:unseen])]
-        start = Start(place, fills and account[0] == 0, Received(account, seen_again, progress.ended))
+        start = EpochStart(place, fills and account[0] == 0, Received(account, seen_again, progress.ended))
         held = sum(unit[0] == worker for unit in self._held)
         if self._reading.is_iterable:
             orders = [(number, None) for number, _ in orders]

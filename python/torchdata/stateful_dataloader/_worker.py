@@ -28,18 +28,18 @@ from torchdata._engine.errors import WorkerExitedError
 from torchdata._engine.items.failures import describe
 from torchdata._engine.items.torch_worker import seed_worker, show_worker, tell_torch
 from torchdata._engine.processes.process import ChildProcess
-from torchdata._engine.workers.child import Child
+from torchdata._engine.workers.child import ChildLoop
 from torchdata._engine.workers.program import Program, Runner
 from torchdata._observe.stats.batches import bind_reading
 from torchdata._observe.stats.counting import Counting
 from torchdata.datapipes._pipe.state.exchanging import ShardGlobals
-from torchdata.stateful_dataloader._cadence import Cadence, Watch
+from torchdata.stateful_dataloader._cadence import GeneratorWatch, SnapshotCadence
 from torchdata.stateful_dataloader._copying import Copies, holds_shared_memory
 from torchdata.stateful_dataloader._generators import GLOBAL, Moment, set_all
-from torchdata.stateful_dataloader._reading import Reader, Reading
+from torchdata.stateful_dataloader._reading import EpochReader, ReadingSettings
 from torchdata.stateful_dataloader._skipping import NOTHING
 
-__all__ = ["NO_NEWS", "Batches", "Job", "News", "Received", "Shard", "Start"]
+__all__ = ["NO_NEWS", "Batches", "EpochStart", "Job", "News", "Received", "ShardReader"]
 
 #: The order number of a unit that answers no order.
 NO_ORDER = -1
@@ -61,7 +61,7 @@ class Received:
 
 
 @dataclass
-class Start:
+class EpochStart:
     """How a shard begins an epoch.
 
     Args:
@@ -108,7 +108,7 @@ NO_NEWS = News()
 Unit = tuple[int, int, Any, tuple[Any, ...] | None]
 
 
-class Shard:
+class ShardReader:
     """Reads one shard of the dataset in successive epochs.
 
     Args:
@@ -135,8 +135,8 @@ class Shard:
         self.globals = ShardGlobals()
         #: Whether this epoch reads as far as there is room, without orders.
         self.iterates = False
-        self.reader: Reader | None = None
-        self.watch: Watch
+        self.reader: EpochReader | None = None
+        self.watch: GeneratorWatch
         #: The reason why the shard cannot read.
         self.failure: Any = None
         if job.num_shards:
@@ -146,7 +146,7 @@ class Shard:
         self._tell_torch()
 
     @classmethod
-    def failed(cls, number: int, name: str, order: Callable[[], Any], failure: Any) -> Shard:
+    def failed(cls, number: int, name: str, order: Callable[[], Any], failure: Any) -> ShardReader:
         """Returns a shard that cannot read because of a failure."""
         shard = cls.__new__(cls)
         shard.number, shard.name, shard.order, shard.is_local = number, name, order, False
@@ -182,7 +182,7 @@ class Shard:
             with contextlib.suppress(Exception):
                 self.reader.read(self.index_of(index))
 
-    def begin_epoch(self, iterates: bool, shared_seed: int | None, fresh: bool, start: Start) -> Batches:
+    def begin_epoch(self, iterates: bool, shared_seed: int | None, fresh: bool, start: EpochStart) -> Batches:
         """Begins an epoch, and returns its units for the pump.
 
         Args:
@@ -242,8 +242,8 @@ class Shard:
         if self.reader is None:
             if self.job.init_fn is not None:
                 self.job.init_fn(self.number)
-            self.watch = Watch([] if self.job.num_shards else GLOBAL)
-            self.reader = Reader(reading, self.watch.states)
+            self.watch = GeneratorWatch([] if self.job.num_shards else GLOBAL)
+            self.reader = EpochReader(reading, self.watch.states)
             if self.counting is not None:
                 how = reading.dataset, reading.is_iterable, reading.collate_fn
                 self.reader.time_by(bind_reading(self.counting, *how, hands_out=self.is_local)[0])
@@ -257,13 +257,13 @@ class Shard:
 class _Worker:
     is_interrupted: ClassVar[bool] = False
 
-    def __init__(self, child: Child) -> None:
+    def __init__(self, child: ChildLoop) -> None:
         self.child, self.setup, self.sender = child, child.setup, child.sender
         #: A command that arrived during an epoch and ends it.
         self.pending: tuple[Any, ...] | None = None
         #: The reason why the worker cannot read.
         self.failure: tuple[Any, ...] | None = None
-        self.shards: list[Shard] = []
+        self.shards: list[ShardReader] = []
         #: The shard that currently has the process.
         self._entered = 0
         #: Orders of an epoch that was left before they were read.
@@ -276,7 +276,7 @@ class _Worker:
                 self.shards[self._entered].globals.leave()
             job = program if program.copies is None else program.copied()
             self._entered = len(self.shards)
-            self.shards.append(Shard(job, number, self.setup.name, self._ordered, counting=self.child.counting))
+            self.shards.append(ShardReader(job, number, self.setup.name, self._ordered, counting=self.child.counting))
 
     def obey(self, command: tuple[Any, ...]) -> bool:
         """See `Runner`."""
@@ -314,15 +314,15 @@ class _Worker:
             self.shards[shard].globals.enter()
 
     def _run_epoch(
-        self, epoch: int, iterates: bool, shared_seed: int | None, fresh: bool, starts: Sequence[Start]
+        self, epoch: int, iterates: bool, shared_seed: int | None, fresh: bool, starts: Sequence[EpochStart]
     ) -> None:
         """Reads until another command arrives, or the main process no longer has room for or interest in the units."""
         self.child.counting.begin(epoch)
         links = [(one.received.account if one.received is not None else (0, 0), 0, None) for one in starts]
         self.sender.start_epoch(epoch, 1, links if any(one.received is not None for one in starts) else None)
         if self.failure is not None:
-            name = self.setup.name
-            self.shards = [Shard.failed(number, name, self._ordered, self.failure) for number in self.setup.shards]
+            rest = self.setup.name, self._ordered, self.failure
+            self.shards = [ShardReader.failed(number, *rest) for number in self.setup.shards]
         each = []
         for place, (shard, start) in enumerate(zip(self.shards, starts, strict=True)):
             if self.failure is None:
@@ -355,7 +355,7 @@ class Job(Program):
     item: ClassVar[str] = "batch"
     mended: ClassVar[str] = "dataset or collate_fn"
 
-    reading: Reading
+    reading: ReadingSettings
     init_fn: Callable[[int], Any] | None
     base_seed: int
     persistent: bool
@@ -409,10 +409,10 @@ class Batches(Iterator[Unit]):
         filler: whether the first unit is empty.
     """
 
-    def __init__(self, shard: Shard, filler: bool) -> None:
+    def __init__(self, shard: ShardReader, filler: bool) -> None:
         self._shard = shard
         self._iterates = shard.iterates
-        self._reader: Reader | None = None
+        self._reader: EpochReader | None = None
         #: Units that precede all others.
         self._owed: list[Unit] = []
         self._order = NO_ORDER
@@ -424,7 +424,7 @@ class Batches(Iterator[Unit]):
         self.is_over = False
         #: Whether snapshots include the position in the dataset, rather than only the generators.
         self._takes_places = False
-        self._cadence = Cadence(shard.job.every) if shard.failure is None else Cadence(1)
+        self._cadence = SnapshotCadence(shard.job.every) if shard.failure is None else SnapshotCadence(1)
         #: The time before which no snapshot is taken and no generator is checked.
         self._due = 0.0
         self._last = b""
@@ -432,7 +432,7 @@ class Batches(Iterator[Unit]):
         if filler:
             self._owed.append(self._unit(None, News(filler=True)))
 
-    def begin(self, reader: Reader, went_on: bool, told: bool = False) -> None:
+    def begin(self, reader: EpochReader, went_on: bool, told: bool = False) -> None:
         """Starts to observe the reader, and takes its snapshot if one may be needed.
 
         Args:
@@ -536,7 +536,7 @@ class Batches(Iterator[Unit]):
         self._last = frozen
         return frozen
 
-    def _with_skipped(self, news: News, reader: Reader, index: Any) -> News:
+    def _with_skipped(self, news: News, reader: EpochReader, index: Any) -> News:
         """Returns the news of a unit, together with the skipped samples of its batch."""
         if not reader.skipped and reader.seen == self._shard.job.reading.samples_of(index):
             return news

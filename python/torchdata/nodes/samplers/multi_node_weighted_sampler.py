@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from torchdata.datapipes._pipe.checks import check_int
-from torchdata.nodes._fields import Fields
+from torchdata.nodes._fields import StateFields
 from torchdata.nodes.base_node import BaseNode, T
 from torchdata.nodes.samplers._sources import MultiNode, NothingThere
 from torchdata.nodes.samplers.stop_criteria import StopCriteria
@@ -113,7 +113,7 @@ class MultiNodeWeightedSampler(MultiNode[T]):
             self._epoch += self._started
             self._num_yielded, self._started = 0, False
         else:
-            fields = Fields("MultiNodeWeightedSampler", initial_state)
+            fields = StateFields("MultiNodeWeightedSampler", initial_state)
             self._num_yielded = fields.integer(self.NUM_YIELDED_KEY, least=0)
             self._epoch = fields.integer(self.EPOCH_KEY, least=0, most=_MOST_EPOCHS)
             self._started = fields.flag(self.STARTED_KEY, self._num_yielded > 0)
@@ -136,7 +136,7 @@ class MultiNodeWeightedSampler(MultiNode[T]):
             rank=self.rank,
             world_size=self.world_size,
             epoch=self._epoch,
-            initial_state=Fields("MultiNodeWeightedSampler", initial_state).state(self.WEIGHTED_SAMPLER_STATE_KEY),
+            initial_state=StateFields("MultiNodeWeightedSampler", initial_state).state(self.WEIGHTED_SAMPLER_STATE_KEY),
         )
 
     def next(self) -> T:
@@ -211,7 +211,7 @@ class _WeightedSampler:
         self.epoch = epoch
         self.random_tensor_batch_size = random_tensor_batch_size
         self._generator = torch.Generator()
-        fields = Fields("the choices of MultiNodeWeightedSampler", initial_state)
+        fields = StateFields("the choices of MultiNodeWeightedSampler", initial_state)
         offset = fields.integer(self.OFFSET_KEY, least=0, most=random_tensor_batch_size)
         if initial_state is None:
             self._generator.manual_seed(_get_rank_seed(seed, torch.Generator(), rank, world_size, epoch))
