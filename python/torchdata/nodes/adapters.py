@@ -15,7 +15,7 @@ from torchdata.datapipes._pipe.seeking import is_stream
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.nodes._fields import StateFields
 from torchdata.nodes._iterating import IteratingNode
-from torchdata.nodes._pipe_place import PipePlace
+from torchdata.nodes._pipe_position import PipePosition
 from torchdata.nodes.base_node import BaseNode, T
 from torchdata.nodes.map import ParallelMapper
 
@@ -62,7 +62,7 @@ class IterableWrapper(IteratingNode[T]):
         check_iterable("IterableWrapper", "iterable", iterable)
         self.iterable = iterable
         if isinstance(iterable, IterDataPipe):
-            self._read_by(PipePlace(iterable))
+            self._read_by(PipePosition(iterable))
         elif is_stateful(iterable):
             self._stateful = iterable
 
@@ -87,19 +87,19 @@ class IterableWrapper(IteratingNode[T]):
     def _is_sampled(self) -> bool:
         return is_stream(self.iterable)
 
-    def _read_by(self, place: PipePlace) -> None:
+    def _read_by(self, position: PipePosition) -> None:
         """Reads the pipe through its adapter."""
-        self._stateful, self._is_exact = place, True
+        self._stateful, self._is_exact = position, True
 
     def __len__(self) -> int:
         return self._length(self.iterable)
 
     def _repeats(self) -> bool:
-        return not isinstance(self._stateful, PipePlace) or self._stateful.is_repeatable()
+        return not isinstance(self._stateful, PipePosition) or self._stateful.is_repeatable()
 
     def shutdown(self) -> None:
         """See `BaseNode.shutdown`. Ends the threads of pipes, too."""
-        if isinstance(self._stateful, PipePlace):
+        if isinstance(self._stateful, PipePosition):
             self._stateful.shutdown()
 
 

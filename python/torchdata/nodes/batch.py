@@ -11,7 +11,7 @@ from torchdata.datapipes._pipe.checks import check_callable, check_int
 from torchdata.datapipes.utils.collate import note_remedy
 from torchdata.nodes._fields import StateFields
 from torchdata.nodes._functions import not_the_end
-from torchdata.nodes._places import place_of, state_at
+from torchdata.nodes._positions import position_of, state_at
 from torchdata.nodes.base_node import BaseNode, T, advance_of, check_node, is_repeatable
 
 __all__ = ["Batcher", "Collator", "Unbatcher"]
@@ -216,7 +216,7 @@ class Unbatcher(BaseNode[T]):
         while self._index >= self._length:
             before = self._before
             if not self._skipped:
-                before = place_of(self.source) if self._rereads else None
+                before = position_of(self.source) if self._rereads else None
             index, self._skipped = self._skipped, 0  # an error of the source consumes its batch
             self._batch = self._advance()
             length = len(self._batch)

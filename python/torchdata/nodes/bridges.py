@@ -12,7 +12,7 @@ from typing import Any
 from torchdata.dataloader2.random.seed_generator import check_seed
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.nodes._fields import StateFields
-from torchdata.nodes._pipe_place import PipePlace
+from torchdata.nodes._pipe_position import PipePosition
 from torchdata.nodes.adapters import IterableWrapper
 from torchdata.nodes.base_node import BaseNode, T, check_node
 
@@ -47,7 +47,7 @@ def from_pipe(pipe: IterDataPipe[T], seed: int | None = None) -> IterableWrapper
             "makes a node of any iterable, and a pipe that is read by index has `.to_iter_datapipe()`"
         )
     node: IterableWrapper[T] = IterableWrapper(pipe)
-    node._read_by(PipePlace(pipe, None if seed is None else check_seed(seed)))
+    node._read_by(PipePosition(pipe, None if seed is None else check_seed(seed)))
     return node
 
 

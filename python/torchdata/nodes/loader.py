@@ -17,7 +17,7 @@ from torchdata._native import SharedIterator
 from torchdata._stateful import copied
 from torchdata._threads import end_at_exit
 from torchdata.nodes._fields import StateFields
-from torchdata.nodes._places import place_of, state_at
+from torchdata.nodes._positions import position_of, state_at
 from torchdata.nodes._seeds import one_reset
 from torchdata.nodes.base_node import BaseNode, T, check_node, copy_of_graph, nodes_of
 
@@ -247,7 +247,7 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
 
     def _has_next(self) -> bool:
         if self._item is _NONE:
-            before = place_of(self)
+            before = position_of(self)
             try:
                 self._item = self.next()
             except StopIteration:

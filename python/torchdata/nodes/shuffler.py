@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from torchdata.datapipes._pipe.checks import check_int
 from torchdata.nodes._fields import StateFields
-from torchdata.nodes._places import place_of, state_at
+from torchdata.nodes._positions import position_of, state_at
 from torchdata.nodes.base_node import BaseNode, T, check_node, is_repeatable
 
 __all__ = ["Shuffler"]
@@ -81,7 +81,7 @@ class Shuffler(BaseNode[T]):
         #: items.
         self._stores = self.store_buffer or stored or not is_repeatable(self.source)
         #: The source's position and the random state at the beginning of the epoch, for rereading its items.
-        self._began = None if self._stores else (place_of(self.source), self._random.getstate())
+        self._began = None if self._stores else (position_of(self.source), self._random.getstate())
         super().reset(initial_state)
         for number in range(repeated):
             try:

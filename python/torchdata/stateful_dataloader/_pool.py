@@ -118,13 +118,13 @@ class WorkerPool:
 
     # -- an epoch ------------------------------------------------------------------------------------
 
-    def begin(self, ahead: int, shared_seed: int | None, places: list[Any], fresh: bool, fillers: int) -> None:
+    def begin(self, ahead: int, shared_seed: int | None, positions: list[Any], fresh: bool, fillers: int) -> None:
         """Begins an epoch.
 
         Args:
             ahead: how many batches each worker may be ahead of the main process.
             shared_seed: the seed of PyTorch pipes.
-            places: for each shard, the snapshot to load; None starts from the beginning.
+            positions: for each shard, the snapshot to load; None starts from the beginning.
             fresh: whether the epoch of these positions is over, so that only state that is kept between epochs is
                 loaded.
             fillers: how many shards, from the first on, give up their first turn.
@@ -149,7 +149,7 @@ class WorkerPool:
             self._restarts.replace_dead(self.collector)
         for number in range(len(processes)):
             if self._processes[number] is processes[number]:
-                starts = [EpochStart(places[shard], shard < fillers) for shard in self.shards_of(number)]
+                starts = [EpochStart(positions[shard], shard < fillers) for shard in self.shards_of(number)]
                 self._send(number, self.beginning(shared_seed, fresh, starts))
         self._stream = iter(self.collector)
 
@@ -340,10 +340,10 @@ class PinnedUnits:
         self._epoch: _Epoch | None = None
         end_at_exit(self)
 
-    def begin(self, ahead: int, shared_seed: int | None, places: list[Any], fresh: bool, fillers: int) -> None:
+    def begin(self, ahead: int, shared_seed: int | None, positions: list[Any], fresh: bool, fillers: int) -> None:
         """See `WorkerPool.begin`."""
         self.leave()
-        self._pool.begin(ahead, shared_seed, places, fresh, fillers)
+        self._pool.begin(ahead, shared_seed, positions, fresh, fillers)
         self._epoch = _Epoch(self._pool, self._device)
         self._epoch.start(self._epoch.run)
 

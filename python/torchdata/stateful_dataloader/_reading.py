@@ -133,7 +133,7 @@ class EpochReader:
         return getattr(self._fetcher, "dataset_iter", None)
 
     @property
-    def restores_place(self) -> bool:
+    def restores_position(self) -> bool:
         """Whether a state restores the position in the dataset. Otherwise, the dataset is read from its beginning."""
         if not self.reading.is_iterable:
             return True
@@ -168,7 +168,7 @@ class EpochReader:
     @property
     def must_go_back(self) -> bool:
         """Whether a batch was interrupted and its samples can be recomputed only from an earlier position."""
-        return self._is_cut_off and self.reading.is_iterable and (self.restores_place or self._fetcher.is_broken)
+        return self._is_cut_off and self.reading.is_iterable and (self.restores_position or self._fetcher.is_broken)
 
     @property
     def has_ended(self) -> bool:
@@ -185,7 +185,7 @@ class EpochReader:
 
     def begin(self) -> None:
         """Begins an epoch."""
-        if self.has_ended and self.restores_place and not self._trails.stand_at_an_end:
+        if self.has_ended and self.restores_position and not self._trails.stand_at_an_end:
             with contextlib.suppress(Exception):  # an optional state that is not available now
                 self.took(self._state().copied())
         if self._trails.is_unknown and self.reading.is_iterable:
@@ -206,28 +206,28 @@ class EpochReader:
                 states.append(None)
         return ReadingPosition(dataset=states[0], collate=states[1], unbegun=True)
 
-    def restore(self, place: ReadingPosition) -> None:
+    def restore(self, position: ReadingPosition) -> None:
         """Resumes from a saved position.
 
         Args:
-            place: the position. Its generators are set unless they are None.
+            position: the position. Its generators are set unless they are None.
 
         Raises:
             ValueError: the dataset ends before this position.
         """
         self.count, self._is_over, self._is_uncounted, self._is_cut_off = 0, False, False, False
-        self._came_from = place if self.reading.is_iterable else None
-        later, random, base = place.later, place.random, place.origin
-        now: _Now = place.now, place.now_since
-        self._trails = Trails(place if self.reading.is_iterable else None)
+        self._came_from = position if self.reading.is_iterable else None
+        later, random, base = position.later, position.random, position.origin
+        now: _Now = position.now, position.now_since
+        self._trails = Trails(position if self.reading.is_iterable else None)
         # A dataset's state may contain the global generators. A state saved before the first loop contains those of the
         # main process, whereas a worker of an uninterrupted loader has its own.
-        with put_back_afterwards(GLOBAL if place.unstarted or (random is None and later) else ()):
+        with put_back_afterwards(GLOBAL if position.unstarted or (random is None and later) else ()):
             set_all(random or {})  # `iter(dataset)` may use the generators
             if base is not None and base.unbegun:
                 self._go_back(base)
             elif base is not None:
-                self._go_on(base, random or {}, place.since, now if not later else _NO_NOW, is_left=bool(later))
+                self._go_on(base, random or {}, position.since, now if not later else _NO_NOW, is_left=bool(later))
             for count in later[:-1] if later else ():
                 self._fetch_anew()
                 self._read_again(count, _NO_NOW, is_left=True)
@@ -247,8 +247,8 @@ class EpochReader:
         else:
             self._fetcher = Indexed(*how)
         self._fetched, self._timed_next = 0, _NEVER if self._clock is None else 1
-        self._keeps = self.reading.is_iterable and self.restores_place
-        if reading.is_iterable and not self.restores_place:
+        self._keeps = self.reading.is_iterable and self.restores_position
+        if reading.is_iterable and not self.restores_position:
             self._fetcher.watch()
 
     def _go_on(self, base: ReadingPosition, random: Moment, since: Any, now: _Now, is_left: bool) -> None:
@@ -318,7 +318,7 @@ class EpochReader:
         if is_stateful(reading.collate_fn) and base.collate is not None:
             give(reading.collate_fn, base.collate)
         self._fetch_anew()
-        if reading.is_iterable and self.restores_place:
+        if reading.is_iterable and self.restores_position:
             self._fetcher.position = None
         if part is None or not is_stateful(self._iterator):
             return
@@ -474,40 +474,40 @@ class EpochReader:
 
     # -- snapshots -----------------------------------------------------------------------------------
 
-    def place(self, is_given: bool = True) -> ReadingPosition:
+    def position(self, is_given: bool = True) -> ReadingPosition:
         """Returns a snapshot of the reading position.
 
         Args:
             is_given: whether the program received the last batch. If not, the snapshot is from before this batch.
         """
         is_inside = self.count - (not is_given and self._is_uncounted) > 0
-        if self.reading.is_iterable and self.restores_place and (self._is_cut_off or not is_given):
-            return self._trails.inside(self._state()) if is_inside else self._place_at_the_beginning()
+        if self.reading.is_iterable and self.restores_position and (self._is_cut_off or not is_given):
+            return self._trails.inside(self._state()) if is_inside else self._position_at_the_beginning()
         if not self.reading.is_iterable or self.count or self.has_ended:
             state = self._state()
             # this digest would cover one batch too many
             return state if is_given or not self._is_uncounted else state._replace(digest=None)
-        return self._place_at_the_beginning()
+        return self._position_at_the_beginning()
 
-    def _place_at_the_beginning(self) -> ReadingPosition:
+    def _position_at_the_beginning(self) -> ReadingPosition:
         if self._came_from is not None:
             return self._came_from
-        if not self.restores_place:
+        if not self.restores_position:
             return self._state()
         # for user code that inspects the state, the current states are included
         return self._trails.at_the_beginning(self._state())
 
-    def took(self, place: ReadingPosition | bytes) -> None:
+    def took(self, position: ReadingPosition | bytes) -> None:
         """Records a snapshot that was taken.
 
         Args:
-            place: the snapshot, as a copy or frozen bytes that nothing modifies.
+            position: the snapshot, as a copy or frozen bytes that nothing modifies.
         """
         if self.reading.is_iterable and (self.count or self.has_ended) and not self._is_cut_off:
             self._count_last()
-            self._trails.note(place, is_end=self.has_ended)
+            self._trails.note(position, is_end=self.has_ended)
 
-    def keep_place(self) -> None:
+    def keep_position(self) -> None:
         """Keeps a snapshot now and then, and after the first batch, in case this epoch is left."""
         if not self._keeps or not self.count or self._is_cut_off:
             return

@@ -65,12 +65,12 @@ class EpochStart:
     """How a shard begins an epoch.
 
     Args:
-        place: the snapshot to resume from; None starts from the beginning.
+        position: the snapshot to resume from; None starts from the beginning.
         filler: whether the first unit is empty, to leave the first turn to another shard.
         received: what the main process has received from the failed predecessor, if this is a replacement.
     """
 
-    place: Any
+    position: Any
     filler: bool = False
     received: Received | None = None
 
@@ -191,13 +191,13 @@ class ShardReader:
             fresh: whether the snapshot's epoch is over, so that only state that is kept between epochs is loaded.
             start: where the epoch begins.
         """
-        self.iterates, place, received = iterates, start.place, start.received
+        self.iterates, position, received = iterates, start.position, start.received
         batches = Batches(self, start.filler)
         try:
             if self.failure is None:
-                self._begin(shared_seed, place, fresh)
+                self._begin(shared_seed, position, fresh)
                 has_ended = received is not None and (received.ended or not self._read_again(received.indices))
-                went_on = place is not None and not fresh
+                went_on = position is not None and not fresh
                 assert self.reader is not None
                 batches.begin(self.reader, went_on, told=received is not None and bool(received.indices))
                 batches.is_over = has_ended
@@ -209,11 +209,11 @@ class ShardReader:
             batches.is_over = iterates and bool(received.indices)
         return batches
 
-    def repeat(self, shared_seed: int | None, place: Any, fresh: bool, indices: list[Any]) -> None:
+    def repeat(self, shared_seed: int | None, position: Any, fresh: bool, indices: list[Any]) -> None:
         """Reads a finished epoch again and drops its batches, because later epochs depend on it."""
         try:
             if self.failure is None:
-                self._begin(shared_seed, place, fresh)
+                self._begin(shared_seed, position, fresh)
                 self._read_again(indices)
         except BaseException as error:
             self.failure = self.described(error)
@@ -234,7 +234,7 @@ class ShardReader:
         self.watch.look()
         return is_whole
 
-    def _begin(self, shared_seed: int | None, place: Any, fresh: bool) -> None:
+    def _begin(self, shared_seed: int | None, position: Any, fresh: bool) -> None:
         reading = self.job.reading
         if shared_seed is not None:  # the dataset is a PyTorch pipe
             reading.dataset = seeded(reading.dataset, shared_seed)
@@ -247,10 +247,10 @@ class ShardReader:
             if self.counting is not None:
                 how = reading.dataset, reading.is_iterable, reading.collate_fn
                 self.reader.time_by(bind_reading(self.counting, *how, hands_out=self.is_local)[0])
-        self.watch.look()  # `begin` may take a place at the end of the last epoch
-        if place is not None:
-            self.reader.restore(place)
-        if place is None or fresh:
+        self.watch.look()  # `begin` may take a position at the end of the last epoch
+        if position is not None:
+            self.reader.restore(position)
+        if position is None or fresh:
             self.reader.begin()
 
 
@@ -324,9 +324,9 @@ class _Worker:
             rest = self.setup.name, self._ordered, self.failure
             self.shards = [ShardReader.failed(number, *rest) for number in self.setup.shards]
         each = []
-        for place, (shard, start) in enumerate(zip(self.shards, starts, strict=True)):
+        for number, (shard, start) in enumerate(zip(self.shards, starts, strict=True)):
             if self.failure is None:
-                self._enter(place)
+                self._enter(number)
             each.append(shard.begin_epoch(iterates, shared_seed, fresh, start))
         batches = each[0] if len(each) == 1 else tuple(each)
         while True:
@@ -423,7 +423,7 @@ class Batches(Iterator[Unit]):
         #: Whether no batch remains to be read.
         self.is_over = False
         #: Whether snapshots include the position in the dataset, rather than only the generators.
-        self._takes_places = False
+        self._takes_positions = False
         self._cadence = SnapshotCadence(shard.job.every) if shard.failure is None else SnapshotCadence(1)
         #: The time before which no snapshot is taken and no generator is checked.
         self._due = 0.0
@@ -442,11 +442,11 @@ class Batches(Iterator[Unit]):
                 then be assigned to the wrong unit.
         """
         self._reader, self._digest = reader, reader.digest
-        self._takes_places = reader.is_stateful and reader.restores_place
-        self._watches = self._takes_places or not self._shard.job.reading.is_iterable
-        if not told and (not went_on or self._takes_places):
+        self._takes_positions = reader.is_stateful and reader.restores_position
+        self._watches = self._takes_positions or not self._shard.job.reading.is_iterable
+        if not told and (not went_on or self._takes_positions):
             self._shard.watch.look()
-            self.news = News(before=self._frozen_place())
+            self.news = News(before=self._frozen_position())
 
     def __next__(self) -> Unit:
         if self._owed:
@@ -481,7 +481,7 @@ class Batches(Iterator[Unit]):
             self._digest = digest
             news = news._replace(digest=digest)
         if self._watches and (now := time.monotonic()) >= self._due:
-            if (frozen := self._place_after(now, now - began)) is not None:
+            if (frozen := self._position_after(now, now - began)) is not None:
                 news = news._replace(after=frozen)
             self._due = min(self._shard.watch.due, self._cadence.due if self._tells else math.inf)
         return self._unit(batch, news)
@@ -489,9 +489,9 @@ class Batches(Iterator[Unit]):
     @property
     def _tells(self) -> bool:
         """Whether its snapshots contain anything."""
-        return bool(self._takes_places or self._shard.watch.moved)
+        return bool(self._takes_positions or self._shard.watch.moved)
 
-    def _place_after(self, now: float, took: float) -> bytes | None:
+    def _position_after(self, now: float, took: float) -> bytes | None:
         """Returns the snapshot after the last batch, if one is due."""
         watch, cadence = self._shard.watch, self._cadence
         looks = now >= watch.due
@@ -500,7 +500,7 @@ class Batches(Iterator[Unit]):
             return b"" if looks else None  # nothing that would have to be read again
         if not cadence.is_due(now, took) and not first:  # without that generator, a snapshot is useless
             return None
-        frozen = self._frozen_place()
+        frozen = self._frozen_position()
         cadence.took(time.monotonic(), time.monotonic() - now)
         return frozen
 
@@ -517,19 +517,19 @@ class Batches(Iterator[Unit]):
     def _end(self, news: News) -> Unit:
         self.is_over = True
         news = news._replace(ended=True)
-        if self._takes_places or self._shard.job.persistent:  # later epochs depend on the state
+        if self._takes_positions or self._shard.job.persistent:  # later epochs depend on the state
             self._shard.watch.look()
-            news = news._replace(after=self._frozen_place())
+            news = news._replace(after=self._frozen_position())
         return self._unit(None, news)
 
     def _unit(self, batch: Any, news: News) -> Unit:
         self._brought = news
         return self._shard.number, self._order, batch, None if news is NO_NEWS else tuple(news)
 
-    def _frozen_place(self) -> bytes:
+    def _frozen_position(self) -> bytes:
         """Returns the frozen snapshot; empty if nothing has changed."""
         assert self._reader is not None
-        frozen = self._reader.place().frozen()
+        frozen = self._reader.position().frozen()
         self._reader.took(frozen)
         if frozen == self._last:
             return b""

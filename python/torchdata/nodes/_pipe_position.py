@@ -14,10 +14,10 @@ from torchdata.datapipes.state import forget_state, iterate, load_state, save_st
 from torchdata.nodes._fields import StateFields
 from torchdata.nodes.base_node import BaseNode, is_repeatable
 
-__all__ = ["PipePlace"]
+__all__ = ["PipePosition"]
 
 
-class PipePlace:
+class PipePosition:
     """Iterates over a pipe in successive epochs, and saves its exact position.
 
     Args:
