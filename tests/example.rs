@@ -1,7 +1,7 @@
 //! Reads examples from protocol buffers: encoded ones and random bytes.
 
 use proptest::prelude::*;
-use torchdata_core::formats::example::{Example, Feature, Kind};
+use torchdata_core::formats::example::{Example, Feature, FeatureKind};
 use torchdata_core::formats::wire::{Fields, WireError};
 
 fn varint(mut value: u64) -> Vec<u8> {
@@ -48,12 +48,12 @@ fn decoded(feature: &Feature<'_>) -> Result<Option<Values>, WireError> {
     let (mut floats, mut integers) = (vec![1.0], vec![1]);
     Ok(match feature.kind() {
         None => None,
-        Some(Kind::Bytes) => Some(Values::Bytes(feature.bytes().iter().map(|value| value.to_vec()).collect())),
-        Some(Kind::Float) => {
+        Some(FeatureKind::Bytes) => Some(Values::Bytes(feature.bytes().iter().map(|value| value.to_vec()).collect())),
+        Some(FeatureKind::Float) => {
             feature.floats(&mut floats)?;
             Some(Values::Floats(floats.iter().map(|value| value.to_bits()).collect()))
         }
-        Some(Kind::Int64) => {
+        Some(FeatureKind::Int64) => {
             feature.integers(&mut integers)?;
             Some(Values::Integers(integers))
         }

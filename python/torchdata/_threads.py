@@ -36,7 +36,7 @@ PATIENCE = 2.0
 _LOOK = 0.1
 
 
-class Flag:
+class Latch:
     """A flag that is set once, for threads that wait for it. It is safe against Ctrl-C at any point.
 
     An `Event` of `threading` acquires its lock in Python code. If an exception is raised at that moment, the lock is

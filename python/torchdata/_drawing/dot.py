@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchdata._drawing.graph import Graph
+from torchdata._drawing.graph import DrawnGraph
 from torchdata._drawing.picture import color_of
 from torchdata._optional import optional_import
 
@@ -16,7 +16,7 @@ __all__ = ["as_digraph"]
 _NODES = {"fontname": "monospace", "fontsize": "10", "height": "0.2", "shape": "box", "style": "filled"}
 
 
-def as_digraph(graph: Graph) -> graphviz.Digraph:
+def as_digraph(graph: DrawnGraph) -> graphviz.Digraph:
     """Returns a graph with a cluster for each process, colors by own time, and rates on the arrows.
 
     Raises:

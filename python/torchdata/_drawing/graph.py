@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["Arrow", "Graph", "Group", "Node"]
+__all__ = ["Arrow", "DrawnGraph", "DrawnGroup", "Node"]
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Arrow:
 
 
 @dataclass
-class Group:
+class DrawnGroup:
     """The pipes of a process, or of several processes with the same pipes. Groups with lower columns are drawn further
     up.
     """
@@ -48,13 +48,13 @@ class Group:
 
 
 @dataclass
-class Graph:
+class DrawnGraph:
     """The contents of a picture."""
 
-    groups: list[Group] = field(default_factory=list)
+    groups: list[DrawnGroup] = field(default_factory=list)
     arrows: list[Arrow] = field(default_factory=list)
 
-    def add(self, group: Group) -> None:
+    def add(self, group: DrawnGroup) -> None:
         """Adds a group, and numbers its nodes."""
         first = sum(len(other.nodes) for other in self.groups)
         for number, node in enumerate(group.nodes, first):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from torchdata._drawing.graph import Graph
+from torchdata._drawing.graph import DrawnGraph
 from torchdata._drawing.picture import Picture
 
 __all__ = ["page", "picture_in", "table"]
@@ -31,5 +31,5 @@ def page(name: str, *parts: str) -> str:
     return f'<div class="torchdata-{name}" style="overflow-x:auto">{"".join(parts)}</div>'
 
 
-def picture_in(graph: Graph) -> str:
+def picture_in(graph: DrawnGraph) -> str:
     return f'<div style="margin:8px 0">{Picture(graph).svg()}</div>' if graph.nodes else ""

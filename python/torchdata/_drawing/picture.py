@@ -12,7 +12,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from html import escape
 
-from torchdata._drawing.graph import Arrow, Graph, Group, Node
+from torchdata._drawing.graph import Arrow, DrawnGraph, DrawnGroup, Node
 
 __all__ = ["Picture", "color_of"]
 
@@ -97,7 +97,7 @@ class Picture:
         graph: the graph to draw.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: DrawnGraph) -> None:
         self._boxes: dict[int, _Box] = {}
         self._frames: list[_Box] = []
         self._row_of: dict[int, int] = {}  # the group of each node, from the top
@@ -116,7 +116,7 @@ class Picture:
         right = max([self._right, *ends, *(_rightmost(curve) for curve in self._curves)])
         self.width, self.height = max(40, round(right + _MARGIN)), round(bottom + _MARGIN)
 
-    def _place(self, group: Group, arrows: list[Arrow], top: float) -> float:
+    def _place(self, group: DrawnGroup, arrows: list[Arrow], top: float) -> float:
         """Places a group's nodes around a line at 0, each just above its readers; returns the lower end."""
         keys = {node.key for node in group.nodes}
         within = [(arrow.tail, arrow.head) for arrow in arrows if {arrow.tail, arrow.head} <= keys]

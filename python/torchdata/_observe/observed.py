@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torchdata._observe.show.progress import Progress
+    from torchdata._observe.show.progress import ProgressBar
     from torchdata._observe.show.shown import ShownStats
     from torchdata._observe.stats.diagnosis import Verdict
     from torchdata._observe.stats.model import LoaderStats
@@ -44,7 +44,7 @@ class ObservedLoader:
         """
         return self._recorder.diagnose(since, self._epochs_ended())
 
-    def progress(self, **options: Any) -> Progress[Any]:
+    def progress(self, **options: Any) -> ProgressBar[Any]:
         """Iterates over an epoch and shows its progress: items per second, the completed part, and the time spent
         waiting.
 
@@ -62,9 +62,9 @@ class ObservedLoader:
             >>> [item for item in DataLoader2(IterableWrapper(range(3))).progress()]
             [0, 1, 2]
         """
-        from torchdata._observe.show.progress import Progress
+        from torchdata._observe.show.progress import ProgressBar
 
-        return Progress(self, **options)  # type: ignore[arg-type]  # it has `__iter__`, and `__len__` perhaps
+        return ProgressBar(self, **options)  # type: ignore[arg-type]  # it has `__iter__`, and `__len__` perhaps
 
     def worker_pids(self) -> list[int]:
         """Returns the process ids of the running workers in order, followed by that of the dispatching process, if

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from torchdata.dataloader2._epochs import EpochRun
 from torchdata.dataloader2._rank_states import SavedPlaces, read
 from torchdata.dataloader2.graph import DataPipe
-from torchdata.dataloader2.graph.serialization import Snapshot, unpickled
+from torchdata.dataloader2.graph.serialization import GraphTemplate, unpickled
 from torchdata.dataloader2.state.identity import require_same_settings
 from torchdata.dataloader2.state.layout import SERIALIZED_DATAPIPE_KEY_NAME, dump, entries_in
 from torchdata.dataloader2.state.position import LoaderState, Position, Randomness, SavedRanks
@@ -138,7 +138,7 @@ class StateKeeper:
         if begun:
             run.begin()
 
-    def _snapshot_for(self, state: LoaderState, strict: bool, allow_pickle: bool) -> Snapshot | None:
+    def _snapshot_for(self, state: LoaderState, strict: bool, allow_pickle: bool) -> GraphTemplate | None:
         """Returns the pipe of the state if it must be read; None to use the loader's own pipe."""
         pipeline = self._pipeline
         if state.is_of_0_9:
@@ -154,7 +154,7 @@ class StateKeeper:
                 "the pipe of this loader state is a pickle, which is not opened with allow_pickle=False: opening it "
                 "may run any code that its writer likes. Make a DataLoader2 with the pipe, and load the state into that"
             )
-        snapshot = Snapshot(unpacked_pipe(state))
+        snapshot = GraphTemplate(unpacked_pipe(state))
         if pipeline.adapters and strict and state.outline is not None and not state.is_between_epochs:
             require_same_settings(state.outline, fingerprint(pipeline.adapted(snapshot.copy())))
         return snapshot

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torchdata.dataloader2._epochs import EpochRun
 
 
-class Loader(Protocol):
+class ClosableLoader(Protocol):
     """The part of a loader that the shutdown needs. A subclass may extend `shutdown`."""
 
     @property
@@ -37,7 +37,7 @@ class Loader(Protocol):
 
 #: The open loaders of this process, by the id of their `Ending`, which interpreter exit shuts down. Not a WeakSet,
 #: which runs Python code when a loader is freed, where a KeyboardInterrupt would be lost.
-_open_loaders: dict[int, weakref.ref[Loader]] = {}
+_open_loaders: dict[int, weakref.ref[ClosableLoader]] = {}
 
 
 class Ending:
@@ -57,7 +57,7 @@ class Ending:
         is_over: whether the shutdown is complete.
     """
 
-    def __init__(self, loader: Loader, run: EpochRun, keeper: StateKeeper) -> None:
+    def __init__(self, loader: ClosableLoader, run: EpochRun, keeper: StateKeeper) -> None:
         self._pipeline, self._run, self._keeper = run.pipeline, run, keeper
         self.changing = threading.RLock()
         self.owner_pid = os.getpid()

@@ -211,7 +211,7 @@ class EpochRun:
             position.load_between(between)
         if pipeline.skips:
             went_on = place is not None and place.given
-            of = "the rest of this epoch" if went_on else "this epoch"
+            of = f"items of {'the rest of ' if went_on else ''}this epoch"
             self._counted = self.recorder.reading() if self.recorder.board is not None else None, of
         self.epochs += 1
         position.begin(place, strict)

@@ -31,7 +31,7 @@ LEFT = "this epoch was left: another thread or a signal handler has called iter(
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Run(Protocol):
+class IteratedRun(Protocol):
     """The run of a loader's epochs, with the attributes that an iterator uses."""
 
     pipeline: Pipeline
@@ -54,14 +54,14 @@ class Run(Protocol):
         """Continues to read ahead."""
 
 
-class Loader(Protocol):
+class IteratedLoader(Protocol):
     """The loader, with the attributes that an iterator uses."""
 
     valid_iterator_id: int | None
     _terminated: bool
 
     @property
-    def _run(self) -> Run:
+    def _run(self) -> IteratedRun:
         """The run of its epochs."""
 
 
@@ -108,10 +108,10 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
         (0, [1])
     """
 
-    def __new__(cls, dataloader: Loader, iterator_id: int) -> DataLoader2Iterator[T_co]:
+    def __new__(cls, dataloader: IteratedLoader, iterator_id: int) -> DataLoader2Iterator[T_co]:
         return super().__new__(cls, dataloader._run.delivery, iterator_id)
 
-    def __init__(self, dataloader: Loader, iterator_id: int) -> None:
+    def __init__(self, dataloader: IteratedLoader, iterator_id: int) -> None:
         self.dataloader = dataloader
         self._run = dataloader._run
         self.iterator_id = iterator_id

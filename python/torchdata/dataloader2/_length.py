@@ -61,7 +61,7 @@ def _joined(value: Any, copies: dict[int, Any]) -> Any:
     return make([_joined(member, copies) for member in value])
 
 
-class _Counted(DispatchedSource):
+class _CountedSource(DispatchedSource):
     """Represents a part of the graph in other processes, with its number of items."""
 
     count = 0
@@ -82,7 +82,7 @@ def length_of_epoch(datapipe: Any, service: ReadingServiceInterface) -> int:
     """
     try:
         with certain_lengths():  # no guesses, and no lengths for which a pipe would read all items
-            return _Epoch(datapipe, service).length()
+            return _RankEpoch(datapipe, service).length()
     except Exception as error:
         raise TypeError(f"this DataLoader2 has no length: {advice_on(error)}") from error
 
@@ -94,7 +94,7 @@ def advice_on(error: BaseException) -> str:
     return f"{error}; if you know how many items come from that pipe, say it by `.set_length(n)` behind it"
 
 
-class _Epoch:
+class _RankEpoch:
     """An epoch of a graph on its ranks and in their workers."""
 
     def __init__(self, datapipe: Any, service: ReadingServiceInterface) -> None:
@@ -107,7 +107,7 @@ class _Epoch:
                 graph = Graph(put_in_place(graph, pipe, *graph.sources(pipe)))
         self.graph = graph
         self.dispatching: Graph | None = None
-        self.dispatched, self.from_workers = _Counted(), _Counted()
+        self.dispatched, self.from_workers = _CountedSource(), _CountedSource()
         self.branch: Graph = graph
         if self.workers:
             self._cut()
@@ -163,4 +163,4 @@ class _Epoch:
 
 
 def _is_divided(graph: Graph) -> bool:
-    return any(is_sharding(pipe) or isinstance(pipe, _Counted) for pipe in graph)
+    return any(is_sharding(pipe) or isinstance(pipe, _CountedSource) for pipe in graph)

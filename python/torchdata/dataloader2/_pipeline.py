@@ -15,7 +15,7 @@ from torchdata._reporting import add_note
 from torchdata._threads import Work
 from torchdata.dataloader2._arguments import require_pipe, require_service
 from torchdata.dataloader2._length import advice_on, length_of_epoch, skeleton
-from torchdata.dataloader2.graph.serialization import Snapshot
+from torchdata.dataloader2.graph.serialization import GraphTemplate
 from torchdata.dataloader2.graph.settings import pause_pipes, resume_pipes
 from torchdata.dataloader2.services.interface import ReadingServiceInterface, contract_of
 from torchdata.dataloader2.services.sequential import holds_nothing
@@ -43,10 +43,10 @@ class Pipeline:
 
     def __init__(
         self,
-        graph: Snapshot,
+        graph: GraphTemplate,
         adapters: list[Any] | None,
-        service: Snapshot,
-        serialize: Callable[[Snapshot], bytes],
+        service: GraphTemplate,
+        serialize: Callable[[GraphTemplate], bytes],
         *,
         is_adapted: bool = False,
     ) -> None:
@@ -76,7 +76,7 @@ class Pipeline:
                 require_service(service)
         return service
 
-    def take(self, snapshot: Snapshot, *, is_adapted: bool = False) -> None:
+    def take(self, snapshot: GraphTemplate, *, is_adapted: bool = False) -> None:
         """Uses a copy of a graph as the loader's graph, and keeps the graph from before the service changes it.
 
         Args:
@@ -86,7 +86,7 @@ class Pipeline:
         datapipe = snapshot.copy()
         if datapipe is not None and self.adapters and not is_adapted:
             datapipe = self.adapted(datapipe)
-            snapshot = Snapshot(datapipe)
+            snapshot = GraphTemplate(datapipe)
         self.datapipe = datapipe
         self.name = "no pipe yet" if datapipe is None else type(datapipe).__qualname__
         self.snapshot = snapshot

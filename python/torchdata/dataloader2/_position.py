@@ -28,7 +28,7 @@ from torchdata.dataloader2.state.places import lasts, names_of_lasting
 from torchdata.dataloader2.state.position import Content, Position, Processes, WorkersPosition
 from torchdata.datapipes._pipe.datasets import UnorderedSet
 from torchdata.datapipes._pipe.graph.graph import Graph
-from torchdata.datapipes._pipe.state.layout import Entry
+from torchdata.datapipes._pipe.state.layout import PipeEntry
 from torchdata.datapipes._pipe.state.record import record_of
 from torchdata.datapipes.datapipe import token_of
 from torchdata.datapipes.iter.threads.pinning import PinMemory
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 HOLDING = (Prefetcher, PinMemory, FullSync)
 
 
-class Run(Protocol):
+class PositionedRun(Protocol):
     """The run of a loader's epochs, with the attributes that a position uses."""
 
     pipeline: Pipeline
@@ -79,8 +79,8 @@ class Tracker:
         run: the run that this object tracks. The run owns this object.
     """
 
-    def __init__(self, run: Run) -> None:
-        self._run: Run = weakref.proxy(run)  # no circle: a loader ends with its last reference
+    def __init__(self, run: PositionedRun) -> None:
+        self._run: PositionedRun = weakref.proxy(run)  # no circle: a loader ends with its last reference
         self._pipeline, self._delivery = run.pipeline, run.delivery
         self.output: WorkerOutput | None = None
         #: Whether the pipes in main yield one item for each item of the workers.
@@ -248,7 +248,7 @@ class Tracker:
             return Position(given, graph=sealed(Content(entries)), generators=seal(generators))
         own = pipes.index(output)
         if output.is_unread and not token_of(output).armed:  # its items were from the previous epoch
-            entries[own] = Entry(entries[own].type)
+            entries[own] = PipeEntry(entries[own].type)
         read = self._read_by_main(entries[own], output)
         if read is not None:
             place = output.place(read)  # threads may have taken more since
@@ -262,7 +262,7 @@ class Tracker:
             given, graph=sealed(Content(entries)), workers=place, in_main=False, untold=output.untold(place)
         )
 
-    def _read_by_main(self, entry: Entry, output: WorkerOutput) -> int | None:
+    def _read_by_main(self, entry: PipeEntry, output: WorkerOutput) -> int | None:
         """Returns how many items of the workers' pass main's part of the graph will have read when it resumes.
 
         Returns:
@@ -515,5 +515,5 @@ def _spare_ranks(graph: Graph, drop: int) -> None:
     """
     fullsync = _below_counting(graph, FullSync)
     if fullsync is not None:
-        loaded, below = (record_of(pipe).loaded or Entry("") for pipe in (graph.end, fullsync))
+        loaded, below = (record_of(pipe).loaded or PipeEntry("") for pipe in (graph.end, fullsync))
         fullsync.make_again(drop + (loaded.drop or 0) - (below.yielded - loaded.yielded))

@@ -27,7 +27,7 @@ from torchdata.dataloader2._rank_states import read
 from torchdata.dataloader2._seeds import Seeds
 from torchdata.dataloader2.adapter import Adapter
 from torchdata.dataloader2.graph import DataPipe
-from torchdata.dataloader2.graph.serialization import Snapshot
+from torchdata.dataloader2.graph.serialization import GraphTemplate
 from torchdata.dataloader2.graph.serialization import serialize_datapipe as serialize_datapipe
 from torchdata.dataloader2.random.seed_generator import check_seed
 from torchdata.dataloader2.reading_service import InProcessReadingService
@@ -40,7 +40,7 @@ from torchdata.datapipes._pipe.checks import check_int
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 if TYPE_CHECKING:
-    from torchdata._drawing.graph import Graph
+    from torchdata._drawing.graph import DrawnGraph
     from torchdata._drawing.picture import Picture
 
 __all__ = ["DataLoader2", "DataLoader2Iterator"]
@@ -167,8 +167,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             datapipe = datapipe.to_iter_datapipe()
         if datapipe is not None and datapipe_adapter_fn is None:  # an adapter could replace something else by a pipe
             require_pipe(datapipe)
-        adapters, service = adapter_list(datapipe_adapter_fn), Snapshot(reading_service)  # fails if it is in use
-        self._set_up(Pipeline(Snapshot(datapipe), adapters, service, _serialized), Seeds(), recorder)
+        adapters, service = adapter_list(datapipe_adapter_fn), GraphTemplate(reading_service)  # fails if it is in use
+        self._set_up(Pipeline(GraphTemplate(datapipe), adapters, service, _serialized), Seeds(), recorder)
 
     def _set_up(self, pipeline: Pipeline, seeds: Seeds, recorder: Recorder) -> None:
         """Creates the attributes of a loader that has not started."""
@@ -583,7 +583,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
 
         return html_of_loader(self)
 
-    def _torchdata_graph(self) -> Graph:
+    def _torchdata_graph(self) -> DrawnGraph:
         from torchdata._observe.show.graph import graph_of_stats
         from torchdata.datapipes._pipe.showing import graph_of_pipe
 
@@ -591,6 +591,6 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         return graph_of_stats(stats) if stats.pipes else graph_of_pipe(self.datapipe)
 
 
-def _serialized(snapshot: Snapshot) -> bytes:
+def _serialized(snapshot: GraphTemplate) -> bytes:
     """Serializes by the `serialize_datapipe` of this module, which old tests replace."""
     return serialize_datapipe(snapshot)

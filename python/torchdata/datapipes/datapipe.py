@@ -23,7 +23,7 @@ from torchdata.datapipes._pipe.ranges import ranges
 from torchdata.datapipes._pipe.registry import FunctionalForms
 from torchdata.datapipes._pipe.renewing import keep_for_reader, renewal_of, taken_again
 from torchdata.datapipes._pipe.splitting import begin_whole, is_read_whole
-from torchdata.datapipes._pipe.state.declared import DERIVED, State, declare
+from torchdata.datapipes._pipe.state.declared import DERIVED, DeclaredState, declare
 from torchdata.datapipes._pipe.state.generators import load_generators
 from torchdata.datapipes._pipe.state.halting import Halts
 from torchdata.datapipes._pipe.state.hooks import PipeHooks
@@ -167,9 +167,9 @@ class _PicklingHooks:
     #: Declares that the iteration state consists of the attributes declared by `state` and the sources' state. It
     #: contains the names of these attributes. A class without such attributes sets it to `()`.
     iteration_state: ClassVar[tuple[str, ...]]
-    _own_state: ClassVar[tuple[State, ...]] = ()
+    _own_state: ClassVar[tuple[DeclaredState, ...]] = ()
     #: The declarations of the class and its bases.
-    _declared: ClassVar[tuple[State, ...]] = ()
+    _declared: ClassVar[tuple[DeclaredState, ...]] = ()
     #: Names of attributes that copies leave out.
     _not_copied: ClassVar[frozenset[str]] = frozenset()
     #: Names of attributes that contain items. These attributes are not searched for sources of this pipe.

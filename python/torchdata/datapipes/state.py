@@ -4,9 +4,9 @@ Role: combines the states of the pipes to the state of a graph. Runs in the proc
 between two items.
 
 A graph state is a dict of plain data, which nothing changes any more. Its `graph` tells what the pipes were made with
-(see `fingerprint`), its `checksums` are of both, its `pipes` has an entry for each pipe (see `Entry`), sources before
-those that read them. Values that only pickle can hold lie in a pipe's own state as bytes under `"__pickled__"`, and
-plain data that is nested deeper than a list of numbers under `"__nested__"`.
+(see `fingerprint`), its `checksums` are of both, its `pipes` has an entry for each pipe (see `PipeEntry`), sources
+before those that read them. Values that only pickle can hold lie in a pipe's own state as bytes under `"__pickled__"`,
+and plain data that is nested deeper than a list of numbers under `"__nested__"`.
 
 A replay starts with the state that all sources had when the pass of the replayed pipe began. If the global generators
 were used since the end of the graph began, or if two branches of the graph meet below the pipe, the end of the graph is
@@ -48,7 +48,7 @@ from torchdata.datapipes._pipe.state.iteration import (
 )
 from torchdata.datapipes._pipe.state.layout import (
     STATE_VERSION,
-    Entry,
+    PipeEntry,
     check_checksums,
     checksums_of,
     dump_graph,
@@ -142,7 +142,7 @@ def save_state(datapipe: Any, *, described: bool = True) -> dict[str, Any]:
     return {**state, "checksums": checksums_of(state)}
 
 
-def save_entries(datapipe: Any) -> list[Entry]:
+def save_entries(datapipe: Any) -> list[PipeEntry]:
     """The positions of all pipes of a graph, as values."""
     graph = graph_of(datapipe)
     with standing_still(graph.pipes):
@@ -269,9 +269,9 @@ class _Saving:
 
     # -- entries ---------------------------------------------------------------------------------------------------
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[PipeEntry]:
         """The entries of all pipes."""
-        found: dict[int, Entry] = {}
+        found: dict[int, PipeEntry] = {}
         if is_torchs(self.end) and id(self.end) in self._in_use and may_be_over(self.end):
             raise perhaps_over(self.end)
         for pipe in self._to_replay():
@@ -285,10 +285,10 @@ class _Saving:
         )
         return [found.get(id(pipe)) or self._entry(pipe, id(pipe) in below) for pipe in self.pipes]
 
-    def _replayed(self, pipe: Any, beginning: Beginning) -> dict[int, Entry]:
+    def _replayed(self, pipe: Any, beginning: Beginning) -> dict[int, PipeEntry]:
         """The entries of a replayed pipe and of all that it reads from."""
         self._check_grown(pipe, beginning)
-        entries: dict[int, Entry] = {}
+        entries: dict[int, PipeEntry] = {}
         began = record_of(pipe).stamp
         may_be_left = id(pipe) not in self._find_in_use(alone=False)
         for each, entry, raw in beginning.parts:
@@ -326,7 +326,7 @@ class _Saving:
                 "Make them in __init__, or keep them in local variables"
             )
 
-    def _entry(self, pipe: Any, replayed: bool) -> Entry:
+    def _entry(self, pipe: Any, replayed: bool) -> PipeEntry:
         if is_torchs(pipe):
             return self._entry_of_torchs(pipe, replayed)
         record = record_of(pipe)
@@ -334,8 +334,8 @@ class _Saving:
             return with_pending(pipe, record, record.loaded)
         if not isinstance(pipe, IterDataPipe):  # a map-style pipe has no position, but may have a state
             if not is_restorable(pipe):
-                return Entry(name_of(pipe))
-            return with_seeds(Entry(name_of(pipe), restores=True, state=self._state_of(pipe)), record)
+                return PipeEntry(name_of(pipe))
+            return with_seeds(PipeEntry(name_of(pipe), restores=True, state=self._state_of(pipe)), record)
         # A pipe of a user's without a `reset` may still show the place of the pass before.
         is_stale = token_of(pipe).yielded == 0 and not can_reset(type(pipe))
         if id(pipe) not in self._in_use or not is_restorable(pipe) or replayed or is_stale:
@@ -347,20 +347,20 @@ class _Saving:
             return entry._replace(skipped=record.skipped)  # also of one whose reader has all of it
         finished, state = self._has_finished(pipe), self._state_of(pipe)
         seeds = record.seed, record.seeded or None
-        return Entry(name_of(pipe), True, token_of(pipe).yielded, finished, state, *seeds, record.skipped or None)
+        return PipeEntry(name_of(pipe), True, token_of(pipe).yielded, finished, state, *seeds, record.skipped or None)
 
     def _state_of(self, pipe: Any) -> dict[str, Any]:
         return to_plain(pipe.state_dict(), name_of(pipe))
 
-    def _entry_of_torchs(self, pipe: Any, below: bool) -> Entry:
+    def _entry_of_torchs(self, pipe: Any, below: bool) -> PipeEntry:
         loaded = record_of(pipe).loaded
         if loaded is not None and awaits_iteration(pipe):
             return loaded
         anew = below or id(pipe) not in self._in_use
-        return Entry(name_of(pipe), drop=None if anew else yielded_so_far(pipe))
+        return PipeEntry(name_of(pipe), drop=None if anew else yielded_so_far(pipe))
 
 
-def _entry_anew(pipe: Any) -> Entry:
+def _entry_anew(pipe: Any) -> PipeEntry:
     """An entry with which the next pass of a pipe starts from the beginning, with the seed that was set for it."""
     entry, lasting = entry_at_beginning(pipe)
     return entry if lasting is None else entry._replace(state=to_plain(lasting, name_of(pipe)))
@@ -464,7 +464,7 @@ def load_state(datapipe: Any, state: dict[str, Any], *, strict: bool = True, all
     load_entries(graph, entries)
 
 
-def _require_same_pipes(graph: Graph, entries: Sequence[Entry]) -> None:
+def _require_same_pipes(graph: Graph, entries: Sequence[PipeEntry]) -> None:
     saved, found = [entry.type for entry in entries], [*map(name_of, graph)]
     if saved != found:
         raise ValueError(
@@ -488,7 +488,7 @@ def set_strictness(datapipe: Any, is_strict: bool) -> None:
         hooks_of(pipe)._compare(is_strict)
 
 
-def load_entries(datapipe: Any, entries: Sequence[Entry]) -> None:
+def load_entries(datapipe: Any, entries: Sequence[PipeEntry]) -> None:
     """Sets all pipes of a graph to the positions that `save_entries` returned."""
     graph = graph_of(datapipe)
     _require_same_pipes(graph, entries)

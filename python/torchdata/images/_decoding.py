@@ -16,7 +16,7 @@ from torchdata._optional import optional_import
 from torchdata._redacting import shown
 from torchdata.images import _pillow
 from torchdata.images._boxes import Box, check_box
-from torchdata.images._pictures import Picture, open_picture
+from torchdata.images._pictures import DecodablePicture, open_picture
 
 __all__ = ["Crop", "Request", "Size", "decode", "decode_batch", "read"]
 
@@ -300,7 +300,7 @@ def read(data: Any) -> tuple[Any, str]:
     return content, name
 
 
-def _opened(request: Request, content: Any, name: str, crop: Crop) -> tuple[Picture, Box]:
+def _opened(request: Request, content: Any, name: str, crop: Crop) -> tuple[DecodablePicture, Box]:
     """Returns the picture in the contents, and the part of it to use."""
     with _decoding(name):
         picture = open_picture(content, request.mode, request.exif, request.truncated == "keep")
@@ -332,7 +332,7 @@ class _decoding:
         raise ValueError(f"{self.name} cannot be decoded as an image: {said}") from error
 
 
-def _fill(request: Request, picture: Picture, box: Box, flip: bool, name: str, out: Any) -> None:
+def _fill(request: Request, picture: DecodablePicture, box: Box, flip: bool, name: str, out: Any) -> None:
     """Decodes a picture into an array with the shape of the request."""
     rows, columns = out.shape[:2] if request.layout == "HWC" else out.shape[1:]
     left, top, right, bottom = box

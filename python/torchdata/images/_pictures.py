@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from torchdata._importing import import_whole
 from torchdata.images import _pillow
 
-__all__ = ["Picture", "open_picture"]
+__all__ = ["DecodablePicture", "open_picture"]
 
 #: Maximum number of bytes in the pixel buffer of a thread.
 _KEPT = 64 << 20
@@ -26,7 +26,7 @@ _COLOURS = {"RGB": ("RGB", frozenset({"YCbCr", "Gray", "RGB"})), "L": ("GRAY", f
 _CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4, "I;16": 1}
 
 
-class Picture(Protocol):
+class DecodablePicture(Protocol):
     """An image to decode. `width` and `height` are the size of its pixels."""
 
     width: int
@@ -74,7 +74,7 @@ def simplejpeg() -> Any:
         return None
 
 
-def open_picture(content: Any, mode: str, exif: bool, keep: bool) -> Picture:
+def open_picture(content: Any, mode: str, exif: bool, keep: bool) -> DecodablePicture:
     """Returns the picture in `content`.
 
     Args:
@@ -189,7 +189,7 @@ _TURNS: dict[int, tuple[bool, Callable[[Any], Any]]] = {
 class _Turned:
     """A picture that is rotated upright."""
 
-    def __init__(self, picture: Picture, orientation: int) -> None:
+    def __init__(self, picture: DecodablePicture, orientation: int) -> None:
         self.picture = picture
         self.sideways, self.mirror = _TURNS[orientation]
         self._take_size()

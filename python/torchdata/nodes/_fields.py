@@ -4,31 +4,36 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["Fields"]
+from torchdata.nodes.base_node import BaseNode, T, advance_of
+
+__all__ = ["StateFields"]
 
 #: A placeholder for no default: the field is required.
 _REQUIRED: Any = object()
 
 
-class Fields:
+class StateFields:
     """The fields of a node's state.
 
     Args:
         node: the name of the node, for error messages.
-        state: a result of `get_state` of such a node.
+        state: a result of `get_state` of such a node. None for the beginning of an epoch, where integers have their
+            smallest allowed value, flags their default, lists are empty, and other fields are None.
+        begins: whether `state` may be None.
 
     Raises:
         ValueError: `state` is not a dict.
     """
 
-    def __init__(self, node: str, state: Any) -> None:
-        if not isinstance(state, Mapping):
+    def __init__(self, node: str, state: Any, begins: bool = True) -> None:
+        if not isinstance(state, Mapping) and (state is not None or not begins):
             raise ValueError(f"{node}: a state must be a dict, but got {_shown(state)}")
         self._node = node
-        self._state = state
+        self._is_beginning = state is None
+        self._state = state or {}
 
     def __contains__(self, key: str) -> bool:
         return key in self._state
@@ -39,9 +44,9 @@ class Fields:
         Raises:
             ValueError: the field is missing.
         """
-        if key not in self._state:
+        if key not in self._state and not self._is_beginning:
             raise ValueError(f"{self._node}: the state has no {key!r}; it is damaged, or that of another kind of node")
-        return self._state[key]
+        return self._state.get(key)
 
     def get(self, key: str) -> Any:
         """Returns the value of a field; None if it is missing."""
@@ -59,7 +64,8 @@ class Fields:
         Raises:
             ValueError: the field is missing, not an integer, or out of range.
         """
-        value = self._state.get(key, default) if default is not _REQUIRED else self[key]
+        value = self._state.get(key, least if self._is_beginning else default)
+        value = self[key] if value is _REQUIRED else value
         try:
             number = -1 if isinstance(value, bool) else operator.index(value)
         except TypeError:
@@ -91,14 +97,14 @@ class Fields:
             raise self.wrong(key, "must be a list")
         return value
 
-    def state(self, key: str) -> Mapping[str, Any]:
-        """Returns the value of a field that contains the state of a part of this node.
+    def state(self, key: str) -> Any:
+        """Returns the value of a field that contains the state of a part of this node; None at the beginning.
 
         Raises:
             ValueError: the field contains another value.
         """
         value = self[key]
-        if not isinstance(value, Mapping):
+        if not isinstance(value, Mapping) and not self._is_beginning:
             raise self.wrong(key, "must be a dict")
         return value
 
@@ -108,11 +114,16 @@ class Fields:
         Raises:
             ValueError: the field contains another value, or the dict lacks a key.
         """
-        value = self.state(key)
+        value: Mapping[str, Any] = self.state(key)
         missing = [name for name in names if name not in value]
         if missing:
             raise self.wrong(key, f"must have the keys {names}")
         return value
+
+    def reset(self, source: BaseNode[T], key: str) -> Callable[[], T]:
+        """Moves a source to the state in a field, and returns the function that reads its next item."""
+        source.reset(self[key])
+        return advance_of(source)
 
     def wrong(self, key: str, wanted: str) -> ValueError:
         """Returns the error for a field with a wrong value.

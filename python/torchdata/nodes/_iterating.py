@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 from torchdata._reporting import warn_outside
 from torchdata._stateful import StatefulStream, StreamState
 from torchdata.datapipes._pipe.seeking import seek
-from torchdata.datapipes._pipe.witnessing import Digest
-from torchdata.nodes._fields import Fields
+from torchdata.datapipes._pipe.witnessing import SampleDigest
+from torchdata.nodes._fields import StateFields
 from torchdata.nodes.base_node import BaseNode, NotReset, T
 from torchdata.nodes.types import Stateful
 
@@ -50,8 +50,8 @@ class IteratingNode(BaseNode[T]):
     _to_drop = 0
     #: A checksum of some items of an iterable without a state, for comparison when they are reread, and the
     #: checksum in a loaded state.
-    _digest: Digest | None = None
-    _loaded_digest: Digest | None = None
+    _digest: SampleDigest | None = None
+    _loaded_digest: SampleDigest | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -85,14 +85,14 @@ class IteratingNode(BaseNode[T]):
         self._it = rest if stream.has_state else stream.iterator
         return stream.has_state
 
-    def _new_digest(self) -> Digest | None:
-        return Digest() if self._stateful is None and self._is_sampled() else None
+    def _new_digest(self) -> SampleDigest | None:
+        return SampleDigest() if self._stateful is None and self._is_sampled() else None
 
     def _is_sampled(self) -> bool:
         """Returns whether an iterable without a state may yield different items each time it is read."""
         return False
 
-    def _go_to(self, fields: Fields) -> None:
+    def _go_to(self, fields: StateFields) -> None:
         """Moves the node to a saved position."""
         yielded = fields.integer(self.NUM_YIELDED_KEY, least=0)
         started = fields.flag(self.STARTED_KEY, yielded > 0)
@@ -105,11 +105,11 @@ class IteratingNode(BaseNode[T]):
         self._num_yielded, self._started = yielded, started
         self._to_drop = 0 if has_state and (self._stateful is not None or inner is not None) else yielded
 
-    def _saved_digest(self, fields: Fields) -> Digest | None:
+    def _saved_digest(self, fields: StateFields) -> SampleDigest | None:
         if self.DIGEST_KEY not in fields or self._digest is None:
             return None
         try:
-            return Digest.of(fields[self.DIGEST_KEY])
+            return SampleDigest.of(fields[self.DIGEST_KEY])
         except (TypeError, ValueError):
             raise fields.wrong(self.DIGEST_KEY, "must be two integers") from None
 

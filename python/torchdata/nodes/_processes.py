@@ -1,8 +1,8 @@
 """The processes of a ParallelMapper: each takes items from a thread of the main process, and returns results.
 
-Role: the parts in the main process (`Workers`, `_Worker`) and in the worker process (`_Caller`), over a worker group of
-the engine. The command link carries items, and the other link results. A thread sends an item, or several small ones in
-one message, and waits for the answers. Each answer is a separate message, so a process that exits loses no other
+Role: the parts in the main process (`Workers`, `_MapWorker`) and in the worker process (`_Caller`), over a worker group
+of the engine. The command link carries items, and the other link results. A thread sends an item, or several small ones
+in one message, and waits for the answers. Each answer is a separate message, so a process that exits loses no other
 answer. The first message to a process also contains the seed of its random numbers. A replacement process has its own
 seed.
 """
@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 from torchdata._engine.items.failures import describe
 from torchdata._engine.items.torch_worker import seed_worker
-from torchdata._engine.workers.child import Child
+from torchdata._engine.workers.child import ChildLoop
 from torchdata._engine.workers.group import Group, default_budget
 from torchdata._engine.workers.hangs import NONE, Survived
 from torchdata._engine.workers.program import Program
@@ -77,7 +77,7 @@ class Workers:
                 self._restarts.keep_forker()
             seed = base_seed()
             self.functions: Sequence[Several] = [
-                _Worker(group, number, link, patience, self._restarts, timeout, seed)
+                _MapWorker(group, number, link, patience, self._restarts, timeout, seed)
                 for number, link in enumerate(outputs)
             ]
         except BaseException:
@@ -105,7 +105,7 @@ class Workers:
         self._group.shutdown()
 
 
-class _Worker:
+class _MapWorker:
     """One process, as seen by its thread in the main process. Does not keep the group alive."""
 
     def __init__(
@@ -260,7 +260,7 @@ class _Caller:
 
     is_interrupted: ClassVar[bool] = False
 
-    def __init__(self, child: Child) -> None:
+    def __init__(self, child: ChildLoop) -> None:
         self._sender, self._where, self._counting = child.sender, child.setup.where, child.counting
         self._function: Callable[[Any], Any] = _unprepared
         self.failure: tuple[Any, ...] | None = None

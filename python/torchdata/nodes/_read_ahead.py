@@ -24,9 +24,9 @@ from typing import Any, ClassVar, Protocol
 from torchdata._native import SourceReader
 from torchdata._read_ahead import ReadAhead, without_own_frame
 from torchdata._stateful import copied
-from torchdata.nodes._fields import Fields
+from torchdata.nodes._fields import StateFields
 from torchdata.nodes._functions import Failed, not_the_end
-from torchdata.nodes._places import Unsaved, place_of, state_at
+from torchdata.nodes._positions import Unsaved, position_of, state_at
 from torchdata.nodes.base_node import BaseNode, advance_of, is_repeatable
 
 __all__ = ["Function", "ReadSource", "Several"]
@@ -42,7 +42,7 @@ class Several(Protocol):
     spent: float
 
     def results(self, items: list[Any]) -> Iterator[list[Any] | Failed | None]:
-        """See `_processes._Worker.results`."""
+        """See `_processes._MapWorker.results`."""
 
 
 #: Maximum number of items per message to a process, and maximum number of seconds that they may take there.
@@ -60,8 +60,8 @@ class _Work(ReadAhead):
         limit: the maximum number of items that are taken and not yielded.
         in_order: whether results keep the source's order.
         frequency: the number of items between two snapshots; 0 for no snapshots.
-        place: a snapshot of the source, how many items after the snapshot to drop, and the numbers of further items to
-            drop.
+        position: a snapshot of the source, how many items after the snapshot to drop, and the numbers of further items
+            to drop.
         grows: the maximum of `limit` for small items, and the current growth.
     """
 
@@ -72,7 +72,7 @@ class _Work(ReadAhead):
         limit: int,
         in_order: bool,
         frequency: int,
-        place: tuple[Any, int, list[int]],
+        position: tuple[Any, int, list[int]],
         grows: tuple[int, int, int] | None,
     ) -> None:
         super().__init__(
@@ -83,11 +83,11 @@ class _Work(ReadAhead):
             in_order=in_order,
             keeps=False,
             when_closed=f"{name} was shut down: reset it, or make a new iterator of its Loader",
-            place=place,
+            place=position,
             grows=grows,
         )
         self.name = name
-        _, dropped, ahead = place
+        _, dropped, ahead = position
         self.reader = SourceReader(advance_of(source), source.state_dict, Unsaved, frequency, dropped, set(ahead))
         #: The number of items that must be read from the source.
         self.wanted = max(ahead, default=dropped - 1) + 1
@@ -235,20 +235,20 @@ class ReadSource:
         row, ahead = 0, 0
         if state is None:
             source.reset(None)
-            place: tuple[Any, int, list[int]] = (place_of(source), 0, [])
+            position: tuple[Any, int, list[int]] = (position_of(source), 0, [])
         else:
-            fields = Fields(name, state)
-            place = self._loaded(fields)
+            fields = StateFields(name, state)
+            position = self._loaded(fields)
             if grows_to and self.GROWTH_KEY in fields:
                 row, ahead = self._grown(fields)
-            source.reset(copied(place[0]))  # the original is kept here
+            source.reset(copied(position[0]))  # the original is kept here
         # Without a fixed order, items cannot be identified by their numbers, so the source's state must be complete.
         repeatable = is_repeatable(source)
         frequency = frequency if repeatable else 1
-        if type(place[0]) is Unsaved:
+        if type(position[0]) is Unsaved:
             frequency = 0
         grows = (grows_to, row, ahead) if grows_to > limit else None
-        self._work = _Work(name, source, limit, in_order or not repeatable, frequency, place, grows)
+        self._work = _Work(name, source, limit, in_order or not repeatable, frequency, position, grows)
         #: Returns the next result. Raises the error of the function or of the source in its position; the next call
         #: returns the following result. Raises StopIteration at the end, and RuntimeError if the threads were shut down
         #: or belong to another process.
@@ -270,14 +270,14 @@ class ReadSource:
                     raise RuntimeError(f"{self._name} cannot start: the system has no more threads to give")
                 break
 
-    def _grown(self, fields: Fields) -> tuple[int, int]:
+    def _grown(self, fields: StateFields) -> tuple[int, int]:
         """Returns the growth in a state."""
         growth = fields.list_of(self.GROWTH_KEY)
         if len(growth) != 2 or not all(type(one) is int and 0 <= one <= sys.maxsize for one in growth):
             raise fields.wrong(self.GROWTH_KEY, "must hold two integers from 0 on")
         return growth[0], growth[1]
 
-    def _loaded(self, fields: Fields) -> tuple[Any, int, list[int]]:
+    def _loaded(self, fields: StateFields) -> tuple[Any, int, list[int]]:
         """Returns the position in a state."""
         snapshot = fields[self.SNAPSHOT_KEY]
         steps = fields.integer(self.STEPS_KEY, least=0)
@@ -293,9 +293,9 @@ class ReadSource:
 
     def state(self) -> dict[str, Any]:
         """Returns the position after the last result: a snapshot of the source, and which later items were yielded."""
-        place = self._work.queue.place()
-        assert place is not None
-        snapshot, steps, given, ahead = place
+        position = self._work.queue.place()
+        assert position is not None
+        snapshot, steps, given, ahead = position
         state = {
             self.SNAPSHOT_KEY: state_at(snapshot),
             self.STEPS_KEY: steps,
@@ -328,10 +328,10 @@ class ReadSource:
             self._read_on(work)
 
     def _read_on(self, work: _Work) -> None:
-        place = work.queue.place()
-        assert place is not None
+        position = work.queue.place()
+        assert position is not None
         growth = work.queue.growth()
-        work.read_on_to = place[2] + (self._limit if growth is None else growth[1])
+        work.read_on_to = position[2] + (self._limit if growth is None else growth[1])
         if work.reader.index >= work.read_on_to:
             return
         last = ReadAhead(self._name, 1, f"torchdata-{self._name}_last")

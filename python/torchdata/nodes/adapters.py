@@ -13,9 +13,9 @@ from torchdata.datapipes._pipe.checks import check_callable, check_int, check_it
 from torchdata.datapipes._pipe.datasets import has_fixed_order, in_fixed_order
 from torchdata.datapipes._pipe.seeking import is_stream
 from torchdata.datapipes.datapipe import IterDataPipe
-from torchdata.nodes._fields import Fields
+from torchdata.nodes._fields import StateFields
 from torchdata.nodes._iterating import IteratingNode
-from torchdata.nodes._pipe_place import PipePlace
+from torchdata.nodes._pipe_position import PipePosition
 from torchdata.nodes.base_node import BaseNode, T
 from torchdata.nodes.map import ParallelMapper
 
@@ -62,7 +62,7 @@ class IterableWrapper(IteratingNode[T]):
         check_iterable("IterableWrapper", "iterable", iterable)
         self.iterable = iterable
         if isinstance(iterable, IterDataPipe):
-            self._read_by(PipePlace(iterable))
+            self._read_by(PipePosition(iterable))
         elif is_stateful(iterable):
             self._stateful = iterable
 
@@ -76,7 +76,7 @@ class IterableWrapper(IteratingNode[T]):
         if initial_state is None:
             self._begin_epoch()
         else:
-            self._go_to(Fields("IterableWrapper", initial_state))
+            self._go_to(StateFields("IterableWrapper", initial_state))
             if self._num_yielded:
                 in_fixed_order(self.iterable)
         super().reset(initial_state)
@@ -87,19 +87,19 @@ class IterableWrapper(IteratingNode[T]):
     def _is_sampled(self) -> bool:
         return is_stream(self.iterable)
 
-    def _read_by(self, place: PipePlace) -> None:
+    def _read_by(self, position: PipePosition) -> None:
         """Reads the pipe through its adapter."""
-        self._stateful, self._is_exact = place, True
+        self._stateful, self._is_exact = position, True
 
     def __len__(self) -> int:
         return self._length(self.iterable)
 
     def _repeats(self) -> bool:
-        return not isinstance(self._stateful, PipePlace) or self._stateful.is_repeatable()
+        return not isinstance(self._stateful, PipePosition) or self._stateful.is_repeatable()
 
     def shutdown(self) -> None:
         """See `BaseNode.shutdown`. Ends the threads of pipes, too."""
-        if isinstance(self._stateful, PipePlace):
+        if isinstance(self._stateful, PipePosition):
             self._stateful.shutdown()
 
 
@@ -159,7 +159,7 @@ class SamplerWrapper(IteratingNode[T]):
                 self.epoch = self.epoch_updater(self.epoch)
             self._begin_epoch()
         else:
-            fields = Fields("SamplerWrapper", initial_state)
+            fields = StateFields("SamplerWrapper", initial_state)
             self.epoch = fields.integer(self.EPOCH_KEY, least=-sys.maxsize)
             if self.UPDATER_KEY in fields and is_stateful(self.epoch_updater):
                 give(self.epoch_updater, fields[self.UPDATER_KEY])

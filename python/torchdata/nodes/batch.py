@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 from torchdata._stateful import copied
 from torchdata.datapipes._pipe.checks import check_callable, check_int
 from torchdata.datapipes.utils.collate import note_remedy
-from torchdata.nodes._fields import Fields
+from torchdata.nodes._fields import StateFields
 from torchdata.nodes._functions import not_the_end
-from torchdata.nodes._places import place_of, state_at
+from torchdata.nodes._positions import position_of, state_at
 from torchdata.nodes.base_node import BaseNode, T, advance_of, check_node, is_repeatable
 
 __all__ = ["Batcher", "Collator", "Unbatcher"]
@@ -53,14 +53,9 @@ class Batcher(BaseNode[list[T]]):
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """See `BaseNode.reset`."""
-        if initial_state is None:
-            self.source.reset(None)
-            self._partial = []
-        else:
-            fields = Fields("Batcher", initial_state)
-            self.source.reset(fields[self.SOURCE_KEY])
-            self._partial = fields.list_of(self.PARTIAL_KEY)
-        self._advance = advance_of(self.source)
+        fields = StateFields("Batcher", initial_state)
+        self._advance = fields.reset(self.source, self.SOURCE_KEY)
+        self._partial = fields.list_of(self.PARTIAL_KEY)
         super().reset(initial_state)
 
     def next(self) -> list[T]:
@@ -197,12 +192,10 @@ class Unbatcher(BaseNode[T]):
             # The next epoch starts from the source's position after the batch, which was not reread yet.
             with contextlib.suppress(Exception):
                 self._advance()
-        self._skipped, self._batch, before = 0, (), None
-        if initial_state is not None:
-            fields = Fields("Unbatcher", initial_state)
-            before = fields[self.SOURCE_KEY]
-            self._skipped = fields.integer(self.BATCH_IDX_KEY, least=0)
-            self._batch = fields.list_of(self.REST_KEY)
+        fields = StateFields("Unbatcher", initial_state)
+        before = fields[self.SOURCE_KEY]
+        self._skipped = fields.integer(self.BATCH_IDX_KEY, least=0)
+        self._batch = fields.list_of(self.REST_KEY)
         self._index, self._length = 0, len(self._batch)
         self._before = None if self._batch else before
         self.source.reset(copied(before))  # the original is kept here
@@ -223,7 +216,7 @@ class Unbatcher(BaseNode[T]):
         while self._index >= self._length:
             before = self._before
             if not self._skipped:
-                before = place_of(self.source) if self._rereads else None
+                before = position_of(self.source) if self._rereads else None
             index, self._skipped = self._skipped, 0  # an error of the source consumes its batch
             self._batch = self._advance()
             length = len(self._batch)

@@ -11,8 +11,8 @@ from typing import Any
 
 from torchdata.dataloader2.random.seed_generator import check_seed
 from torchdata.datapipes.datapipe import IterDataPipe
-from torchdata.nodes._fields import Fields
-from torchdata.nodes._pipe_place import PipePlace
+from torchdata.nodes._fields import StateFields
+from torchdata.nodes._pipe_position import PipePosition
 from torchdata.nodes.adapters import IterableWrapper
 from torchdata.nodes.base_node import BaseNode, T, check_node
 
@@ -47,7 +47,7 @@ def from_pipe(pipe: IterDataPipe[T], seed: int | None = None) -> IterableWrapper
             "makes a node of any iterable, and a pipe that is read by index has `.to_iter_datapipe()`"
         )
     node: IterableWrapper[T] = IterableWrapper(pipe)
-    node._read_by(PipePlace(pipe, None if seed is None else check_seed(seed)))
+    node._read_by(PipePosition(pipe, None if seed is None else check_seed(seed)))
     return node
 
 
@@ -62,6 +62,8 @@ class NodePipe(IterDataPipe[T]):
         >>> list(to_pipe(IterableWrapper(range(3))))
         [0, 1, 2]
     """
+
+    NODE_KEY, UNREAD_KEY = "node", "unread"
 
     _restored: dict[str, Any] | None = None
     #: Whether a pass has begun, and whether the next pass has begun because its state was requested (here or before a
@@ -92,14 +94,14 @@ class NodePipe(IterDataPipe[T]):
         if self._restored is None and not self._begun:
             self.source_node.reset(None)
             self._begun = self._began_for_state = True
-        state = {"node": self.source_node.state_dict() if self._restored is None else self._restored}
-        return {**state, "unread": True} if self._began_for_state else state
+        state = {self.NODE_KEY: self.source_node.state_dict() if self._restored is None else self._restored}
+        return {**state, self.UNREAD_KEY: True} if self._began_for_state else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next iteration resume from the saved position of the node."""
-        fields = Fields("to_pipe", state_dict)
-        self._restored = fields["node"]
-        self._began_for_state = fields.flag("unread", False)
+        fields = StateFields("to_pipe", state_dict, begins=False)
+        self._restored = fields[self.NODE_KEY]
+        self._began_for_state = fields.flag(self.UNREAD_KEY, False)
 
     def shutdown(self) -> None:
         """Ends the threads and processes of the node."""

@@ -6,7 +6,7 @@ import sys
 from typing import Any, ClassVar
 
 from torchdata.datapipes._pipe.checks import check_int
-from torchdata.nodes._fields import Fields
+from torchdata.nodes._fields import StateFields
 from torchdata.nodes.base_node import BaseNode, T, advance_of, check_node
 
 __all__ = ["Cycler"]
@@ -48,17 +48,12 @@ class Cycler(BaseNode[T]):
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """See `BaseNode.reset`."""
+        fields = StateFields("Cycler", initial_state)
+        most = sys.maxsize if self.max_cycles is None else self.max_cycles - 1
         #: The number of passes over the source that have ended and were followed by another pass.
-        self._num_cycles, self._ended = 0, False
-        if initial_state is None:
-            self.source_node.reset(None)
-        else:
-            fields = Fields("Cycler", initial_state)
-            most = sys.maxsize if self.max_cycles is None else self.max_cycles - 1
-            self._num_cycles = fields.integer(self.NUM_CYCLES_KEY, least=0, most=most)
-            self._ended = fields.flag(self.ENDED_KEY, False)
-            self.source_node.reset(fields[self.SOURCE_KEY])
-        self._advance = advance_of(self.source_node)
+        self._num_cycles = fields.integer(self.NUM_CYCLES_KEY, least=0, most=most)
+        self._ended = fields.flag(self.ENDED_KEY, False)
+        self._advance = fields.reset(self.source_node, self.SOURCE_KEY)
         super().reset(initial_state)
 
     def next(self) -> T:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from torchdata.datapipes._pipe.checks import check_callable
-from torchdata.nodes._fields import Fields
+from torchdata.nodes._fields import StateFields
 from torchdata.nodes._functions import not_the_end
-from torchdata.nodes.base_node import Again, BaseNode, T, advance_of, check_node
+from torchdata.nodes.base_node import Again, BaseNode, T, check_node
 
 __all__ = ["Filter"]
 
@@ -46,18 +46,12 @@ class Filter(BaseNode[T]):
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """See `BaseNode.reset`."""
-        self._num_filtered = self._num_yielded = 0
-        if initial_state is None:
-            self.source.reset(None)
-            self._advance = advance_of(self.source)
-        else:
-            fields = Fields("Filter", initial_state)
-            self._num_filtered = fields.integer(self.NUM_FILTERED_KEY, least=0)
-            self._num_yielded = fields.integer(self.NUM_YIELDED_KEY, least=0)
-            self.source.reset(fields[self.SOURCE_KEY])
-            self._advance = advance_of(self.source)
-            if self.CUT_OFF_KEY in fields:
-                self._advance = Again(self, fields[self.CUT_OFF_KEY])
+        fields = StateFields("Filter", initial_state)
+        self._num_filtered = fields.integer(self.NUM_FILTERED_KEY, least=0)
+        self._num_yielded = fields.integer(self.NUM_YIELDED_KEY, least=0)
+        self._advance = fields.reset(self.source, self.SOURCE_KEY)
+        if self.CUT_OFF_KEY in fields:
+            self._advance = Again(self, fields[self.CUT_OFF_KEY])
         super().reset(initial_state)
 
     def next(self) -> T:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from torchdata.datapipes._pipe.checks import check_int
-from torchdata.nodes._fields import Fields
-from torchdata.nodes.base_node import BaseNode, T, advance_of, check_node
+from torchdata.nodes._fields import StateFields
+from torchdata.nodes.base_node import BaseNode, T, check_node
 
 __all__ = ["Header"]
 
@@ -42,14 +42,9 @@ class Header(BaseNode[T]):
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """See `BaseNode.reset`."""
-        self._num_yielded = 0
-        if initial_state is None:
-            self.source_node.reset(None)
-        else:
-            fields = Fields("Header", initial_state)
-            self._num_yielded = fields.integer(self.NUM_YIELDED_KEY, least=0, most=self.n)
-            self.source_node.reset(fields[self.SOURCE_KEY])
-        self._advance = advance_of(self.source_node)
+        fields = StateFields("Header", initial_state)
+        self._num_yielded = fields.integer(self.NUM_YIELDED_KEY, least=0, most=self.n)
+        self._advance = fields.reset(self.source_node, self.SOURCE_KEY)
         super().reset(initial_state)
 
     def next(self) -> T:

@@ -16,10 +16,10 @@ from typing import Any, ClassVar, Generic
 from torchdata._native import SharedIterator
 from torchdata._stateful import copied
 from torchdata._threads import end_at_exit
-from torchdata.nodes._fields import Fields
-from torchdata.nodes._places import place_of, state_at
+from torchdata.nodes._fields import StateFields
+from torchdata.nodes._positions import position_of, state_at
 from torchdata.nodes._seeds import one_reset
-from torchdata.nodes.base_node import BaseNode, T, advance_of, check_node, copy_of_graph, nodes_of
+from torchdata.nodes.base_node import BaseNode, T, check_node, copy_of_graph, nodes_of
 
 __all__ = ["Loader", "LoaderIterator"]
 
@@ -105,7 +105,7 @@ class Loader(Generic[T]):
         Raises:
             ValueError: `state_dict` is not a state of a loader. `iter()` detects errors in the states of its nodes.
         """
-        fields = Fields("Loader", state_dict)
+        fields = StateFields("Loader", state_dict, begins=False)
         keys = {LoaderIterator.ROOT_KEY, LoaderIterator.NUM_YIELDED_KEY}
         within = [key for key, part in state_dict.items() if isinstance(part, dict) and keys <= part.keys()]
         if within and not keys <= state_dict.keys():
@@ -215,16 +215,11 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """See `BaseNode.reset`."""
-        self._item, self._num_yielded, self._restart_at = _NONE, 0, None
-        if initial_state is None:
-            self.root.reset(None)
-        else:
-            fields = Fields("Loader", initial_state)
-            self._num_yielded = fields.integer(self.NUM_YIELDED_KEY, least=0)
-            self._restart_at = self._num_yielded if self._restarts else None
-            self.root.reset(fields[self.ROOT_KEY])
+        fields = StateFields("Loader", initial_state)
+        self._item, self._num_yielded = _NONE, fields.integer(self.NUM_YIELDED_KEY, least=0)
+        self._restart_at = self._num_yielded if self._restarts and initial_state is not None else None
+        self._advance = fields.reset(self.root, self.ROOT_KEY)
         self._given_before = self._num_yielded
-        self._advance = advance_of(self.root)
         super().reset(initial_state)
 
     def state_was_loaded(self, loader: Loader[T]) -> None:
@@ -252,7 +247,7 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
 
     def _has_next(self) -> bool:
         if self._item is _NONE:
-            before = place_of(self)
+            before = position_of(self)
             try:
                 self._item = self.next()
             except StopIteration:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from torchdata._engine.workers.hangs import Survived, check_on_timeout
 from torchdata.datapipes._pipe.checks import check_callable, check_int
-from torchdata.nodes._fields import Fields
+from torchdata.nodes._fields import StateFields
 from torchdata.nodes._functions import Failure, MapEach, not_the_end
 from torchdata.nodes._processes import Workers
 from torchdata.nodes._read_ahead import ReadSource
@@ -61,15 +61,10 @@ class _InlineMapper(BaseNode[T]):
         self.map_fn = map_fn
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        if initial_state is None:
-            self.source.reset(None)
-            self._advance = advance_of(self.source)
-        else:
-            fields = Fields("Mapper", initial_state)
-            self.source.reset(fields[self.SOURCE_KEY])
-            self._advance = advance_of(self.source)
-            if self.CUT_OFF_KEY in fields:
-                self._advance = Again(self, fields[self.CUT_OFF_KEY])
+        fields = StateFields("Mapper", initial_state)
+        self._advance = fields.reset(self.source, self.SOURCE_KEY)
+        if self.CUT_OFF_KEY in fields:
+            self._advance = Again(self, fields[self.CUT_OFF_KEY])
         super().reset(initial_state)
 
     def next(self) -> T:
@@ -313,8 +308,8 @@ class ParallelMapper(BaseNode[T]):
             TimeoutError: the source took more than a minute for one item.
             OSError: the system cannot start the processes.
         """
-        state = None if initial_state is None else Fields("ParallelMapper", initial_state).state(self.IT_STATE_KEY)
-        self._it.reset(state)  # type: ignore[arg-type]
+        state = StateFields("ParallelMapper", initial_state).state(self.IT_STATE_KEY)
+        self._it.reset(state)
         self._advance = advance_of(self._it)
         super().reset(initial_state)
 

@@ -6,9 +6,9 @@ import random
 from typing import Any, ClassVar
 
 from torchdata.datapipes._pipe.checks import check_int
-from torchdata.nodes._fields import Fields
-from torchdata.nodes._places import place_of, state_at
-from torchdata.nodes.base_node import BaseNode, T, advance_of, check_node, is_repeatable
+from torchdata.nodes._fields import StateFields
+from torchdata.nodes._positions import position_of, state_at
+from torchdata.nodes.base_node import BaseNode, T, check_node, is_repeatable
 
 __all__ = ["Shuffler"]
 
@@ -67,28 +67,21 @@ class Shuffler(BaseNode[T]):
         Raises:
             ValueError: a field of the state is missing or out of range, or belongs to another `buffer_size`.
         """
-        self._buffer: list[T] = []
-        self._num_yielded, self._ended, self._random = 0, False, random.Random(self.seed)
-        repeated, stored = 0, False
-        if initial_state is None:
-            self.source.reset(None)
-        else:
-            fields = Fields("Shuffler", initial_state)
-            fields.integer(self.BUFFER_SIZE_KEY, least=self.buffer_size, most=self.buffer_size)
-            count = fields.integer(self.NUM_YIELDED_KEY, least=0)
-            stored = fields.flag(self.STORE_BUFFER_KEY, True)
+        self._ended, self._random = False, random.Random(self.seed)
+        fields = StateFields("Shuffler", initial_state)
+        fields.integer(self.BUFFER_SIZE_KEY, least=self.buffer_size, most=self.buffer_size)
+        count = fields.integer(self.NUM_YIELDED_KEY, least=0)
+        stored = fields.flag(self.STORE_BUFFER_KEY, initial_state is not None)
+        if initial_state is not None:
             self._restore_random(fields)
-            self.source.reset(fields[self.SOURCE_KEY])
-            if stored:
-                self._buffer, self._num_yielded = list(fields.list_of(self.BUFFER_KEY)), count
-            else:
-                repeated = count
-        self._advance = advance_of(self.source)
+        self._advance = fields.reset(self.source, self.SOURCE_KEY)
+        self._buffer: list[T] = list(fields.list_of(self.BUFFER_KEY)) if stored else []
+        self._num_yielded, repeated = (count, 0) if stored else (0, count)
         #: Whether states contain the buffer. After loading such a state, the source is positioned after the buffered
         #: items.
         self._stores = self.store_buffer or stored or not is_repeatable(self.source)
         #: The source's position and the random state at the beginning of the epoch, for rereading its items.
-        self._began = None if self._stores else (place_of(self.source), self._random.getstate())
+        self._began = None if self._stores else (position_of(self.source), self._random.getstate())
         super().reset(initial_state)
         for number in range(repeated):
             try:
@@ -99,7 +92,7 @@ class Shuffler(BaseNode[T]):
                     "items now; load it with the data that it was saved with"
                 ) from None
 
-    def _restore_random(self, fields: Fields) -> None:
+    def _restore_random(self, fields: StateFields) -> None:
         saved: Any = fields[self.RNG_STATE_KEY]
         try:
             version, numbers, gauss = saved

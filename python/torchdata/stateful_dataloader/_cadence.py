@@ -1,8 +1,8 @@
 """Decides when a worker of a `StatefulDataLoader` takes snapshots and checks its generators: rarely if that is
 expensive.
 
-Role: runs in the worker. `Cadence` belongs to the batches of one epoch, and `Watch` to the worker. All times are in
-seconds of the monotonic clock, which is the same in all processes.
+Role: runs in the worker. `SnapshotCadence` belongs to the batches of one epoch, and `GeneratorWatch` to the worker. All
+times are in seconds of the monotonic clock, which is the same in all processes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from torchdata.stateful_dataloader._generators import GLOBAL, Moment, mark_of, read
 
-__all__ = ["Cadence", "Watch", "next_due"]
+__all__ = ["GeneratorWatch", "SnapshotCadence", "next_due"]
 
 #: Pause after an expensive snapshot, as a multiple of its duration: snapshots take less than a two-hundredth of the
 #: time.
@@ -25,7 +25,7 @@ _AT_LEAST = 0.004
 _DEAR, _DEAR_PART = 2e-5, 0.01
 
 
-class Cadence:
+class SnapshotCadence:
     """Schedules snapshots: one after every n-th batch, and fewer if snapshots are expensive.
 
     Args:
@@ -60,7 +60,7 @@ class Cadence:
         self.due = next_due(now, cost) if is_dear else 0.0
 
 
-class Watch:
+class GeneratorWatch:
     """Detects which global generators of the worker were used since it began to read.
 
     A check takes tens of microseconds, so checks are infrequent. The first one follows the first batch.

@@ -24,7 +24,7 @@ from typing import Any
 import numpy
 import torch
 
-from torchdata.datapipes._pipe.witnessing import Digest
+from torchdata.datapipes._pipe.witnessing import SampleDigest
 from torchdata.stateful_dataloader._generators import (
     GLOBAL,
     Moment,
@@ -270,7 +270,7 @@ class Draws:
         self._drawing = drawing
         self.begin({})
 
-    def begin(self, first: Moment, noted: Iterable[list[Any]] = (), digest: Digest | None = None) -> None:
+    def begin(self, first: Moment, noted: Iterable[list[Any]] = (), digest: SampleDigest | None = None) -> None:
         """Begins an epoch.
 
         Args:
@@ -279,7 +279,7 @@ class Draws:
             digest: the checksum of the indices that were read; None if no indices were read.
         """
         self._first = first
-        self._digest = digest or Digest()
+        self._digest = digest or SampleDigest()
         #: The marks of the generators after the sampler's last use.
         self._left: Moment = {}
         self._before: Moment = {}
@@ -319,7 +319,7 @@ class Draws:
             self.noted.append([number, self._drawing.encoded(wanted, self._first)])
 
     @property
-    def digest(self) -> Digest | None:
+    def digest(self) -> SampleDigest | None:
         """Returns the checksum of the indices for a state; None if a replay cannot repeat all of them."""
         return self._digest if len(self.noted) < _MOST else None
 
@@ -328,7 +328,7 @@ class _Sampled(Iterator[Any]):
     """An iterator that adds some of its items to a checksum."""
 
     def __init__(self, iterator: Iterator[Any]) -> None:
-        self._iterator, self._read, self.digest = iterator, 0, Digest()
+        self._iterator, self._read, self.digest = iterator, 0, SampleDigest()
 
     def __next__(self) -> Any:
         item = next(self._iterator)
@@ -351,8 +351,8 @@ class Replay(Iterator[Any]):
         self.early: deque[Any] = deque()
 
     def run(
-        self, given: int, ahead: int, draws: list[tuple[int, Moment]], drawing: Drawing, saved: Digest | None
-    ) -> Digest | None:
+        self, given: int, ahead: int, draws: list[tuple[int, Moment]], drawing: Drawing, saved: SampleDigest | None
+    ) -> SampleDigest | None:
         """Reads the indices that the earlier iterator had read, and returns their checksum if `saved` is not None.
 
         Args:

@@ -19,10 +19,10 @@ from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFe
 
 from torchdata._reporting import add_note
 from torchdata._users_code import ITERATED, READ, codes_of_dataset, raised_in
-from torchdata.datapipes._pipe.witnessing import Digest
+from torchdata.datapipes._pipe.witnessing import SampleDigest
 from torchdata.datapipes.utils.collate import note_remedy
 
-__all__ = ["Indexed", "Stream", "has_passed_a_generator"]
+__all__ = ["Indexed", "IterableFetcher", "has_passed_a_generator"]
 
 
 class _Timed:
@@ -88,7 +88,7 @@ class Indexed(_Timed, _MapDatasetFetcher):
             raise
 
 
-class Stream(_Timed, _IterableDatasetFetcher):
+class IterableFetcher(_Timed, _IterableDatasetFetcher):
     """PyTorch's fetcher for iterable datasets."""
 
     #: Whether Ctrl-C interrupted the dataset within a sample, so that a generator has ended or the sample is lost.
@@ -104,7 +104,7 @@ class Stream(_Timed, _IterableDatasetFetcher):
         #: If the stream is checked for repeatability: a checksum of some samples of the previous batches, and one that
         #: also covers the current batch.
         self.digest: int | None = None
-        self._samples = Digest()
+        self._samples = SampleDigest()
 
     def watch(self) -> None:
         """Starts to maintain a checksum of some samples, to detect a stream that does not repeat itself."""

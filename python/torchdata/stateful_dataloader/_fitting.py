@@ -62,14 +62,14 @@ def unstarted(loader: Any) -> EpochState:
     generators = loader._drawing.encoded(loader._drawing.now())
     # Samples may be drawn from the program's generators if there are no workers.
     random = None if workers else {name: encoded(read(name)) for name in GLOBAL}
-    places = []
+    positions = []
     for _ in range(workers or 1):  # each worker has a separate copy, because a checkpoint is loaded into it
         told = _told(dataset)
         own, inner = (None, told) if kind and is_own_iterator(dataset) else (told, None)
-        places.append(ReadingPosition(own, inner, random=random, later=[] if kind else None))
+        positions.append(ReadingPosition(own, inner, random=random, later=[] if kind else None))
     return EpochState(
         OrderState(sampler=sampler, iterator=iterator, generators=generators),
-        places,
+        positions,
         workers,
         facts_of(loader),
         unstarted=True,
@@ -143,8 +143,8 @@ def fitted(state: EpochState, loader: Any, strict: bool) -> EpochState:
             stacklevel=3,
         )
     if not strict:
-        places = [place and place._replace(digest=None) for place in state.places]
-        state = state._replace(order=state.order._replace(digest=None), places=places)
+        positions = [position and position._replace(digest=None) for position in state.positions]
+        state = state._replace(order=state.order._replace(digest=None), positions=positions)
     if state.is_over:
         return state
     order, size = _other_order(there, here), _other_size(state, loader)
@@ -185,11 +185,11 @@ def _other_size(state: EpochState, loader: Any) -> str:
     if old is None or new is None or old == new:
         return ""
     if loader._dataset_kind == 1:
-        if all(place is None or _is_exact(place) for place in state.places):
+        if all(position is None or _is_exact(position) for position in state.positions):
             return ""
-        why = "the data set tells no place for each sample, so its place is a number of batches"
+        why = "the data set tells no position for each sample, so its position is a number of batches"
     elif type(index_sampler) is not BatchSampler:
-        why = f"the place in the {type(index_sampler).__name__} is a number of batches. Give the loader `batch_size`"
+        why = f"the position in the {type(index_sampler).__name__} is a number of batches. Give the loader `batch_size`"
     elif loader.error_fill:
         why = "with error_fill=True a batch has samples of several batches of the sampler"
     elif state.order.indices:
@@ -202,16 +202,16 @@ def _other_size(state: EpochState, loader: Any) -> str:
     )
 
 
-def _is_exact(place: ReadingPosition) -> bool:
+def _is_exact(position: ReadingPosition) -> bool:
     """Returns whether the position in a stream is a state of the dataset, rather than a number of batches."""
-    return place.ended or (place.is_of_dataset and not place.since and place.later is None)
+    return position.ended or (position.is_of_dataset and not position.since and position.later is None)
 
 
 def _check_workers(state: EpochState, loader: Any) -> None:
     there, here = state.workers, loader.num_workers
     if there == here or loader._dataset_kind == 1:
         return
-    if any(place is not None and not (place.dataset is place.collate is None) for place in state.places):
+    if any(position is not None and not (position.dataset is position.collate is None) for position in state.positions):
         warnings.warn(
             f"the dataset or collate_fn has a state of its own in each worker; it was saved with {there} workers, "
             f"and the {here} of this loader get those states in turn",

@@ -34,10 +34,10 @@ from torchdata.stateful_dataloader._generators import (
 from torchdata.stateful_dataloader._iterator import StatefulIterator
 from torchdata.stateful_dataloader._pool import pinned
 from torchdata.stateful_dataloader._position import Counts, EpochState, ReadingPosition
-from torchdata.stateful_dataloader._reading import Reader
+from torchdata.stateful_dataloader._reading import EpochReader
 from torchdata.stateful_dataloader._skipping import NOTHING, Skipped
 from torchdata.stateful_dataloader._with_workers import WorkersIterator
-from torchdata.stateful_dataloader._worker import Batches, Job, Shard, Start, seeded
+from torchdata.stateful_dataloader._worker import Batches, EpochStart, Job, ShardReader, seeded
 
 __all__ = ["InProcessIterator", "ShardsInProcessIterator"]
 
@@ -57,7 +57,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
             if state is not None and not state.is_over and state.shared_seed is not None:
                 seeded(self._dataset, state.shared_seed)  # the base class has seeded the graph for a new epoch
         # The previous epoch's reader has stored the state in which it left the dataset.
-        self._reader: Reader = loader._reader or Reader(self._reading)
+        self._reader: EpochReader = loader._reader or EpochReader(self._reading)
         self._reader.reading = self._reading
         loader._reader = self._reader
         how = self._reading
@@ -83,7 +83,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
             self._collate = copied(state_of(self._collate_fn))
         if state is not None and not (state.workers and self._reading.is_iterable and not state.unstarted):
             with put_back_afterwards(GLOBAL):
-                self._reader.restore((state.places[0] or ReadingPosition())._replace(random=None))
+                self._reader.restore((state.positions[0] or ReadingPosition())._replace(random=None))
         self._reader.begin()
 
     def _set_program_s(self, drawing: Drawing, state: EpochState) -> Moment:
@@ -92,10 +92,10 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         The dataset shares these generators with the program. A generator that the program has seeded for a new epoch is
         kept.
         """
-        place = state.places[0]
-        if state.workers or place is None:
+        position = state.positions[0]
+        if state.workers or position is None:
             return {}
-        moved = {name: decoded(name, one) for name, one in (place.random or {}).items()}
+        moved = {name: decoded(name, one) for name, one in (position.random or {}).items()}
         if state.is_over:
             moved = {name: one for name, one in moved.items() if not drawing.was_set(name, one)}
         set_all(moved)
@@ -104,26 +104,26 @@ class InProcessIterator(SharedIterator, StatefulIterator):
 
     def _go_on(self, state: EpochState) -> None:
         self._sampler_iter = self._order.restore(state.order)
-        place = state.places[0]
+        position = state.positions[0]
         then = {}
-        if self._moved and place:
-            then = {name: decoded(name, one) for name, one in (place.then or {}).items()}
+        if self._moved and position:
+            then = {name: decoded(name, one) for name, one in (position.then or {}).items()}
         self._num_yielded = state.given
-        behind, moved = place.now_since if place else 0, self._moved
-        if place and behind:  # the snapshot is from a worker, whose generators were saved some batches earlier
-            place = place._replace(now=moved)
+        behind, moved = position.now_since if position else 0, self._moved
+        if position and behind:  # the snapshot is from a worker, whose generators were saved some batches earlier
+            position = position._replace(now=moved)
         with put_back_afterwards(GLOBAL):
             self._then = {name: read(name) for name in GLOBAL} | then
-            place = place and place._replace(random=None)
+            position = position and position._replace(random=None)
             if not self._has_read:  # the epoch begins here, as in `__init__`
                 set_all(self._then)
                 self._moved = {}
                 if self._reading.is_iterable:
                     self._marks = {name: mark_of(name) for name in GLOBAL}
-            if place and self._reads_again(place):
-                self._collate = place.collate
-            if place:
-                self._restore(place)
+            if position and self._reads_again(position):
+                self._collate = position.collate
+            if position:
+                self._restore(position)
             else:
                 self._reader.begin()
             moved = {name: read(name) for name in moved} if behind else {}
@@ -132,16 +132,16 @@ class InProcessIterator(SharedIterator, StatefulIterator):
             self._marks = {name: mark_of(name) for name in GLOBAL}
         self._pass_over()
 
-    def _restore(self, place: ReadingPosition) -> None:
+    def _restore(self, position: ReadingPosition) -> None:
         """Moves the reading to a position in this epoch."""
-        if self._reads_again(place):
+        if self._reads_again(position):
             # Read from the beginning, with the generators from that time.
             set_all(self._then)
-            place = place._replace(collate=self._collate, since=self._num_given)
-        self._reader.restore(place)
+            position = position._replace(collate=self._collate, since=self._num_given)
+        self._reader.restore(position)
 
-    def _reads_again(self, place: ReadingPosition) -> bool:
-        return self._reading.is_iterable and not place.is_of_dataset
+    def _reads_again(self, position: ReadingPosition) -> bool:
+        return self._reading.is_iterable and not position.is_of_dataset
 
     def _next_data(self) -> Any:
         skipped, data = self._skipped, NOTHING
@@ -154,8 +154,8 @@ class InProcessIterator(SharedIterator, StatefulIterator):
                 self._marks = {name: mark_of(name) for name in GLOBAL}
             if self._reader.must_go_back:
                 with put_back_afterwards(GLOBAL):
-                    self._restore(self._reader.place().copied()._replace(random=None))
-            self._reader.keep_place()
+                    self._restore(self._reader.position().copied()._replace(random=None))
+            self._reader.keep_position()
             data = self._reader.read(self._index) if skipped is None else self._read_counting(skipped)
             if data is NOTHING:
                 self._num_empty += 1
@@ -205,21 +205,21 @@ class InProcessIterator(SharedIterator, StatefulIterator):
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the iterator."""
         is_under_way = self._is_under_way
-        place = self._reader.place(is_given=not is_under_way).copied()
+        position = self._reader.position(is_given=not is_under_way).copied()
         if not is_under_way:
-            self._reader.took(place)
+            self._reader.took(position)
         begins = not self._has_read and not self._finished
-        again = self._reading.is_iterable and not self._reader.restores_place
+        again = self._reading.is_iterable and not self._reader.restores_position
         # Before the first batch, it is unknown which generators the samples use.
         moved = GLOBAL if begins else self._moved_names()
         now = {name: encoded(read(name)) for name in moved}
-        then, collate = place.then, self._collate if again else place.collate
+        then, collate = position.then, self._collate if again else position.collate
         if again or (begins and self._reading.is_iterable):
             at_first = {name: encoded(self._then[name]) for name in moved}
             then = {name: one for name, one in at_first.items() if one != now[name]}
-        place = place._replace(collate=collate, random=now, then=then, now_since=0)
+        position = position._replace(collate=collate, random=now, then=then, now_since=0)
         waiting = [self._index] if is_under_way else []
-        return self._state(waiting, [place], skipped=self._counts if is_under_way else None)
+        return self._state(waiting, [position], skipped=self._counts if is_under_way else None)
 
     def _moved_names(self) -> list[str]:
         """Returns the global generators that were used while this epoch was read."""
@@ -243,10 +243,10 @@ class LocalPool:
 
     def __init__(self, job: Job, pin: Callable[[Any], Any] | None) -> None:
         self._job, self._pin = job, pin
-        self._shards: list[Shard] = []
+        self._shards: list[ShardReader] = []
         self._units: list[Batches] = []
         self._program = ShardGlobals()
-        self._running: Shard | None = None
+        self._running: ShardReader | None = None
         self._turn = 0
         self._ended: set[int] = set()
         #: For each shard, the snapshot before its first batch, if it provides one.
@@ -256,7 +256,7 @@ class LocalPool:
         self.counting: Counting | None = None
 
     @contextlib.contextmanager
-    def _entered(self, shard: Shard | None) -> Iterator[None]:
+    def _entered(self, shard: ShardReader | None) -> Iterator[None]:
         """Context in which the process has the globals of a shard; None for a shard that is being created."""
         with one_at_a_time():
             try:
@@ -293,17 +293,17 @@ class LocalPool:
                 self._program.leave()
                 shard.globals.enter()
 
-    def begin(self, ahead: int, shared_seed: int | None, places: list[Any], fresh: bool, fillers: int) -> None:
+    def begin(self, ahead: int, shared_seed: int | None, positions: list[Any], fresh: bool, fillers: int) -> None:
         """See `Pool.begin`. Fillers are not needed, because reading starts with the shard whose turn it is."""
         self._turn = fillers
-        for number, place in enumerate(places):
+        for number, position in enumerate(positions):
             with self._entered(None):
                 job = self._job.copied()
                 if job.reading.collate_fn in (default_collate, default_convert):
                     job.reading.collate_fn = _Unseen(job.reading.collate_fn)
-                self._running = shard = Shard(job, number, "", is_local=True, counting=self.counting)
+                self._running = shard = ShardReader(job, number, "", is_local=True, counting=self.counting)
                 self._shards.append(shard)
-                units = shard.begin_epoch(True, shared_seed, fresh, Start(place))
+                units = shard.begin_epoch(True, shared_seed, fresh, EpochStart(position))
                 self._units.append(units)
                 if units.news.before is not None:
                     self.told[number] = units.news.before
@@ -319,8 +319,8 @@ class LocalPool:
                 reader = self._shards[number].reader
                 assert reader is not None
                 if reader.must_go_back:
-                    reader.restore(reader.place().copied())
-                reader.keep_place()
+                    reader.restore(reader.position().copied())
+                reader.keep_position()
                 hand.extend(islice(self._units[number], 1))  # no Python code runs between the two steps
             if not hand:
                 self._ended.add(number)

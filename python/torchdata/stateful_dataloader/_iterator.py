@@ -23,7 +23,7 @@ from torchdata.stateful_dataloader._fitting import facts_of, is_own_iterator, sh
 from torchdata.stateful_dataloader._layout import dump
 from torchdata.stateful_dataloader._order import IndexOrder
 from torchdata.stateful_dataloader._position import Counts, EpochState, ReadingPosition
-from torchdata.stateful_dataloader._reading import Reading
+from torchdata.stateful_dataloader._reading import ReadingSettings
 from torchdata.stateful_dataloader._skipping import Skipped
 
 __all__ = ["StatefulIterator", "logger"]
@@ -108,7 +108,7 @@ class StatefulIterator(_BaseDataLoaderIter):
                 self._shared_seed = state.shared_seed
             self._IterableDataset_len_called = state.length_called
             self._passing_over = state.passing_over
-        self._reading = Reading(
+        self._reading = ReadingSettings(
             kind=self._dataset_kind,
             dataset=self._dataset,
             auto_collation=self._auto_collation,
@@ -222,7 +222,7 @@ class StatefulIterator(_BaseDataLoaderIter):
     def _state(
         self,
         waiting: list[Any],
-        places: Sequence[ReadingPosition | None],
+        positions: Sequence[ReadingPosition | None],
         next_worker: int = 0,
         skipped: Counts | None = None,
     ) -> dict[str, Any]:
@@ -230,7 +230,7 @@ class StatefulIterator(_BaseDataLoaderIter):
 
         Args:
             waiting: the indices of batches that the user has not received, in the order in which they were drawn.
-            places: the reading position of each worker, or of the main process.
+            positions: the reading position of each worker, or of the main process.
             next_worker: the worker that returns the next batch.
             skipped: the counts of skipped samples; None for the counts so far.
         """
@@ -239,7 +239,7 @@ class StatefulIterator(_BaseDataLoaderIter):
         iterable = batches if reading.is_iterable else None
         state = EpochState(
             self._order.state(waiting, self._finished, iterable, self._in_order),
-            places,
+            positions,
             self._num_shards,
             self._facts,
             given=self._num_yielded,

@@ -34,7 +34,7 @@ import json
 import zlib
 from typing import Any
 
-from torchdata.datapipes._pipe.witnessing import Digest
+from torchdata.datapipes._pipe.witnessing import SampleDigest
 from torchdata.stateful_dataloader._position import (
     UNKNOWN,
     Counts,
@@ -74,7 +74,7 @@ _OWN = "collate_state", "random", "random_then", "random_since", "since", "diges
 def dump(state: EpochState) -> dict[str, Any]:
     """Returns a state in its saved form."""
     order, workers = state.order, state.workers
-    taken = [_dump_place(place, state) for place in state.places]
+    taken = [_dump_position(position, state) for position in state.positions]
     ours = _dump_ours(state)
     common = {
         "_sampler_iter_state": _shown(order),
@@ -148,24 +148,24 @@ def _dump_ours(state: EpochState) -> dict[str, Any]:
     return ours
 
 
-def _dump_place(place: ReadingPosition | None, state: EpochState) -> tuple[dict[str, Any], dict[str, Any]]:
+def _dump_position(position: ReadingPosition | None, state: EpochState) -> tuple[dict[str, Any], dict[str, Any]]:
     """Splits a position into the part under the keys of 0.11 and this package's part."""
-    if place is None:  # of a map-style dataset
+    if position is None:  # of a map-style dataset
         return {"dataset_state": None, "fetcher_state": None}, {}
-    fetcher, since = None, place.since
+    fetcher, since = None, position.since
     if state.kind:
-        shown = place.iterator if state.is_own_iterator else None
-        fetcher = {"dataset_iter_state": shown, "fetcher_ended": place.ended}
-    theirs = {"dataset_state": place.dataset, "fetcher_state": fetcher}
+        shown = position.iterator if state.is_own_iterator else None
+        fetcher = {"dataset_iter_state": shown, "fetcher_ended": position.ended}
+    theirs = {"dataset_state": position.dataset, "fetcher_state": fetcher}
     since = since.copy() if isinstance(since, list) else since
-    parts = place.collate, place.random, place.then, place.now_since, since, place.digest
+    parts = position.collate, position.random, position.then, position.now_since, since, position.digest
     own = {key: value for key, value in zip(_OWN, parts, strict=True) if value}
-    told = {key: one for key, one in zip(_STATES, place[:2], strict=False) if one is not None and one is not UNKNOWN}
-    if place.later is not None:  # a program that modifies the dataset's state refers to this epoch
-        own |= {"later": list(place.later), "mark": _mark(told.get("dataset_state"), told.get("dataset_iter_state"))}
-        if place.base is not None:
-            base = {key: getattr(place.base, name) for key, name in _STATES.items()}
-            base |= {"ended": place.base.ended, "unbegun": place.base.unbegun}
+    told = {key: one for key, one in zip(_STATES, position[:2], strict=False) if one is not None and one is not UNKNOWN}
+    if position.later is not None:  # a program that modifies the dataset's state refers to this epoch
+        own |= {"later": list(position.later), "mark": _mark(told.get("dataset_state"), told.get("dataset_iter_state"))}
+        if position.base is not None:
+            base = {key: getattr(position.base, name) for key, name in _STATES.items()}
+            base |= {"ended": position.base.ended, "unbegun": position.base.unbegun}
             now = own | told  # a part that is left out is equal to that in the snapshot
             own["base"] = {key: one for key, one in base.items() if one is not False and not _equals(one, now.get(key))}
     return theirs, own | told
@@ -216,10 +216,10 @@ def parse(state: Any) -> EpochState:
 
 def _parse_without_workers(state: dict[str, Any], ours: dict[str, Any] | None) -> EpochState:
     main = state if ours is None else _filled_sampler(state, ours)
-    place = _parse_place(state, None if ours is None else ours.get("reading", {}))
+    position = _parse_position(state, None if ours is None else ours.get("reading", {}))
     given = whole(state["_num_yielded"], "_num_yielded")
     own = None if ours is None else [ours.get("reading", {})]
-    return _parsed(state, main, ours, EpochState(OrderState(), [place], 0, LoaderFacts(), given), own)
+    return _parsed(state, main, ours, EpochState(OrderState(), [position], 0, LoaderFacts(), given), own)
 
 
 def _parse_with_workers(state: dict[str, Any], ours: dict[str, Any] | None) -> EpochState:
@@ -234,19 +234,19 @@ def _parse_with_workers(state: dict[str, Any], ours: dict[str, Any] | None) -> E
         )
     each = [saved[f"worker_{number}"] for number in range(count)]
     more = dict(enumerate(own or []))
-    places = [_parse_place(one, None if ours is None else more.get(one["worker_id"], {})) for one in each]
+    positions = [_parse_position(one, None if ours is None else more.get(one["worker_id"], {})) for one in each]
     last = whole(snapshot["_last_yielded_worker_id"], "_last_yielded_worker_id", most=count - 1)
     step = whole(snapshot["_snapshot_step"], "_snapshot_step")
     behind = whole(state["_steps_since_snapshot"], "_steps_since_snapshot", most=_STEPS)
-    found = EpochState(OrderState(), places, count, LoaderFacts(), step)
+    found = EpochState(OrderState(), positions, count, LoaderFacts(), step)
     if (
         ours is not None
         or all(one["fetcher_state"] is None for one in each)
-        or any(place.is_of_dataset for place in places)
+        or any(position.is_of_dataset for position in positions)
     ):
         found = found._replace(next_worker=(last + 1) % count, passing_over=behind)
     else:  # 0.11 reads a stream without a state from its beginning
-        found = found._replace(given=0, places=[None] * count, passing_over=step + behind)
+        found = found._replace(given=0, positions=[None] * count, passing_over=step + behind)
     return _parsed(state, main, ours, found, own)
 
 
@@ -279,23 +279,22 @@ def _parsed(
             f"the state is damaged: {found.given} batches were given ({name!r}) of {order.yielded} "
             "('_sampler_iter_yielded')"
         )
-    places = list(found.places)
+    positions = list(found.positions)
     if own is not None:
-        if len(own) != len(places):
-            raise ValueError(f"the state is damaged: it is of {len(places)} workers, and has {len(own)} places")
+        if len(own) != len(positions):
+            raise ValueError(f"the state is damaged: it is of {len(positions)} workers, and has {len(own)} positions")
         # In addition to the returned batches, there may be batches without any sample, because all were skipped.
         given = max(found.given, order.yielded)
-        places = [_completed(place, more, given) for place, more in zip(places, own, strict=True) if place is not None]
+        positions = [_completed(one, more, given) for one, more in zip(positions, own, strict=True) if one is not None]
     if finished:
-        places = [
-            place
-            and (place if isinstance(place.since, list) or place.later is not None else place._replace(ended=True))
-            for place in places
+        positions = [
+            one and (one if isinstance(one.since, list) or one.later is not None else one._replace(ended=True))
+            for one in positions
         ]
     ours = ours or {}
     return found._replace(
         order=_parse_order(order, ours),
-        places=places,
+        positions=positions,
         facts=_parse_facts(ours.get("loader", {})),
         finished=finished,
         unstarted=bool(ours.get("unstarted", False)),
@@ -319,7 +318,7 @@ def _parse_order(order: OrderState, ours: dict[str, Any]) -> OrderState:
         ahead=whole(ours.get("ahead", 0), "ahead", most=_AGAIN),
         used_up=bool(ours.get("used_up", False)),
         draws=_parse_draws(ours.get("draws", [])),
-        digest=None if ours.get("digest") is None else Digest.of(ours["digest"]),
+        digest=None if ours.get("digest") is None else SampleDigest.of(ours["digest"]),
         generators=moments.get("now", {}),
         at_iter=moments.get("iter"),
         at_first=moments.get("first"),
@@ -348,7 +347,7 @@ def _parse_draws(saved: Any) -> list[list[Any]]:
     return [list(pair) for pair in saved]
 
 
-def _parse_place(saved: dict[str, Any], own: dict[str, Any] | None) -> ReadingPosition:
+def _parse_position(saved: dict[str, Any], own: dict[str, Any] | None) -> ReadingPosition:
     """Returns the part of a position under the keys of 0.11. This package's part fills in missing keys."""
     fetcher, more = saved["fetcher_state"], own or {}
     fills = own is not None
@@ -378,21 +377,21 @@ def _filled(theirs: dict[str, Any], ours: dict[str, Any], key: str, fills: bool 
     return {key: _filled(one, other, key) for key in {**other, **one}}
 
 
-def _completed(place: ReadingPosition, more: dict[str, Any], given: int) -> ReadingPosition:
+def _completed(position: ReadingPosition, more: dict[str, Any], given: int) -> ReadingPosition:
     """Adds the additional data of this package to a position.
 
     Args:
-        place: the position.
+        position: the position.
         more: this package's part.
         given: an upper limit for the number of batches since the snapshot.
     """
-    is_list = isinstance(place.since, list)
+    is_list = isinstance(position.since, list)
     since, later = more.get("since", [] if is_list else 0), None
     if "later" in more:
         later = [whole(count, "later", most=_AGAIN) for count in more["later"]]
         if later and later[-1] > given:
             raise ValueError(f"the state is damaged: 'later' is {later!r}")
-        if more["mark"] != _mark(place.dataset, place.iterator):
+        if more["mark"] != _mark(position.dataset, position.iterator):
             since, later = (later or [0])[-1], None
     if isinstance(since, list) != is_list:
         raise ValueError(f"the state is damaged: 'since' is {since!r}")
@@ -400,7 +399,7 @@ def _completed(place: ReadingPosition, more: dict[str, Any], given: int) -> Read
         whole(since, "since", most=given if later is None else _AGAIN)
     if more.get("digest") is not None:
         whole(more["digest"], "digest", most=(1 << 64) - 1)
-    place = place._replace(
+    position = position._replace(
         collate=more.get("collate_state"),
         random=more.get("random"),
         then=more.get("random_then"),
@@ -408,13 +407,13 @@ def _completed(place: ReadingPosition, more: dict[str, Any], given: int) -> Read
         now_since=whole(more.get("random_since", 0), "random_since", most=_AGAIN),
         since=since,
     )
-    return place if later is None else place._replace(later=later, base=_parse_base(more.get("base"), place))
+    return position if later is None else position._replace(later=later, base=_parse_base(more.get("base"), position))
 
 
-def _parse_base(saved: Any, place: ReadingPosition) -> ReadingPosition | None:
+def _parse_base(saved: Any, position: ReadingPosition) -> ReadingPosition | None:
     if saved is None:
         return None
-    states = {name: saved.get(key, getattr(place, name)) for key, name in _STATES.items()}
+    states = {name: saved.get(key, getattr(position, name)) for key, name in _STATES.items()}
     return ReadingPosition(**states, ended=bool(saved.get("ended")), unbegun=bool(saved.get("unbegun")))
 
 

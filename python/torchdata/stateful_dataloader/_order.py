@@ -217,7 +217,7 @@ class IndexOrder:
             raise
         self.drawn += 1
         if self.drawn == 1:
-            self._is_kept = self._keeps_place
+            self._is_kept = self._keeps_position
         if self._is_kept and (self.drawn % self._every == 0 or self.drawn == 1):
             self._keep()
         return index
@@ -227,10 +227,10 @@ class IndexOrder:
         self._owed.appendleft(index)
 
     @property
-    def _keeps_place(self) -> bool:
+    def _keeps_position(self) -> bool:
         """Returns whether a user's sampler has a state."""
         if isinstance(self._iterator, BatchIndices):
-            return self._iterator.keeps_place
+            return self._iterator.keeps_position
         if type(self._iterator) is RandomIndices:
             return False
         return is_stateful(self._sampler) or is_stateful(self._iterator)
@@ -264,7 +264,7 @@ class IndexOrder:
             indices, waiting = waiting, []
         now, iterator, inner = self._drawing.now(), None, innermost_of(self._sampler)
         epoch = inner.epoch if isinstance(inner, DistributedSampler) and not finished else None
-        if self._keeps_place:
+        if self._keeps_position:
             state, then = self._kept_state(OrderState(given, indices=indices), waiting)
             return state._replace(batch_size=self._size, epoch=epoch, generators=self._drawing.encoded(now | then))
         if batches is not None:
@@ -305,7 +305,7 @@ class IndexOrder:
     @property
     def _keeps_user_s(self) -> bool:
         """Returns whether the sampler has a user-defined state, even before its iterator begins."""
-        return self._keeps_place or is_stateful(innermost_of(self._sampler))
+        return self._keeps_position or is_stateful(innermost_of(self._sampler))
 
     @property
     def _comes_of_a_generator(self) -> bool:
@@ -398,7 +398,7 @@ class IndexOrder:
         self._pass_batches(state.indices_since, state.batch_size)
         self.drawn = drawn
         self._owed.extend(state.indices)
-        self._is_kept = self._keeps_place
+        self._is_kept = self._keeps_position
 
     def _replay(self, first: Moment, state: OrderState) -> None:
         """Reads a new iterator of the sampler up to the position of the saved one.

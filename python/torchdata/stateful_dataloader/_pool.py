@@ -31,16 +31,16 @@ from torchdata._observe.outside import stalls
 from torchdata._observe.stats.counting import Counting
 from torchdata._read_ahead import ReadAhead, without_own_frame
 from torchdata._threads import end_at_exit
-from torchdata.stateful_dataloader._worker import Job, Start
+from torchdata.stateful_dataloader._worker import EpochStart, Job
 from torchdata.stateful_dataloader.errors import WorkerTimeoutError
 
-__all__ = ["PinnedUnits", "Pool", "pinned"]
+__all__ = ["PinnedUnits", "WorkerPool", "pinned"]
 
 #: Bytes of shared memory for orders that do not fit into the ring. Only the used part is allocated.
 _ORDERS = 64 << 20
 
 
-class Pool:
+class WorkerPool:
     """The workers of one iterator, and the links to them.
 
     Args:
@@ -119,13 +119,13 @@ class Pool:
 
     # -- an epoch ------------------------------------------------------------------------------------
 
-    def begin(self, ahead: int, shared_seed: int | None, places: list[Any], fresh: bool, fillers: int) -> None:
+    def begin(self, ahead: int, shared_seed: int | None, positions: list[Any], fresh: bool, fillers: int) -> None:
         """Begins an epoch.
 
         Args:
             ahead: how many batches each worker may be ahead of the main process.
             shared_seed: the seed of PyTorch pipes.
-            places: for each shard, the snapshot to load; None starts from the beginning.
+            positions: for each shard, the snapshot to load; None starts from the beginning.
             fresh: whether the epoch of these positions is over, so that only state that is kept between epochs is
                 loaded.
             fillers: how many shards, from the first on, give up their first turn.
@@ -150,11 +150,11 @@ class Pool:
             self._restarts.replace_dead(self.collector)
         for number in range(len(processes)):
             if self._processes[number] is processes[number]:
-                starts = [Start(places[shard], shard < fillers) for shard in self.shards_of(number)]
+                starts = [EpochStart(positions[shard], shard < fillers) for shard in self.shards_of(number)]
                 self._send(number, self.beginning(shared_seed, fresh, starts))
         self._stream = iter(self.collector)
 
-    def beginning(self, shared_seed: int | None, fresh: bool, starts: list[Start]) -> tuple[Any, ...]:
+    def beginning(self, shared_seed: int | None, fresh: bool, starts: list[EpochStart]) -> tuple[Any, ...]:
         """Returns the order that begins this epoch in the shards of a worker."""
         return ("epoch", self._epoch, self._iterates, shared_seed, fresh, starts)
 
@@ -295,7 +295,7 @@ def pinned(batch: Any, device: str | None) -> Any:
 class _Epoch(ReadAhead):
     """The data of one epoch's thread."""
 
-    def __init__(self, pool: Pool, device: str | None) -> None:
+    def __init__(self, pool: WorkerPool, device: str | None) -> None:
         super().__init__("StatefulDataLoader", _AHEAD, "torchdata-pin-memory", keeps=False)
         self.pool, self.device = pool, device
         self.index = torch.accelerator.current_device_index()
@@ -336,20 +336,20 @@ class PinnedUnits:
         device: the kind of device for the pinned memory.
     """
 
-    def __init__(self, pool: Pool, device: str | None) -> None:
+    def __init__(self, pool: WorkerPool, device: str | None) -> None:
         self._pool, self._device = pool, device
         self._epoch: _Epoch | None = None
         end_at_exit(self)
 
-    def begin(self, ahead: int, shared_seed: int | None, places: list[Any], fresh: bool, fillers: int) -> None:
-        """See `Pool.begin`."""
+    def begin(self, ahead: int, shared_seed: int | None, positions: list[Any], fresh: bool, fillers: int) -> None:
+        """See `WorkerPool.begin`."""
         self.leave()
-        self._pool.begin(ahead, shared_seed, places, fresh, fillers)
+        self._pool.begin(ahead, shared_seed, positions, fresh, fillers)
         self._epoch = _Epoch(self._pool, self._device)
         self._epoch.start(self._epoch.run)
 
     def wait(self, hand: list[Any]) -> None:
-        """See `Pool.wait`."""
+        """See `WorkerPool.wait`."""
         assert self._epoch is not None
         if hand:
             return

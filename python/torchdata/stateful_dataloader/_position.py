@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from torchdata._stateful import copied
-from torchdata.datapipes._pipe.witnessing import Digest
+from torchdata.datapipes._pipe.witnessing import SampleDigest
 from torchdata.stateful_dataloader._generators import Moment, encoded, encoded_of_worker
 
 __all__ = [
@@ -153,7 +153,7 @@ class OrderState(NamedTuple):
     ahead: int = 0
     used_up: bool = False
     draws: Sequence[list[Any]] = ()
-    digest: Digest | None = None
+    digest: SampleDigest | None = None
     generators: Moment | None = None
     at_iter: Moment | None = None
     at_first: Moment | None = None
@@ -182,7 +182,7 @@ class EpochState(NamedTuple):
 
     Args:
         order: the position of the sampler.
-        places: the position of each worker, or of the main process; None for no position.
+        positions: the position of each worker, or of the main process; None for no position.
         workers: the number of workers among which the dataset is split; 0 for a loader without workers.
         facts: what must match in a loader that loads the state.
         given: the number of batches of the epoch that the user has received.
@@ -199,7 +199,7 @@ class EpochState(NamedTuple):
     """
 
     order: OrderState
-    places: Sequence[ReadingPosition | None]
+    positions: Sequence[ReadingPosition | None]
     workers: int
     facts: LoaderFacts
     given: int = 0
@@ -266,16 +266,16 @@ class Trails:
     """The last two trails of a stream. The older trail is at least one batch longer.
 
     Args:
-        place: the snapshot that the dataset has loaded; None before the first epoch.
+        position: the snapshot that the dataset has loaded; None before the first epoch.
     """
 
-    def __init__(self, place: ReadingPosition | None = None) -> None:
+    def __init__(self, position: ReadingPosition | None = None) -> None:
         self._trails = [_Trail()]
-        if place is not None:
-            base = place.origin
-            if base is not None and place.later is not None:
-                base = base._replace(random=place.random)
-            self._trails = [_Trail(base, place.since, place.later or ())]
+        if position is not None:
+            base = position.origin
+            if base is not None and position.later is not None:
+                base = base._replace(random=position.random)
+            self._trails = [_Trail(base, position.since, position.later or ())]
 
     @property
     def stand_at_an_end(self) -> bool:
@@ -301,9 +301,9 @@ class Trails:
             else:
                 trail.since += 1
 
-    def note(self, place: ReadingPosition | bytes, is_end: bool) -> None:
+    def note(self, position: ReadingPosition | bytes, is_end: bool) -> None:
         """Records a snapshot that was taken within an epoch or at its end."""
-        fresh = _Trail(place, is_whole=is_end)
+        fresh = _Trail(position, is_whole=is_end)
         if self._trails[-1].is_walked:
             self._trails = [self._trails[-1], fresh]
         else:
@@ -341,16 +341,16 @@ class Progress:
 
     def __init__(self, since: Any) -> None:
         #: The last snapshot of the worker's reader, frozen or as loaded; None before the first snapshot.
-        self.place: bytes | ReadingPosition | None = None
+        self.position: bytes | ReadingPosition | None = None
         self.since = since
         self.ended = False
         #: A checksum of some samples of the worker in this epoch, if the position is a number of batches.
         self.digest: int | None = None
 
-    def load(self, place: ReadingPosition | None) -> None:
+    def load(self, position: ReadingPosition | None) -> None:
         """Takes over a saved snapshot."""
-        if place is not None:
-            self.place, self.ended, self.digest = place, place.ended, place.digest
+        if position is not None:
+            self.position, self.ended, self.digest = position, position.ended, position.digest
 
     def count(self, index: Any) -> None:
         """Counts a batch."""
@@ -363,26 +363,27 @@ class Progress:
         """Records the worker's snapshot; empty bytes mean that nothing has changed."""
         self.since = type(self.since)()
         if frozen:
-            self.place = frozen
-        elif isinstance(self.place, ReadingPosition):
-            self.place = self.place._replace(since=type(self.since)())
+            self.position = frozen
+        elif isinstance(self.position, ReadingPosition):
+            self.position = self.position._replace(since=type(self.since)())
 
     def reached(self) -> ReadingPosition:
         """Returns the position that the worker has reached, in the form that a reader restores."""
-        if isinstance(self.place, bytes):
-            self.place = ReadingPosition.thawed(self.place)  # thawed only once, for any number of requests
-        place = self.place or ReadingPosition(since=type(self.since)())
-        since, later, now_since, ended = place.since, place.later, place.now_since, self.ended or place.ended
+        if isinstance(self.position, bytes):
+            self.position = ReadingPosition.thawed(self.position)  # thawed only once, for any number of requests
+        position = self.position or ReadingPosition(since=type(self.since)())
+        since, later, now_since = position.since, position.later, position.now_since
+        ended = self.ended or position.ended
         if self.since:
             if later:  # the snapshot is from an earlier epoch
                 later = [*later[:-1], later[-1] + self.since]
             else:
                 since = since + self.since
-            if place.now is not None:
+            if position.now is not None:
                 now_since += self.since
-        elif ended == place.ended and self.digest == place.digest:
-            return place
-        return place._replace(since=since, later=later, ended=ended, digest=self.digest, now_since=now_since)
+        elif ended == position.ended and self.digest == position.digest:
+            return position
+        return position._replace(since=since, later=later, ended=ended, digest=self.digest, now_since=now_since)
 
     def saved(self, is_stateful: bool, base_seed: int, worker: int) -> ReadingPosition | None:
         """Returns the position in the form that a state contains.
@@ -393,21 +394,21 @@ class Progress:
             base_seed: the seed of the workers.
             worker: the number of the worker.
         """
-        place = self.reached()
-        has_place = self.place is not None or not self.since
-        if isinstance(self.since, list) and not is_stateful and not place.random and has_place:
+        position = self.reached()
+        has_position = self.position is not None or not self.since
+        if isinstance(self.since, list) and not is_stateful and not position.random and has_position:
             return None
-        if not place.random:
-            return place
-        return place._replace(random=encoded_of_worker(place.random, base_seed, worker))
+        if not position.random:
+            return position
+        return position._replace(random=encoded_of_worker(position.random, base_seed, worker))
 
     def saved_of_program(self) -> ReadingPosition:
         """Returns the saved form for a worker that continues from a loader without workers."""
-        place = self.reached()
-        then, later = place.random or {}, place.later
-        now, behind = place.now, place.now_since
+        position = self.reached()
+        then, later = position.random or {}, position.later
+        now, behind = position.now, position.now_since
         if now is None:
-            now, behind = then, later[-1] if later else place.since
+            now, behind = then, later[-1] if later else position.since
         random, at_first = ({name: encoded(one) for name, one in moment.items()} for moment in (now, then))
         at_first = {name: one for name, one in at_first.items() if one != random.get(name)}
-        return place._replace(random=random, then=at_first, now=None, now_since=behind)
+        return position._replace(random=random, then=at_first, now=None, now_since=behind)

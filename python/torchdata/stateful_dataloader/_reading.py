@@ -28,9 +28,9 @@ from torch.utils.data import _DatasetKind
 from torchdata._observe.stats.batches import BatchClock
 from torchdata._reporting import warn_outside
 from torchdata._stateful import copied, give, is_same, is_stateful, state_of
-from torchdata.datapipes._pipe.witnessing import Digest
-from torchdata.stateful_dataloader._cadence import Cadence
-from torchdata.stateful_dataloader._fetching import Indexed, Stream
+from torchdata.datapipes._pipe.witnessing import SampleDigest
+from torchdata.stateful_dataloader._cadence import SnapshotCadence
+from torchdata.stateful_dataloader._fetching import Indexed, IterableFetcher
 from torchdata.stateful_dataloader._generators import (
     GLOBAL,
     Moment,
@@ -42,7 +42,7 @@ from torchdata.stateful_dataloader._generators import (
 from torchdata.stateful_dataloader._position import ReadingPosition, Trails, freeze
 from torchdata.stateful_dataloader._skipping import IndexedFetcher, StreamFetcher
 
-__all__ = ["Reader", "Reading"]
+__all__ = ["EpochReader", "ReadingSettings"]
 
 #: Generators to set while batches are recomputed, and the number of batches to read afterwards.
 _Now = tuple[Moment | None, int]
@@ -57,7 +57,7 @@ _NEVER = 1 << 62
 
 
 @dataclass
-class Reading:
+class ReadingSettings:
     """The dataset and the settings for reading, which are the same in all workers."""
 
     kind: int
@@ -89,7 +89,7 @@ class Reading:
         return [None] * (self.batch_size or 1) if self.auto_collation else None
 
 
-class Reader:
+class EpochReader:
     """Reads successive epochs.
 
     Args:
@@ -98,7 +98,7 @@ class Reader:
             the caller restores them.
     """
 
-    def __init__(self, reading: Reading, generators: Callable[[], Moment] | None = None) -> None:
+    def __init__(self, reading: ReadingSettings, generators: Callable[[], Moment] | None = None) -> None:
         #: The dataset and the settings. A PyTorch pipe may be replaced in each epoch.
         self.reading = reading
         self._generators = generators
@@ -118,7 +118,7 @@ class Reader:
         self._was_given_state = False
         self._trial: _Trial | None = None
         #: Whether and when snapshots are kept without a request.
-        self._keeps, self._cadence = False, Cadence(_KEPT_EVERY)
+        self._keeps, self._cadence = False, SnapshotCadence(_KEPT_EVERY)
         #: The clock that times batches, and the next batch of this fetcher to time.
         self._clock: BatchClock | None = None
         self._timed_next = _NEVER
@@ -134,7 +134,7 @@ class Reader:
         return getattr(self._fetcher, "dataset_iter", None)
 
     @property
-    def restores_place(self) -> bool:
+    def restores_position(self) -> bool:
         """Whether a state restores the position in the dataset. Otherwise, the dataset is read from its beginning."""
         if not self.reading.is_iterable:
             return True
@@ -169,16 +169,16 @@ class Reader:
     @property
     def must_go_back(self) -> bool:
         """Whether a batch was interrupted and its samples can be recomputed only from an earlier position."""
-        return self._is_cut_off and self.reading.is_iterable and (self.restores_place or self._fetcher.is_broken)
+        return self._is_cut_off and self.reading.is_iterable and (self.restores_position or self._fetcher.is_broken)
 
     @property
     def has_ended(self) -> bool:
         """Whether the iterable dataset has ended."""
         return self._is_over or bool(getattr(self._fetcher, "ended", False))
 
-    def anew(self) -> Reader:
+    def anew(self) -> EpochReader:
         """Returns a new reader of the same dataset, which can load a state."""
-        reader = Reader(self.reading, self._generators)
+        reader = EpochReader(self.reading, self._generators)
         reader._was_given_state = self._was_given_state
         return reader
 
@@ -186,7 +186,7 @@ class Reader:
 
     def begin(self) -> None:
         """Begins an epoch."""
-        if self.has_ended and self.restores_place and not self._trails.stand_at_an_end:
+        if self.has_ended and self.restores_position and not self._trails.stand_at_an_end:
             with contextlib.suppress(Exception):  # an optional state that is not available now
                 self.took(self._state().copied())
         if self._trails.is_unknown and self.reading.is_iterable:
@@ -207,28 +207,28 @@ class Reader:
                 states.append(None)
         return ReadingPosition(dataset=states[0], collate=states[1], unbegun=True)
 
-    def restore(self, place: ReadingPosition) -> None:
+    def restore(self, position: ReadingPosition) -> None:
         """Resumes from a saved position.
 
         Args:
-            place: the position. Its generators are set unless they are None.
+            position: the position. Its generators are set unless they are None.
 
         Raises:
             ValueError: the dataset ends before this position.
         """
         self.count, self._is_over, self._is_uncounted, self._is_cut_off = 0, False, False, False
-        self._came_from = place if self.reading.is_iterable else None
-        later, random, base = place.later, place.random, place.origin
-        now: _Now = place.now, place.now_since
-        self._trails = Trails(place if self.reading.is_iterable else None)
+        self._came_from = position if self.reading.is_iterable else None
+        later, random, base = position.later, position.random, position.origin
+        now: _Now = position.now, position.now_since
+        self._trails = Trails(position if self.reading.is_iterable else None)
         # A dataset's state may contain the global generators. A state saved before the first loop contains those of the
         # main process, whereas a worker of an uninterrupted loader has its own.
-        with put_back_afterwards(GLOBAL if place.unstarted or (random is None and later) else ()):
+        with put_back_afterwards(GLOBAL if position.unstarted or (random is None and later) else ()):
             set_all(random or {})  # `iter(dataset)` may use the generators
             if base is not None and base.unbegun:
                 self._go_back(base)
             elif base is not None:
-                self._go_on(base, random or {}, place.since, now if not later else _NO_NOW, is_left=bool(later))
+                self._go_on(base, random or {}, position.since, now if not later else _NO_NOW, is_left=bool(later))
             for count in later[:-1] if later else ():
                 self._fetch_anew()
                 self._read_again(count, _NO_NOW, is_left=True)
@@ -242,14 +242,14 @@ class Reader:
         reading = self.reading
         how = reading.dataset, reading.auto_collation, reading.collate_fn, reading.drop_last
         if reading.is_iterable:
-            self._fetcher = StreamFetcher(*how, fills=reading.fills) if reading.skips else Stream(*how)
+            self._fetcher = StreamFetcher(*how, fills=reading.fills) if reading.skips else IterableFetcher(*how)
         elif reading.skips:
             self._fetcher = IndexedFetcher(*how, fills=reading.fills, keeps=reading.keeps)
         else:
             self._fetcher = Indexed(*how)
         self._fetched, self._timed_next = 0, _NEVER if self._clock is None else 1
-        self._keeps = self.reading.is_iterable and self.restores_place
-        if reading.is_iterable and not self.restores_place:
+        self._keeps = self.reading.is_iterable and self.restores_position
+        if reading.is_iterable and not self.restores_position:
             self._fetcher.watch()
 
     def _go_on(self, base: ReadingPosition, random: Moment, since: Any, now: _Now, is_left: bool) -> None:
@@ -268,7 +268,7 @@ class Reader:
                 # If the program draws from the same global generators between two batches, the samples' numbers change
                 # as well.
                 draws = before != [*map(mark_of, GLOBAL)]
-                self._complain(since, draws or Digest.differ_in_numbers_alone(base.digest, self.digest or 0))
+                self._complain(since, draws or SampleDigest.differ_in_numbers_alone(base.digest, self.digest or 0))
 
     def _complain(self, since: Any, is_noise: bool) -> None:
         """Warns, or raises ValueError, because a stream without a state yields other samples than before.
@@ -320,7 +320,7 @@ class Reader:
         if is_stateful(reading.collate_fn) and base.collate is not None:
             give(reading.collate_fn, base.collate)
         self._fetch_anew()
-        if reading.is_iterable and self.restores_place:
+        if reading.is_iterable and self.restores_position:
             self._fetcher.position = None
         if part is None or not is_stateful(self._iterator):
             return
@@ -476,40 +476,40 @@ class Reader:
 
     # -- snapshots -----------------------------------------------------------------------------------
 
-    def place(self, is_given: bool = True) -> ReadingPosition:
+    def position(self, is_given: bool = True) -> ReadingPosition:
         """Returns a snapshot of the reading position.
 
         Args:
             is_given: whether the program received the last batch. If not, the snapshot is from before this batch.
         """
         is_inside = self.count - (not is_given and self._is_uncounted) > 0
-        if self.reading.is_iterable and self.restores_place and (self._is_cut_off or not is_given):
-            return self._trails.inside(self._state()) if is_inside else self._place_at_the_beginning()
+        if self.reading.is_iterable and self.restores_position and (self._is_cut_off or not is_given):
+            return self._trails.inside(self._state()) if is_inside else self._position_at_the_beginning()
         if not self.reading.is_iterable or self.count or self.has_ended:
             state = self._state()
             # this digest would cover one batch too many
             return state if is_given or not self._is_uncounted else state._replace(digest=None)
-        return self._place_at_the_beginning()
+        return self._position_at_the_beginning()
 
-    def _place_at_the_beginning(self) -> ReadingPosition:
+    def _position_at_the_beginning(self) -> ReadingPosition:
         if self._came_from is not None:
             return self._came_from
-        if not self.restores_place:
+        if not self.restores_position:
             return self._state()
         # for user code that inspects the state, the current states are included
         return self._trails.at_the_beginning(self._state())
 
-    def took(self, place: ReadingPosition | bytes) -> None:
+    def took(self, position: ReadingPosition | bytes) -> None:
         """Records a snapshot that was taken.
 
         Args:
-            place: the snapshot, as a copy or frozen bytes that nothing modifies.
+            position: the snapshot, as a copy or frozen bytes that nothing modifies.
         """
         if self.reading.is_iterable and (self.count or self.has_ended) and not self._is_cut_off:
             self._count_last()
-            self._trails.note(place, is_end=self.has_ended)
+            self._trails.note(position, is_end=self.has_ended)
 
-    def keep_place(self) -> None:
+    def keep_position(self) -> None:
         """Keeps a snapshot now and then, and after the first batch, in case this epoch is left."""
         if not self._keeps or not self.count or self._is_cut_off:
             return

@@ -20,21 +20,20 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from torchdata._reporting import add_note, warn_outside
+from torchdata._reporting import add_note
 from torchdata._users_code import ITERATED, READ, codes_of_dataset
 from torchdata.datapipes._pipe.skipping import (
-    FEWEST,
-    TooManySkipped,
     check_limit,
     is_of_an_item,
+    is_over,
     line_of,
     plus_one,
-    table_of,
-    told_of,
+    tell,
+    too_many,
     write_line,
 )
 from torchdata.datapipes.datapipe import IterDataPipe
-from torchdata.stateful_dataloader._fetching import Indexed, Stream, has_passed_a_generator
+from torchdata.stateful_dataloader._fetching import Indexed, IterableFetcher, has_passed_a_generator
 from torchdata.stateful_dataloader._position import Counts
 
 __all__ = ["NOTHING", "IndexedFetcher", "Skipped", "StreamFetcher", "check_on_error"]
@@ -213,7 +212,7 @@ class IndexedFetcher(Indexed):
         self.skipped.append({"index": _plain(index)} | line_of(error))
 
 
-class StreamFetcher(Stream):
+class StreamFetcher(IterableFetcher):
     """A fetcher for iterable datasets that continues after an exception of the dataset's iterator.
 
     Args:
@@ -371,8 +370,7 @@ class Skipped:
         last = skipped[-1]
         which = "" if last["index"] is None else f"index {last['index']}: "
         self._last = f"The last one was {which}{last['error']}: {last['message']}\n"
-        if self._is_over():
-            raise self._too_many()
+        self._check_limit()
 
     def end(self) -> None:
         """Reports once, at the end of the epoch, what was skipped.
@@ -383,29 +381,14 @@ class Skipped:
         if self._has_ended:
             return
         self._has_ended = True
-        if self._is_over(at_the_end=True):
-            raise self._too_many() from None
+        self._check_limit(at_the_end=True)
+        tell(self._table(), f"of the {self.counts[1]} samples of this epoch")
+
+    def _check_limit(self, *, at_the_end: bool = False) -> None:
         kinds, seen = self.counts
-        if kinds:
-            warn_outside(
-                f"on_error has skipped {sum(kinds.values())} of the {seen} samples of this epoch:\n{self._table()}",
-                RuntimeWarning,
-            )
+        if is_over([(sum(kinds.values()), seen)], self._limit, at_the_end=at_the_end):
+            samples = f"{seen} samples"
+            raise too_many(self._table(), self._limit, "error_limit", samples, "this epoch", self._last) from None
 
-    def _is_over(self, *, at_the_end: bool = False) -> bool:
-        (kinds, seen), limit = self.counts, self._limit
-        count = sum(kinds.values())
-        if limit is None or isinstance(limit, int):
-            return limit is not None and count > limit
-        return count > limit * seen and (at_the_end or seen >= FEWEST)
-
-    def _too_many(self) -> TooManySkipped:
-        kinds, seen = self.counts
-        limit = self._limit
-        share = f"{100 * limit:g} % of {seen} samples" if isinstance(limit, float) else f"{limit} samples"
-        return told_of(
-            sum(kinds.values()), f"error_limit={limit!r}", f"{share}, in this epoch", self._table(), self._last
-        )
-
-    def _table(self) -> str:
-        return table_of({(kind, self._place): count for kind, count in self.counts[0].items()})
+    def _table(self) -> dict[tuple[str, str], int]:
+        return {(kind, self._place): count for kind, count in self.counts[0].items()}

@@ -39,10 +39,10 @@ from torchdata._stateful import is_stateful
 from torchdata.stateful_dataloader._copying import Copies
 from torchdata.stateful_dataloader._generators import GLOBAL, decoded, decoded_of_worker, read
 from torchdata.stateful_dataloader._iterator import StatefulIterator
-from torchdata.stateful_dataloader._pool import PinnedUnits, Pool
+from torchdata.stateful_dataloader._pool import PinnedUnits, WorkerPool
 from torchdata.stateful_dataloader._position import EpochState, Progress, ReadingPosition
 from torchdata.stateful_dataloader._skipping import Skipped
-from torchdata.stateful_dataloader._worker import NO_NEWS, Job, News, Received, Start
+from torchdata.stateful_dataloader._worker import NO_NEWS, EpochStart, Job, News, Received
 
 __all__ = ["RestartingIterator", "WorkersIterator", "survived_by"]
 
@@ -92,7 +92,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             job.reading, job.init_fn = replace(self._reading, dataset=None, collate_fn=None), None
         self._pool: Any = self._new_pool(loader, job)
         self._units: Any = self._pool
-        if self._pin_memory and isinstance(self._pool, Pool):
+        if self._pin_memory and isinstance(self._pool, WorkerPool):
             self._units = PinnedUnits(self._pool, self._pin_memory_device)
         try:
             self._start(loader, state)
@@ -120,7 +120,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         context = loader.multiprocessing_context or multiprocessing.get_context()
         timeout = loader.timeout if loader.timeout > 0 else None
         workers = min(self._num_workers, loader.num_workers)
-        return Pool(
+        return WorkerPool(
             context,
             workers,
             job,
@@ -150,18 +150,18 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             if not self._lives_on:
                 self._shared_seed = seed
             loads = state is not None and (
-                self._lives_on or (state.unstarted and any(place and place.has_state for place in state.places))
+                self._lives_on or (state.unstarted and any(one and one.has_state for one in state.positions))
             )
-            places = self._places_for_workers(state) if state is not None and loads else []
+            positions = self._positions_for_workers(state) if state is not None and loads else []
             if state is not None and state.unstarted:  # the main process read these states: see `Reader.restore`
-                places = [place and place._replace(unstarted=True) for place in places]
-            self._begin(places or [None] * self._num_workers, True, 0)
+                positions = [position and position._replace(unstarted=True) for position in positions]
+            self._begin(positions or [None] * self._num_workers, True, 0)
         else:
             self._sampler_iter = self._order.restore(state.order)
             self._num_yielded = state.given
             same = state.workers == self._num_shards
             first = state.next_worker if same and self._in_order else 0
-            self._begin(self._places_for_workers(state), False, first)
+            self._begin(self._positions_for_workers(state), False, first)
             self._pass_over()
 
     def _begin_again(self, loader: Any, first_iter: bool) -> None:
@@ -171,41 +171,41 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             super()._reset(loader, first_iter)
         self._order.begin(self._sampler_iter)
 
-    def _places_for_workers(self, state: EpochState) -> list[ReadingPosition | None]:
+    def _positions_for_workers(self, state: EpochState) -> list[ReadingPosition | None]:
         """Returns a position for each worker. With another number of workers, positions are reused."""
-        places = state.places
+        positions = state.positions
         if not state.is_over and not self._num_shards:
-            return [self._place_of_program(places[0], state)]
+            return [self._position_of_program(positions[0], state)]
         found: list[ReadingPosition | None] = []
         for number in range(self._num_workers):
-            place = places[number % len(places)]
-            if place is not None:
-                same = len(places) == self._num_workers and state.workers
-                random = place.random if same else None  # generators belong to a worker by its number
-                place = place._replace(random=decoded_of_worker(random or {}, int(self._base_seed), number))
-            found.append(place)
+            position = positions[number % len(positions)]
+            if position is not None:
+                same = len(positions) == self._num_workers and state.workers
+                random = position.random if same else None  # generators belong to a worker by its number
+                position = position._replace(random=decoded_of_worker(random or {}, int(self._base_seed), number))
+            found.append(position)
         return found
 
-    def _place_of_program(self, place: ReadingPosition | None, state: EpochState) -> ReadingPosition | None:
+    def _position_of_program(self, position: ReadingPosition | None, state: EpochState) -> ReadingPosition | None:
         """Returns a position saved without workers in the form for a worker that continues from it.
 
         Batches that were read with the generators from the beginning of the epoch are recomputed with these. Later
         batches use the program's generators from the time of the state.
         """
-        if place is None:
+        if position is None:
             return None
-        now = {name: decoded(name, one) for name, one in (place.random or {}).items()}
-        then = {name: decoded(name, one) for name, one in (place.then or {}).items()}
-        place = place._replace(random=now | then, now=now)
-        if not place.has_state and place.later is None:
-            place = place._replace(since=max(state.given, state.order.yielded))
-        return place
+        now = {name: decoded(name, one) for name, one in (position.random or {}).items()}
+        then = {name: decoded(name, one) for name, one in (position.then or {}).items()}
+        position = position._replace(random=now | then, now=now)
+        if not position.has_state and position.later is None:
+            position = position._replace(since=max(state.given, state.order.yielded))
+        return position
 
-    def _begin(self, places: Sequence[ReadingPosition | None], fresh: bool, first: int) -> None:
+    def _begin(self, positions: Sequence[ReadingPosition | None], fresh: bool, first: int) -> None:
         """Begins an epoch in all workers.
 
         Args:
-            places: for each worker, the snapshot to load; None starts from the beginning.
+            positions: for each worker, the snapshot to load; None starts from the beginning.
             fresh: whether the epoch of these positions is over.
             first: the worker that returns the next batch.
         """
@@ -214,14 +214,14 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         self._readers: set[int] = set()
         reading = self._reading
         if reading.is_iterable or not self._has_begun:
-            self._progress = [Progress(0 if reading.is_iterable else []) for _ in places]
+            self._progress = [Progress(0 if reading.is_iterable else []) for _ in positions]
         else:  # a worker that has nothing to read in this epoch stays where the last epoch leaves it
             for progress, numbers in zip(self._progress, self._busy, strict=True):
                 for number in numbers:
                     progress.count(self._waiting[number])
         if not fresh or not reading.is_iterable:
-            for progress, place in zip(self._progress, places, strict=True):
-                progress.load(place)
+            for progress, position in zip(self._progress, positions, strict=True):
+                progress.load(position)
         self._is_stateful = any(is_stateful(one) for one in (reading.dataset, reading.collate_fn))
         #: Workers that have not reported in this epoch, so their position may be out of date.
         tells = reading.is_iterable or self._is_stateful or self._has_begun
@@ -236,10 +236,10 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         #: Ordered indices whose batches the user has not received, by the number of the order.
         self._waiting: dict[int, Any] = {}
         #: For each worker, the numbers of its outstanding orders.
-        self._busy: list[deque[int]] = [deque() for _ in places]
+        self._busy: list[deque[int]] = [deque() for _ in positions]
         self._number, self._first, self._next_worker = 0, first, first
         self._count_into_pool()
-        self._units.begin(self._prefetch_factor, self._shared_seed, places, fresh, first)
+        self._units.begin(self._prefetch_factor, self._shared_seed, positions, fresh, first)
         if self._pool.told is not None:
             self._unheard = set()
             for shard, frozen in self._pool.told.items():
@@ -373,12 +373,12 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         """Returns the state of the iterator. Waits for the first batch of each worker that has not returned any."""
         self._hear_all()
         seed = int(self._base_seed)
-        places: Sequence[ReadingPosition | None]
+        positions: Sequence[ReadingPosition | None]
         if self._num_shards:
-            places = [progress.saved(self._is_stateful, seed, number) for number, progress in enumerate(self._progress)]
+            positions = [one.saved(self._is_stateful, seed, number) for number, one in enumerate(self._progress)]
         else:
-            places = [progress.saved_of_program() for progress in self._progress]
-        return self._state(list(self._waiting.values()), places, self._next_worker)
+            positions = [progress.saved_of_program() for progress in self._progress]
+        return self._state(list(self._waiting.values()), positions, self._next_worker)
 
     def _hear_all(self) -> None:
         """Waits for the first batch of each worker that has not returned any in this epoch."""
@@ -434,13 +434,13 @@ class _Beginning:
     """How a worker began an epoch.
 
     Args:
-        place: the snapshot that the worker loaded, or None.
+        position: the snapshot that the worker loaded, or None.
         fresh: whether the epoch of this snapshot was over.
         shared_seed: the seed of PyTorch pipes.
         before: orders that repeat earlier, finished epochs.
     """
 
-    place: Any
+    position: Any
     fresh: bool
     shared_seed: int | None
     before: list[tuple[Any, ...]] = field(default_factory=list)
@@ -479,14 +479,14 @@ class RestartingIterator(WorkersIterator):
 
     # -- epochs --------------------------------------------------------------------------------------
 
-    def _begin(self, places: Sequence[Any], fresh: bool, first: int) -> None:
+    def _begin(self, positions: Sequence[Any], fresh: bool, first: int) -> None:
         numbers, seed = range(self._num_workers), self._shared_seed
         ways = [self._as_it_was_left(worker) if self._has_begun else [] for worker in numbers]
-        self._beginnings = [_Beginning(place, fresh, seed, way) for place, way in zip(places, ways, strict=True)]
+        self._beginnings = [_Beginning(one, fresh, seed, way) for one, way in zip(positions, ways, strict=True)]
         self._fillers = first
         #: For each worker, the number of processed units of this epoch.
         self._seen = [0] * self._num_workers
-        super()._begin(places, fresh, first)
+        super()._begin(positions, fresh, first)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if not self._pool.is_ending:
@@ -503,18 +503,18 @@ class RestartingIterator(WorkersIterator):
             since.
         """
         progress, beginning = self._progress[worker], self._beginnings[worker]
-        if progress.place is not None:
+        if progress.position is not None:
             return [], progress.reached(), False, []
-        since = progress.since
-        return beginning.before, beginning.place, beginning.fresh, [None] * since if isinstance(since, int) else since
+        since = [None] * progress.since if isinstance(progress.since, int) else progress.since
+        return beginning.before, beginning.position, beginning.fresh, since
 
     def _as_it_was_left(self, worker: int) -> list[tuple[Any, ...]]:
         """Returns orders that repeat what a worker has read, or was ordered to read, in the abandoned epoch."""
-        before, place, fresh, since = self._way_to(worker)
+        before, position, fresh, since = self._way_to(worker)
         ordered = [] if self._progress[worker].ended else [self._waiting[number] for number in self._busy[worker]]
-        if place is None and not since and not ordered and not self._reading.is_iterable:
+        if position is None and not since and not ordered and not self._reading.is_iterable:
             return before  # the worker had no orders
-        return [*before, ("repeat", self._beginnings[worker].shared_seed, place, fresh, [*since, *ordered])]
+        return [*before, ("repeat", self._beginnings[worker].shared_seed, position, fresh, [*since, *ordered])]
 
     # -- replacing a worker ----------------------------------------------------------------------------
 
@@ -539,7 +539,7 @@ class RestartingIterator(WorkersIterator):
         _, _, fresh, _ = self._way_to(shard)
         return fresh
 
-    def _start_of(self, worker: int, account: Account) -> tuple[list[tuple[Any, ...]], Start, int, list[Any]]:
+    def _start_of(self, worker: int, account: Account) -> tuple[list[tuple[Any, ...]], EpochStart, int, list[Any]]:
         """Returns how a replacement process begins a shard after the units that were already received.
 
         Returns:
@@ -552,9 +552,9 @@ class RestartingIterator(WorkersIterator):
         orders = [] if progress.ended else [(number, self._waiting[number]) for number in busy]
         if not self._pool.is_ordered:
             orders = [(0, None)] * unseen
-        before, place, _, since = self._way_to(worker)
+        before, position, _, since = self._way_to(worker)
         seen_again = [*since, *(index for _, index in orders[:unseen])]
-        start = Start(place, fills and account[0] == 0, Received(account, seen_again, progress.ended))
+        start = EpochStart(position, fills and account[0] == 0, Received(account, seen_again, progress.ended))
         held = sum(unit[0] == worker for unit in self._held)
         if self._reading.is_iterable:
             orders = [(number, None) for number, _ in orders]

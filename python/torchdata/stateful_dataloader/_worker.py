@@ -28,18 +28,18 @@ from torchdata._engine.errors import WorkerExitedError
 from torchdata._engine.items.failures import describe
 from torchdata._engine.items.torch_worker import seed_worker, show_worker, tell_torch
 from torchdata._engine.processes.process import ChildProcess
-from torchdata._engine.workers.child import Child
+from torchdata._engine.workers.child import ChildLoop
 from torchdata._engine.workers.program import Program, Runner
 from torchdata._observe.stats.batches import bind_reading
 from torchdata._observe.stats.counting import Counting
 from torchdata.datapipes._pipe.state.exchanging import ShardGlobals
-from torchdata.stateful_dataloader._cadence import Cadence, Watch
+from torchdata.stateful_dataloader._cadence import GeneratorWatch, SnapshotCadence
 from torchdata.stateful_dataloader._copying import Copies, holds_shared_memory
 from torchdata.stateful_dataloader._generators import GLOBAL, Moment, set_all
-from torchdata.stateful_dataloader._reading import Reader, Reading
+from torchdata.stateful_dataloader._reading import EpochReader, ReadingSettings
 from torchdata.stateful_dataloader._skipping import NOTHING
 
-__all__ = ["NO_NEWS", "Batches", "Job", "News", "Received", "Shard", "Start"]
+__all__ = ["NO_NEWS", "Batches", "EpochStart", "Job", "News", "Received", "ShardReader"]
 
 #: The order number of a unit that answers no order.
 NO_ORDER = -1
@@ -61,16 +61,16 @@ class Received:
 
 
 @dataclass
-class Start:
+class EpochStart:
     """How a shard begins an epoch.
 
     Args:
-        place: the snapshot to resume from; None starts from the beginning.
+        position: the snapshot to resume from; None starts from the beginning.
         filler: whether the first unit is empty, to leave the first turn to another shard.
         received: what the main process has received from the failed predecessor, if this is a replacement.
     """
 
-    place: Any
+    position: Any
     filler: bool = False
     received: Received | None = None
 
@@ -109,7 +109,7 @@ NO_NEWS = News()
 Unit = tuple[int, int, Any, tuple[Any, ...] | None]
 
 
-class Shard:
+class ShardReader:
     """Reads one shard of the dataset in successive epochs.
 
     Args:
@@ -136,8 +136,8 @@ class Shard:
         self.globals = ShardGlobals()
         #: Whether this epoch reads as far as there is room, without orders.
         self.iterates = False
-        self.reader: Reader | None = None
-        self.watch: Watch
+        self.reader: EpochReader | None = None
+        self.watch: GeneratorWatch
         #: The reason why the shard cannot read.
         self.failure: Any = None
         if job.num_shards:
@@ -147,7 +147,7 @@ class Shard:
         self._tell_torch()
 
     @classmethod
-    def failed(cls, number: int, name: str, order: Callable[[], Any], failure: Any) -> Shard:
+    def failed(cls, number: int, name: str, order: Callable[[], Any], failure: Any) -> ShardReader:
         """Returns a shard that cannot read because of a failure."""
         shard = cls.__new__(cls)
         shard.number, shard.name, shard.order, shard.is_local = number, name, order, False
@@ -183,7 +183,7 @@ class Shard:
             with contextlib.suppress(Exception):
                 self.reader.read(self.index_of(index))
 
-    def begin_epoch(self, iterates: bool, shared_seed: int | None, fresh: bool, start: Start) -> Batches:
+    def begin_epoch(self, iterates: bool, shared_seed: int | None, fresh: bool, start: EpochStart) -> Batches:
         """Begins an epoch, and returns its units for the pump.
 
         Args:
@@ -192,13 +192,13 @@ class Shard:
             fresh: whether the snapshot's epoch is over, so that only state that is kept between epochs is loaded.
             start: where the epoch begins.
         """
-        self.iterates, place, received = iterates, start.place, start.received
+        self.iterates, position, received = iterates, start.position, start.received
         batches = Batches(self, start.filler)
         try:
             if self.failure is None:
-                self._begin(shared_seed, place, fresh)
+                self._begin(shared_seed, position, fresh)
                 has_ended = received is not None and (received.ended or not self._read_again(received.indices))
-                went_on = place is not None and not fresh
+                went_on = position is not None and not fresh
                 assert self.reader is not None
                 batches.begin(self.reader, went_on, told=received is not None and bool(received.indices))
                 batches.is_over = has_ended
@@ -210,11 +210,11 @@ class Shard:
             batches.is_over = iterates and bool(received.indices)
         return batches
 
-    def repeat(self, shared_seed: int | None, place: Any, fresh: bool, indices: list[Any]) -> None:
+    def repeat(self, shared_seed: int | None, position: Any, fresh: bool, indices: list[Any]) -> None:
         """Reads a finished epoch again and drops its batches, because later epochs depend on it."""
         try:
             if self.failure is None:
-                self._begin(shared_seed, place, fresh)
+                self._begin(shared_seed, position, fresh)
                 self._read_again(indices)
         except BaseException as error:
             self.failure = self.described(error)
@@ -235,7 +235,7 @@ class Shard:
         self.watch.look()
         return is_whole
 
-    def _begin(self, shared_seed: int | None, place: Any, fresh: bool) -> None:
+    def _begin(self, shared_seed: int | None, position: Any, fresh: bool) -> None:
         reading = self.job.reading
         if shared_seed is not None:  # the dataset is a PyTorch pipe
             reading.dataset = seeded(reading.dataset, shared_seed)
@@ -243,28 +243,28 @@ class Shard:
         if self.reader is None:
             if self.job.init_fn is not None:
                 self.job.init_fn(self.number)
-            self.watch = Watch([] if self.job.num_shards else GLOBAL)
-            self.reader = Reader(reading, self.watch.states)
+            self.watch = GeneratorWatch([] if self.job.num_shards else GLOBAL)
+            self.reader = EpochReader(reading, self.watch.states)
             if self.counting is not None:
                 how = reading.dataset, reading.is_iterable, reading.collate_fn
                 self.reader.time_by(bind_reading(self.counting, *how, hands_out=self.is_local)[0])
-        self.watch.look()  # `begin` may take a place at the end of the last epoch
-        if place is not None:
-            self.reader.restore(place)
-        if place is None or fresh:
+        self.watch.look()  # `begin` may take a position at the end of the last epoch
+        if position is not None:
+            self.reader.restore(position)
+        if position is None or fresh:
             self.reader.begin()
 
 
 class _Worker:
     is_interrupted: ClassVar[bool] = False
 
-    def __init__(self, child: Child) -> None:
+    def __init__(self, child: ChildLoop) -> None:
         self.child, self.setup, self.sender = child, child.setup, child.sender
         #: A command that arrived during an epoch and ends it.
         self.pending: tuple[Any, ...] | None = None
         #: The reason why the worker cannot read.
         self.failure: tuple[Any, ...] | None = None
-        self.shards: list[Shard] = []
+        self.shards: list[ShardReader] = []
         #: The shard that currently has the process.
         self._entered = 0
         #: Orders of an epoch that was left before they were read.
@@ -277,7 +277,7 @@ class _Worker:
                 self.shards[self._entered].globals.leave()
             job = program if program.copies is None else program.copied()
             self._entered = len(self.shards)
-            self.shards.append(Shard(job, number, self.setup.name, self._ordered, counting=self.child.counting))
+            self.shards.append(ShardReader(job, number, self.setup.name, self._ordered, counting=self.child.counting))
 
     def obey(self, command: tuple[Any, ...]) -> bool:
         """See `Runner`."""
@@ -315,19 +315,19 @@ class _Worker:
             self.shards[shard].globals.enter()
 
     def _run_epoch(
-        self, epoch: int, iterates: bool, shared_seed: int | None, fresh: bool, starts: Sequence[Start]
+        self, epoch: int, iterates: bool, shared_seed: int | None, fresh: bool, starts: Sequence[EpochStart]
     ) -> None:
         """Reads until another command arrives, or the main process no longer has room for or interest in the units."""
         self.child.counting.begin(epoch)
         links = [(one.received.account if one.received is not None else (0, 0), 0, None) for one in starts]
         self.sender.start_epoch(epoch, 1, links if any(one.received is not None for one in starts) else None)
         if self.failure is not None:
-            name = self.setup.name
-            self.shards = [Shard.failed(number, name, self._ordered, self.failure) for number in self.setup.shards]
+            rest = self.setup.name, self._ordered, self.failure
+            self.shards = [ShardReader.failed(number, *rest) for number in self.setup.shards]
         each = []
-        for place, (shard, start) in enumerate(zip(self.shards, starts, strict=True)):
+        for number, (shard, start) in enumerate(zip(self.shards, starts, strict=True)):
             if self.failure is None:
-                self._enter(place)
+                self._enter(number)
             each.append(shard.begin_epoch(iterates, shared_seed, fresh, start))
         batches = each[0] if len(each) == 1 else tuple(each)
         while True:
@@ -356,7 +356,7 @@ class Job(Program):
     item: ClassVar[str] = "batch"
     mended: ClassVar[str] = "dataset or collate_fn"
 
-    reading: Reading
+    reading: ReadingSettings
     init_fn: Callable[[int], Any] | None
     base_seed: int
     persistent: bool
@@ -410,10 +410,10 @@ class Batches(Iterator[Unit]):
         filler: whether the first unit is empty.
     """
 
-    def __init__(self, shard: Shard, filler: bool) -> None:
+    def __init__(self, shard: ShardReader, filler: bool) -> None:
         self._shard = shard
         self._iterates = shard.iterates
-        self._reader: Reader | None = None
+        self._reader: EpochReader | None = None
         #: Units that precede all others.
         self._owed: list[Unit] = []
         self._order = NO_ORDER
@@ -424,8 +424,8 @@ class Batches(Iterator[Unit]):
         #: Whether no batch remains to be read.
         self.is_over = False
         #: Whether snapshots include the position in the dataset, rather than only the generators.
-        self._takes_places = False
-        self._cadence = Cadence(shard.job.every) if shard.failure is None else Cadence(1)
+        self._takes_positions = False
+        self._cadence = SnapshotCadence(shard.job.every) if shard.failure is None else SnapshotCadence(1)
         #: The time before which no snapshot is taken and no generator is checked.
         self._due = 0.0
         self._last = b""
@@ -433,7 +433,7 @@ class Batches(Iterator[Unit]):
         if filler:
             self._owed.append(self._unit(None, News(filler=True)))
 
-    def begin(self, reader: Reader, went_on: bool, told: bool = False) -> None:
+    def begin(self, reader: EpochReader, went_on: bool, told: bool = False) -> None:
         """Starts to observe the reader, and takes its snapshot if one may be needed.
 
         Args:
@@ -443,11 +443,11 @@ class Batches(Iterator[Unit]):
                 then be assigned to the wrong unit.
         """
         self._reader, self._digest = reader, reader.digest
-        self._takes_places = reader.is_stateful and reader.restores_place
-        self._watches = self._takes_places or not self._shard.job.reading.is_iterable
-        if not told and (not went_on or self._takes_places):
+        self._takes_positions = reader.is_stateful and reader.restores_position
+        self._watches = self._takes_positions or not self._shard.job.reading.is_iterable
+        if not told and (not went_on or self._takes_positions):
             self._shard.watch.look()
-            self.news = News(before=self._frozen_place())
+            self.news = News(before=self._frozen_position())
 
     def __next__(self) -> Unit:
         if self._owed:
@@ -482,7 +482,7 @@ class Batches(Iterator[Unit]):
             self._digest = digest
             news = news._replace(digest=digest)
         if self._watches and (now := time.monotonic()) >= self._due:
-            if (frozen := self._place_after(now, now - began)) is not None:
+            if (frozen := self._position_after(now, now - began)) is not None:
                 news = news._replace(after=frozen)
             self._due = min(self._shard.watch.due, self._cadence.due if self._tells else math.inf)
         return self._unit(batch, news)
@@ -490,9 +490,9 @@ class Batches(Iterator[Unit]):
     @property
     def _tells(self) -> bool:
         """Whether the snapshots of the shard contain any state."""
-        return bool(self._takes_places or self._shard.watch.moved)
+        return bool(self._takes_positions or self._shard.watch.moved)
 
-    def _place_after(self, now: float, took: float) -> bytes | None:
+    def _position_after(self, now: float, took: float) -> bytes | None:
         """Returns the snapshot after the last batch, if one is due."""
         watch, cadence = self._shard.watch, self._cadence
         looks = now >= watch.due
@@ -501,7 +501,7 @@ class Batches(Iterator[Unit]):
             return b"" if looks else None  # nothing that would have to be read again
         if not cadence.is_due(now, took) and not first:  # without that generator, a snapshot is useless
             return None
-        frozen = self._frozen_place()
+        frozen = self._frozen_position()
         cadence.took(time.monotonic(), time.monotonic() - now)
         return frozen
 
@@ -518,26 +518,26 @@ class Batches(Iterator[Unit]):
     def _end(self, news: News) -> Unit:
         self.is_over = True
         news = news._replace(ended=True)
-        if self._takes_places or self._shard.job.persistent:  # later epochs depend on the state
+        if self._takes_positions or self._shard.job.persistent:  # later epochs depend on the state
             self._shard.watch.look()
-            news = news._replace(after=self._frozen_place())
+            news = news._replace(after=self._frozen_position())
         return self._unit(None, news)
 
     def _unit(self, batch: Any, news: News) -> Unit:
         self._brought = news
         return self._shard.number, self._order, batch, None if news is NO_NEWS else tuple(news)
 
-    def _frozen_place(self) -> bytes:
+    def _frozen_position(self) -> bytes:
         """Returns the frozen snapshot; empty if nothing has changed."""
         assert self._reader is not None
-        frozen = self._reader.place().frozen()
+        frozen = self._reader.position().frozen()
         self._reader.took(frozen)
         if frozen == self._last:
             return b""
         self._last = frozen
         return frozen
 
-    def _with_skipped(self, news: News, reader: Reader, index: Any) -> News:
+    def _with_skipped(self, news: News, reader: EpochReader, index: Any) -> News:
         """Returns the news of a unit, together with the skipped samples of its batch."""
         if not reader.skipped and reader.seen == self._shard.job.reading.samples_of(index):
             return news

@@ -213,7 +213,7 @@ class BatchIndices(Iterator[list[int]]):
         self._ended, self._dropped = False, 0
 
     @property
-    def keeps_place(self) -> bool:
+    def keeps_position(self) -> bool:
         """Returns whether the wrapped sampler has a user-defined state."""
         if is_stateful(self._batches.sampler):
             return True

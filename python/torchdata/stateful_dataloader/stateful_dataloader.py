@@ -29,7 +29,7 @@ from torchdata.stateful_dataloader._iterator import StatefulIterator
 from torchdata.stateful_dataloader._layout import dump, parse
 from torchdata.stateful_dataloader._order import generators_drawn_by
 from torchdata.stateful_dataloader._position import EpochState
-from torchdata.stateful_dataloader._reading import Reader
+from torchdata.stateful_dataloader._reading import EpochReader
 from torchdata.stateful_dataloader._skipping import check_on_error
 from torchdata.stateful_dataloader._with_workers import RestartingIterator, WorkersIterator, survived_by
 from torchdata.stateful_dataloader.sampler import BatchSampler, RandomSampler
@@ -226,7 +226,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         #: The generators for orders and seeds.
         self._drawing = Drawing(self, generators_drawn_by(self._index_sampler))
         #: The reader of this process, kept from one epoch to the next.
-        self._reader: Reader | None = None
+        self._reader: EpochReader | None = None
 
     # -- iterating -----------------------------------------------------------------------------------
 

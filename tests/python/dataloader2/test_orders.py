@@ -15,7 +15,7 @@ from torchdata._engine import snapshots
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.services.orders import Orders
 from torchdata.datapipes._pipe import witnessing
-from torchdata.datapipes._pipe.witnessing import Note, Watch, next_sample, sample_behind
+from torchdata.datapipes._pipe.witnessing import Note, SampleWatch, next_sample, sample_behind
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 from torchdata.datapipes.map import SequenceWrapper
 
@@ -206,7 +206,7 @@ def told(orders: Sequence[Sequence[int]], length: bool = True) -> Orders:
     heard = Orders()
     heard.begin()
     for worker, items in enumerate(orders):
-        watch, sample = Watch(0, "a source", 0), 0
+        watch, sample = SampleWatch(0, "a source", 0), 0
         while sample < len(items) and not watch.is_full:
             watch.add(sample, items[sample])
             sample = sample_behind(sample)

@@ -24,7 +24,7 @@ from process_checks import (  # noqa: F401
     patch_start,
     wait_for,
 )
-from torchdata._engine.processes.forker import Forker
+from torchdata._engine.processes.forker import ForkingProcess
 from torchdata.dataloader2.error import WorkerExitedError
 from torchdata.datapipes.iter import IterableWrapper
 
@@ -68,8 +68,8 @@ def test_a_fork_server_that_dies_before_it_has_read_what_was_asked_of_it_is_repl
     with loader(datapipe, multiprocessing_context="forkserver") as dl:
         assert sorted(dl) == list(range(9))
     stopped, got, asked = fork_server(), [], threading.Event()
-    ask = Forker.ask
-    monkeypatch.setattr(Forker, "ask", lambda *args, **options: (asked.set(), ask(*args, **options))[1])
+    ask = ForkingProcess.ask
+    monkeypatch.setattr(ForkingProcess, "ask", lambda *args, **options: (asked.set(), ask(*args, **options))[1])
     os.kill(stopped, signal.SIGSTOP)
     with loader(datapipe, multiprocessing_context="forkserver") as dl:
         reader = threading.Thread(target=lambda: got.extend(dl))
@@ -97,13 +97,13 @@ def test_a_fork_server_that_dies_whenever_it_is_asked_raises_an_error(monkeypatc
         asked.append(server.pid)
         real_send(server, *message)
 
-    real_send = Forker._send
+    real_send = ForkingProcess._send
     with (
         monkeypatch.context() as patch,
         loader(datapipe, multiprocessing_context="forkserver") as dl,
         pytest.raises(ConnectionResetError, match="worker process 0 could not be started: the process that forks"),
     ):
-        patch.setattr(Forker, "_send", send)
+        patch.setattr(ForkingProcess, "_send", send)
         list(dl)
     assert len(set(asked)) == 2
     with loader(datapipe, multiprocessing_context="forkserver") as dl:

@@ -13,7 +13,7 @@ import pytest
 import random_scribbles
 from process_checks import loader, nothing_is_left  # noqa: F401
 from torchdata._engine.processes.exit_messages import exit_message
-from torchdata._engine.workers.child import Child
+from torchdata._engine.workers.child import ChildLoop
 from torchdata.datapipes.iter import IterableWrapper
 
 pytestmark = [
@@ -38,13 +38,13 @@ def test_a_child_whose_commands_are_overwritten_ends_without_a_traceback(seed, c
     assert "Traceback" not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("waits", [Child.next_command, lambda child: child.command_within(1.0)])
+@pytest.mark.parametrize("waits", [ChildLoop.next_command, lambda child: child.command_within(1.0)])
 def test_the_exit_code_of_a_child_tells_that_its_commands_were_overwritten(waits):
     class Damaged:
         def receive(self, *_):
             raise RuntimeError("the shared memory of a link is corrupted")
 
-    child = object.__new__(Child)
+    child = object.__new__(ChildLoop)
     child.commands, child.sender = Damaged(), SimpleNamespace(tidy=lambda: False)
     with pytest.raises(SystemExit) as ended:
         waits(child)

@@ -169,7 +169,7 @@ def test_a_worker_sends_its_state_after_each_nth_batch_however_often_the_main_pr
 
 
 def test_a_state_is_expensive_if_each_of_three_took_long_for_a_batch() -> None:
-    cadence = _cadence.Cadence(1)
+    cadence = _cadence.SnapshotCadence(1)
     for cost in (0.03, 0.03, 1e-5):
         assert cadence.is_due(100.0, 0.001)
         cadence.took(100.0, cost)

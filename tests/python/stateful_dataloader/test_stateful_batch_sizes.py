@@ -140,12 +140,12 @@ class Lines(IterableDataset):
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        (lambda size: StatefulDataLoader(Lines(), batch_size=size), "the data set tells no place for each sample"),
+        (lambda size: StatefulDataLoader(Lines(), batch_size=size), "the data set tells no position for each sample"),
         (
             lambda size: StatefulDataLoader(
                 range(50), batch_sampler=torch.utils.data.BatchSampler(range(50), size, False)
             ),
-            "the place in the BatchSampler is a number of batches",
+            "the position in the BatchSampler is a number of batches",
         ),
     ],
 )

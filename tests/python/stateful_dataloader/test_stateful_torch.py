@@ -264,7 +264,7 @@ def test_a_pinning_thread_leaves_an_epoch_before_the_next_one_begins(monkeypatch
     from torchdata.stateful_dataloader import _pool
 
     pin_without_device(monkeypatch)
-    wait, threads, asks = _pool.Pool.wait, [], threading.Event()
+    wait, threads, asks = _pool.WorkerPool.wait, [], threading.Event()
 
     def held_up(pool: Any, hand: list[Any]) -> None:
         if threading.current_thread() not in threads:
@@ -276,7 +276,7 @@ def test_a_pinning_thread_leaves_an_epoch_before_the_next_one_begins(monkeypatch
             asks.wait(1.0)
         wait(pool, hand)
 
-    monkeypatch.setattr(_pool.Pool, "wait", held_up)
+    monkeypatch.setattr(_pool.WorkerPool, "wait", held_up)
     asked = itertools.count()
     loader = StatefulDataLoader(range(12), batch_size=3, num_workers=2, pin_memory=True, persistent_workers=True)
     for _ in range(2):

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from torchdata._drawing.graph import Arrow, Graph, Group, Node
+from torchdata._drawing.graph import Arrow, DrawnGraph, DrawnGroup, Node
 from torchdata._drawing.picture import Picture, color_of
 from torchdata._observe.show import table
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService, SequentialReadingService
@@ -184,15 +184,15 @@ def test_pictures_are_saved_as_svg(loader: Any, tmp_path: Path) -> None:
 
 
 def test_drawn_text_is_escaped() -> None:
-    graph = Graph()
-    graph.add(Group("<b>&", [Node("</text><script>", ['"quoted"'])]))
+    graph = DrawnGraph()
+    graph.add(DrawnGroup("<b>&", [Node("</text><script>", ['"quoted"'])]))
     assert texts(Picture(graph).svg()) == ["<b>&", "</text><script>", '"quoted"']
 
 
 def test_a_picture_with_long_words_fits_a_phone(loader: Any) -> None:
-    graph = Graph()
+    graph = DrawnGraph()
     for column, title in enumerate(("dispatching", "workers", "main")):
-        graph.add(Group(f"{title}: busy", [Node("Mapper(" + "a_long_name" * 9 + ")", ["日本語" * 20, "x"])], column))
+        graph.add(DrawnGroup(f"{title}: busy", [Node(f"Mapper({'a_long_name' * 9})", ["日本語" * 20, "x"])], column))
     graph.arrows.append(Arrow(0, 1, "1000 k/s, 1000.1 KiB/s", crosses=True))
     graph.arrows.append(Arrow(1, 2, "1000 k/s, 1000.1 KiB/s", crosses=True))
     drawn = Picture(graph)

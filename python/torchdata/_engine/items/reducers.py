@@ -17,7 +17,7 @@ from typing import Any
 
 from torchdata import _native
 from torchdata._engine.items.mapped_files import reduce_memmap
-from torchdata._engine.items.tensors import Departing
+from torchdata._engine.items.tensors import DepartingTensors
 
 #: A function that a pickler calls for an object of a type.
 Reducer = Callable[[Any], Any]
@@ -63,7 +63,7 @@ class Reducers(dict[type, Reducer]):
         #: The user registrations that it contains, if it may be reused.
         self.made_for: object = None
         #: The tensors of the object that is being pickled.
-        self.tensors = Departing()
+        self.tensors = DepartingTensors()
 
     def __missing__(self, cls: type) -> Reducer:
         reduce: Reducer | None = self.base.get(cls)

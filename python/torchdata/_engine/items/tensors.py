@@ -1,8 +1,8 @@
 """The tensors of a pickled item: finds which of them overlap in memory, and sends their memory outside the pickle.
 
 Role: used by the codec (codec.py and rust/py/src/codec) whenever torch is loaded. A pickle refers to tensors by
-number. `Departing` collects the tensors while the pickle is written, and lays them out in blocks. `Arrived` recreates
-them while the pickle is read. Torch is imported only if there are tensors.
+number. `DepartingTensors` collects the tensors while the pickle is written, and lays them out in blocks. `Arrived`
+recreates them while the pickle is read. Torch is imported only if there are tensors.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Location(NamedTuple):
     what: tuple[str, tuple[int, ...], tuple[int, ...], bool] | int
 
 
-class Departing:
+class DepartingTensors:
     """The tensors and storages of an item that is being pickled. The pickle refers to them by number.
 
     The tensors are laid out after all of them were collected. Tensors that share elements are placed in one block, so

@@ -66,7 +66,7 @@ _PATIENCE = {"fork": 30.0, "status": 5.0}
 _ENDING = 1.0
 
 
-class Forker:
+class ForkingProcess:
     """The main process's side of one forking process. Threads and signal handlers may use it concurrently.
 
     Args:
@@ -106,7 +106,7 @@ class Forker:
         self._at_exit = util.Finalize(None, self.close, exitpriority=0)
 
     @classmethod
-    def forked(cls, inherited: Sequence[Any], bells: BellBoard, deliver: Callable[[], object]) -> Forker:
+    def forked(cls, inherited: Sequence[Any], bells: BellBoard, deliver: Callable[[], object]) -> ForkingProcess:
         """Creates a forking process by forking the main process. Must be called with deferred signals. If `deliver`
         raises, no process remains.
 
@@ -132,7 +132,7 @@ class Forker:
         return cls(True, launch)
 
     @classmethod
-    def spawned(cls, module: str) -> Forker:
+    def spawned(cls, module: str) -> ForkingProcess:
         """Creates a forking process by spawning, with blocked signals.
 
         Args:
@@ -176,7 +176,7 @@ class Forker:
                 self._end()
                 raise TimeoutError(errno.ETIMEDOUT, _STUCK.format(_PATIENCE[what])) from error
             except StartGivenUp:
-                Forker._grace *= 2
+                ForkingProcess._grace *= 2
                 self._end()
                 raise
             except ConnectionError:
@@ -192,7 +192,7 @@ class Forker:
         if self.is_over:
             raise ConnectionResetError
         if self._up_since is None:
-            if interrupt_waits() and now >= began + Forker._grace:
+            if interrupt_waits() and now >= began + ForkingProcess._grace:
                 raise StartGivenUp
         elif now >= max(began, self._up_since) + _PATIENCE[what]:
             raise TimeoutError
@@ -220,7 +220,7 @@ class Forker:
         if number is not None:
             self._replies[number] = reply
         elif self._up_since is None:
-            self._up_since, Forker._grace = time.monotonic(), _LOOK
+            self._up_since, ForkingProcess._grace = time.monotonic(), _LOOK
 
     def _why_gone(self) -> Exception:
         """Returns the error for a request without a reply because the process has ended."""
@@ -269,12 +269,12 @@ def _end_process(process: ChildProcess) -> None:
 
 
 #: The forking process for the program's loaders with start method "forkserver".
-_of_program: Forker | None = None
+_of_program: ForkingProcess | None = None
 # A child that the main process forks has its own.
 _finding = threading.RLock()
 
 
-def forker_of_program(module: str) -> Forker:
+def forker_of_program(module: str) -> ForkingProcess:
     """Returns the forking process of this program, or a new one if that has ended.
 
     Args:
@@ -283,7 +283,7 @@ def forker_of_program(module: str) -> Forker:
     global _of_program
     with _finding:
         if _of_program is None or _of_program.has_ended():
-            _of_program = Forker.spawned(module)
+            _of_program = ForkingProcess.spawned(module)
         return _of_program
 
 
@@ -340,7 +340,7 @@ class RemoteChild(ChildProcess):
 
     def __init__(
         self,
-        find: Callable[[], Forker],
+        find: Callable[[], ForkingProcess],
         name: str,
         process_name: str,
         target: Callable[..., object],
@@ -349,7 +349,7 @@ class RemoteChild(ChildProcess):
         super().__init__(name, process_name)
         self._find = find
         self._call: Any = target, args
-        self._forker: Forker | None = None
+        self._forker: ForkingProcess | None = None
 
     def _launch(self) -> int:
         """Forks it through the forking process, or once through another one if the forking process exits meanwhile."""
@@ -364,7 +364,7 @@ class RemoteChild(ChildProcess):
         self._call = None
         return pid
 
-    def _ask(self, forker: Forker) -> int:
+    def _ask(self, forker: ForkingProcess) -> int:
         leave, ours = os.pipe()
         answer = REFUSAL
         try:

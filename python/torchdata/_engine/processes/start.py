@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from torchdata._engine.processes.crossing import PREFIX
 from torchdata._engine.processes.exit_messages import NO_GUARD, UNGUARDED, why_not_started
 from torchdata._engine.processes.fork import ForkedChild, fork_all
-from torchdata._engine.processes.forker import Forker, RemoteChild, SpawnedChild, forker_of_program
+from torchdata._engine.processes.forker import ForkingProcess, RemoteChild, SpawnedChild, forker_of_program
 from torchdata._engine.processes.interrupts import InterruptsDeferred, StartGivenUp, interrupts_blocked
 from torchdata._engine.processes.process import ChildProcess
 
@@ -43,7 +43,7 @@ def new_child(
     name: str,
     target: Callable[..., object],
     args: tuple[Any, ...],
-    forker: Forker | None = None,
+    forker: ForkingProcess | None = None,
 ) -> ChildProcess:
     """Returns a child that is not started yet.
 

@@ -191,7 +191,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-class _Lane:
+class _WorkerLane:
     """A pair of links between the main process and the worker. This is the worker's side.
 
     Args:
@@ -331,7 +331,7 @@ class Host:
         bells.close_descriptor()
         for link in (link for pair in self._links for link in pair):
             link.close_descriptor()
-        self._lanes: list[_Lane] = []
+        self._lanes: list[_WorkerLane] = []
         self._beginning, self._has_ended = threading.Lock(), False
         self._heard, self._parent = time.monotonic(), os.getppid()
         threading.Thread(target=self._watch, name="torchdata-host", daemon=True).start()
@@ -343,7 +343,7 @@ class Host:
             time.sleep(GLANCE)
         with self._beginning:
             for own, (inbound, outbound) in zip((MAIN, DISPATCHER), self._links, strict=False):
-                self._lanes.append(_Lane(inbound, outbound, self._bells, own))
+                self._lanes.append(_WorkerLane(inbound, outbound, self._bells, own))
             if self._has_ended:
                 self._end_lanes()
         importlib.import_module("numpy")  # so that its version is compared

@@ -28,7 +28,7 @@ from torchdata._engine.remote.host import About, Pulled, Seen, Told, apart, byte
 from torchdata._engine.workers.child import MAIN, ChildSetup
 from torchdata._engine.workers.members import CONTROL_RING
 from torchdata._native import Carrier, Link, OwnedDescriptor, StatsBoard
-from torchdata._threads import Flag
+from torchdata._threads import Latch
 
 #: The number of pulls that wait at a host, so that the host prepares a frame while another one is being sent.
 AHEAD = 2
@@ -107,7 +107,7 @@ class RemoteWorker(ChildProcess):
     def __init__(self, hosts: Hosts, name: str, setup: ChildSetup) -> None:
         super().__init__(name, name)
         self._hosts, self._setup = hosts, setup
-        self._wake = Flag()
+        self._wake = Latch()
         self._is_killed = False
         self._thread: threading.Thread | None = None
         self._actor: Actor | None = None

@@ -187,11 +187,11 @@ def run_child(setup: ChildSetup) -> None:
     # yet.
     module, name = setup.program_class
     runner: type[Runner] = getattr(importlib.import_module(module), name).runner
-    child = Child(setup, runner.is_interrupted)
+    child = ChildLoop(setup, runner.is_interrupted)
     child.run(runner(child))
 
 
-class Child:
+class ChildLoop:
     """The child's ends of its links, and its loop.
 
     Args:

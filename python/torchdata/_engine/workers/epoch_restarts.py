@@ -24,7 +24,7 @@ REPEATED = 600.0
 
 
 @dataclass(frozen=True)
-class Run:
+class RestartableEpoch:
     """An epoch, or what remains of it, with the data that a replacement needs to join it.
 
     Args:
@@ -39,7 +39,7 @@ class Run:
     number: int
     commands: Callable[[int], tuple[Any, Any]]
     resume: Callable[[Received], list[Resumption | None]]
-    before: tuple[Run, list[Resumption | None]] | None = None
+    before: tuple[RestartableEpoch, list[Resumption | None]] | None = None
 
 
 class EpochRestarts(Restarts):
@@ -49,13 +49,13 @@ class EpochRestarts(Restarts):
     """
 
     #: The current epoch; None before the first one.
-    run: Run | None = None
+    run: RestartableEpoch | None = None
     #: Whether a function was applied to the graphs, which a replacement would lack.
     has_called = False
     #: Children that finish an epoch without sending items, because all of them were received.
     _repeating: frozenset[int] = frozenset()
 
-    def begin_run(self, run: Run) -> None:
+    def begin_run(self, run: RestartableEpoch) -> None:
         """Records that an epoch begins or resumes. Later replacements join it."""
         self.run = run
         self.begin(run.number)
@@ -101,14 +101,14 @@ class EpochRestarts(Restarts):
                 own = [_to_the_end(start) if ended[shard] else start for shard, start in shards]
             self._send(index, "epoch", run.number, *members.seeds_of(index, run.commands), announced, own)
 
-    def _repeat(self, indices: Sequence[int], run: Run, starts: Sequence[Resumption | None]) -> None:
+    def _repeat(self, indices: Sequence[int], run: RestartableEpoch, starts: Sequence[Resumption | None]) -> None:
         """Commands the children to finish the previous epoch, for the parts of the graph that outlive it."""
         for index in reversed(indices):
             own = self._members.starts_of(index, starts)
             self._send_repeat(index, run, own)
         self.await_repeated()
 
-    def _send_repeat(self, index: int, run: Run, starts: list[Resumption | None]) -> None:
+    def _send_repeat(self, index: int, run: RestartableEpoch, starts: list[Resumption | None]) -> None:
         """Commands a child to finish an epoch without sending items, because all of them were received."""
         members = self._members
         if index < members.num_workers:

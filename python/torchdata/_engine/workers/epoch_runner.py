@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from torchdata._engine.items.codec import UNSENT
 from torchdata._engine.items.failures import describe
 from torchdata._engine.snapshots import Account, Announced, Resumption
-from torchdata._engine.workers.child import MAIN, Child
+from torchdata._engine.workers.child import MAIN, ChildLoop
 from torchdata._engine.workers.program import ChildInfo, EpochProgram
 from torchdata._native import Obedience
 from torchdata._reporting import add_note, attributes_of, name_of
@@ -46,7 +46,7 @@ class EpochRunner:
 
     is_interrupted: ClassVar[bool] = True
 
-    def __init__(self, child: Child) -> None:
+    def __init__(self, child: ChildLoop) -> None:
         self.child = child
         self.setup, self.commands, self.sender = child.setup, child.commands, child.sender
         self.dispatched, self.counting = child.dispatched, child.counting

@@ -17,7 +17,7 @@ from typing import Any
 
 from torchdata._engine import snapshots
 from torchdata._engine.processes.process import ChildProcess
-from torchdata._engine.workers.epoch_restarts import EpochRestarts, Run
+from torchdata._engine.workers.epoch_restarts import EpochRestarts, RestartableEpoch
 from torchdata._engine.workers.group import Group
 from torchdata._engine.workers.hangs import NONE, Survived
 from torchdata._engine.workers.program import EpochProgram, Listener
@@ -32,7 +32,7 @@ GLANCE = 0.002
 
 
 @dataclass(frozen=True)
-class Place:
+class StopPosition:
     """The position where an earlier run of an epoch stopped.
 
     Args:
@@ -146,7 +146,7 @@ class Children:
         resume: Callable[[Received], list[snapshots.Resumption | None]],
         *,
         announced: bool = False,
-        place: Place | None = None,
+        place: StopPosition | None = None,
     ) -> None:
         """Starts an epoch in all children.
 
@@ -174,7 +174,7 @@ class Children:
         processes = list(self._processes)
         self._group.begin_epoch()
         if restarts is not None:  # children that are replaced from here on receive these commands from `EpochRestarts`
-            restarts.begin_run(Run(self._epoch, commands, resume, before))
+            restarts.begin_run(RestartableEpoch(self._epoch, commands, resume, before))
             self._check_alive()
         # The dispatching process comes first, because the workers wait for it.
         for index in reversed(range(len(processes))):
@@ -214,7 +214,7 @@ class Children:
         missing = [] if found is None else [shard for shard, (_, kept) in enumerate(found[0]) if kept is None]
         return sorted({shard % self.num_workers for shard in missing}) or [0]
 
-    def _end_of_run(self) -> tuple[Run, list[snapshots.Resumption | None]] | None:
+    def _end_of_run(self) -> tuple[RestartableEpoch, list[snapshots.Resumption | None]] | None:
         """Returns the epoch that has ended, and where each child would resume in it."""
         run = None if self._restarts is None else self._restarts.run
         found = self.collector.places()

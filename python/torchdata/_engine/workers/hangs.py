@@ -87,7 +87,7 @@ class _Seen:
 
 
 @dataclass
-class _Mark:
+class _WorkMark:
     """The start of the measurement of a process's work.
 
     Args:
@@ -157,7 +157,7 @@ class Hangs:
         #: The timeout, and the limit for a child that works.
         self.seconds, self.most = seconds, max(seconds, patience or 0.0)
         #: For each child, the start of the measurement of its work.
-        self._marks: dict[int, _Mark] = {}
+        self._marks: dict[int, _WorkMark] = {}
         #: The counters last seen, for each worker that is waited for.
         self._seen: dict[int, _Seen] = {}
         #: The killed processes, by process number.
@@ -284,7 +284,7 @@ class Hangs:
         # The kernel adds a wait for a processor only when it is over, so a process that still waits for one counts as
         # working, too.
         works = mark is None or grown >= WORKING * (now - mark.at) or process.is_running
-        self._marks[child] = _Mark(pid, now, now, worked, works)
+        self._marks[child] = _WorkMark(pid, now, now, worked, works)
         return works
 
     def _end(self, child: int, page: Any, waited: float) -> bool:

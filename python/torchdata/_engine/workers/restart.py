@@ -22,7 +22,7 @@ from typing import NoReturn
 
 from torchdata._engine.errors import WorkerExitedError
 from torchdata._engine.processes.exit_messages import how_it_died
-from torchdata._engine.processes.forker import Forker
+from torchdata._engine.processes.forker import ForkingProcess
 from torchdata._engine.processes.forking_process import Inherited
 from torchdata._engine.processes.interrupts import InterruptsDeferred
 from torchdata._engine.processes.process import ChildProcess
@@ -71,7 +71,7 @@ class Restarts:
         self.hangs, self._survives_deaths = hangs, deaths
         self._context = context
         self._shutdown = shutdown
-        self._forker: Forker | None = None
+        self._forker: ForkingProcess | None = None
         #: The number of the current epoch; 0 before the first one.
         self._epoch = 0
         self._replacing = Replacing(members.num_workers, members.dispatches)
@@ -91,7 +91,7 @@ class Restarts:
             members = self._members
             programs = [setup.program for setup in members.setups]
             with InterruptsDeferred() as deferred:
-                self._shutdown.forker = self._forker = Forker.forked(programs, members.bells, deferred.deliver)
+                self._shutdown.forker = self._forker = ForkingProcess.forked(programs, members.bells, deferred.deliver)
             for index, setup in enumerate(members.setups):
                 common = replace(setup.common, is_child_of_main=False)
                 members.setups[index] = replace(setup, program=Inherited(index), common=common)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from torchdata._drawing.graph import Arrow, Graph, Group, Node
+from torchdata._drawing.graph import Arrow, DrawnGraph, DrawnGroup, Node
 from torchdata._observe.show.table import amount, duration, percent, size
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ _DRAWN_APART, _UNEVEN = 4, 1.5
 _End = tuple["Node", "list[ProcessStats]"]
 
 
-def graph_of_stats(stats: LoaderStats) -> Graph:
+def graph_of_stats(stats: LoaderStats) -> DrawnGraph:
     """Returns the graph of a loader's processes: the dispatching process, the workers, and the main process."""
-    graph = Graph()
+    graph = DrawnGraph()
     ends: list[_End] = []
     for processes in _alike(stats):
         _add_processes(graph, processes, stats, ends)
@@ -54,7 +54,7 @@ def _alike(stats: LoaderStats) -> list[list[ProcessStats]]:
 
 
 def _add_processes(
-    graph: Graph,
+    graph: DrawnGraph,
     processes: list[ProcessStats],
     stats: LoaderStats,
     ends: list[_End],
@@ -63,7 +63,7 @@ def _add_processes(
     nodes = [_node([process.pipes[index] for process in processes]) for index in range(len(first.pipes))]
     _heat(nodes, processes)
     before = list(ends)
-    group = Group(_title(processes), nodes, _COLUMNS.index(first.role))
+    group = DrawnGroup(_title(processes), nodes, _COLUMNS.index(first.role))
     graph.add(group)
     rates = [sum(_rate(process, process.pipes[index]) for process in processes) for index in range(len(nodes))]
     for index, reader in enumerate(_readers(stats, first)):

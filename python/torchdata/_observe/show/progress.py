@@ -16,7 +16,7 @@ from typing import IO, Generic, Protocol, TypeVar
 from torchdata._observe.stats.model import LoaderStats
 from torchdata._optional import optional_import
 
-__all__ = ["Progress"]
+__all__ = ["ProgressBar"]
 
 T_co = TypeVar("T_co", covariant=True)
 _BACKENDS = ("tqdm", "rich")
@@ -40,7 +40,7 @@ class _Loader(Protocol[T_co]):
     def stats(self, since: LoaderStats | None = None) -> LoaderStats: ...
 
 
-class Progress(Generic[T_co]):
+class ProgressBar(Generic[T_co]):
     """See `DataLoader2.progress`. Iterating over it begins an epoch, and its `len` is the loader's."""
 
     def __init__(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from torchdata._observe.stats.model import LoaderStats
 
 if TYPE_CHECKING:
-    from torchdata._drawing.graph import Graph
+    from torchdata._drawing.graph import DrawnGraph
     from torchdata._drawing.picture import Picture
 
 __all__ = ["ShownStats"]
@@ -35,7 +35,7 @@ class ShownStats(LoaderStats):
 
         return Picture(self._torchdata_graph())
 
-    def _torchdata_graph(self) -> Graph:
+    def _torchdata_graph(self) -> DrawnGraph:
         from torchdata._observe.show.graph import graph_of_stats
 
         return graph_of_stats(self)

@@ -36,7 +36,7 @@ _WHY_PICKLED = (
 )
 
 
-class Snapshot:
+class GraphTemplate:
     """A graph or a service at one moment, as a template for any number of later copies.
 
     Args:
@@ -85,7 +85,7 @@ class _TooLargeError(Exception):
     """A pickle exceeds the maximum size."""
 
 
-class _Limited:
+class _CountingFile:
     """A file that counts and discards the bytes written to it."""
 
     def __init__(self, most: int) -> None:
@@ -100,16 +100,16 @@ class _Limited:
 
 
 def _fits(base: Any, obj: Any, most: int) -> bool:
-    file, torch = _Limited(most), loaded("torch")
+    file, torch = _CountingFile(most), loaded("torch")
 
-    class Measuring(base):  # type: ignore[misc]
+    class MeasuringPickler(base):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
             if torch is not None and isinstance(obj, torch.Tensor) and obj.nbytes > file.left:
                 raise _TooLargeError  # before torch copies the tensor
             return NotImplemented if base is pickle.Pickler else super().reducer_override(obj)
 
     try:
-        Measuring(file, protocol=pickle.HIGHEST_PROTOCOL).dump(obj)
+        MeasuringPickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(obj)
     except _TooLargeError:
         return False
     return True
@@ -130,12 +130,12 @@ def clone(obj: T) -> T:
 
 
 def serialize_datapipe(datapipe: Any) -> bytes:
-    """Returns the pipe (or the pipe in a `Snapshot`) and all its sources as bytes.
+    """Returns the pipe (or the pipe in a `GraphTemplate`) and all its sources as bytes.
 
     Raises:
         TypeError: it cannot be pickled; the message names the responsible pipe and attribute.
     """
-    snapshot = datapipe if isinstance(datapipe, Snapshot) else Snapshot(extract_wrapper(datapipe))
+    snapshot = datapipe if isinstance(datapipe, GraphTemplate) else GraphTemplate(extract_wrapper(datapipe))
     return snapshot.serialize()
 
 

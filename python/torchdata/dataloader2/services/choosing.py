@@ -21,14 +21,14 @@ _logger = logging.getLogger("torchdata")
 
 
 @dataclass(frozen=True)
-class Choice:
+class WorkerChoice:
     """A number of workers, and the line that explains it."""
 
     number: int
     line: str
 
 
-def choose_workers() -> Choice:
+def choose_workers() -> WorkerChoice:
     """Returns the number of workers for the cores that this process may use."""
     cores = machine.cores()
     number, reason = cores - 1, "of which one is left to the main process"
@@ -36,7 +36,7 @@ def choose_workers() -> Choice:
         number, reason = LEAST, f"and at least {LEAST} workers are started"
     elif number > MOST:
         number, reason = MOST, f"and at most {MOST} workers are started"
-    return Choice(number, f'num_workers="auto": {number} workers: this process may use {cores} cores, {reason}')
+    return WorkerChoice(number, f'num_workers="auto": {number} workers: this process may use {cores} cores, {reason}')
 
 
 def refuse_ranks(graph: Graph) -> None:

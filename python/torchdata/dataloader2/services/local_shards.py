@@ -14,7 +14,7 @@ from typing import Any
 
 from torchdata._engine.items.torch_worker import torch_as_it_was
 from torchdata._engine.snapshots import Account, Resumption
-from torchdata._engine.workers.epochs import Place
+from torchdata._engine.workers.epochs import StopPosition
 from torchdata._engine.workers.program import ChildInfo, EpochProgram
 from torchdata.datapipes._pipe import random as own_random
 from torchdata.datapipes._pipe import skipping, witnessing
@@ -78,7 +78,7 @@ class LocalShards:
         resume: object,
         *,
         announced: bool = False,
-        place: Place | None = None,
+        place: StopPosition | None = None,
     ) -> None:
         """Begins an epoch in all shards; see `Children.start_epoch`."""
         self._given = [(0, 0)] * self.num_shards if place is None else list(place.given)

@@ -27,7 +27,7 @@ from torchdata.dataloader2.graph.cutting import (
 from torchdata.dataloader2.graph.settings import pause_pipes, resume_pipes
 from torchdata.dataloader2.graph.utils import put_in_place
 from torchdata.dataloader2.random.seed_generator import SeedGenerator
-from torchdata.dataloader2.services.choosing import Choice, choose_workers, refuse_ranks, say
+from torchdata.dataloader2.services.choosing import WorkerChoice, choose_workers, refuse_ranks, say
 from torchdata.dataloader2.services.dataset_epochs import DatasetEpochs
 from torchdata.dataloader2.services.interface import PrefetchCount, RankInEpoch, ReadingServiceInterface, Shares
 from torchdata.dataloader2.services.local_shards import LocalShards
@@ -168,7 +168,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         self.on_timeout, self.patience = on_timeout, patience
         self._children: Children | LocalShards | None = None  # once initialised
         #: The choice for "auto", once made.
-        self._choice: Choice | None = None
+        self._choice: WorkerChoice | None = None
         #: Returns the shards of the epoch that the loader resumes, if it has loaded a state.
         self._resumed: Callable[[], Sequence[Shard] | None] = _none
         self._ask_rank: Callable[[], RankInEpoch | None] = _none
@@ -295,7 +295,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     def num_workers(self, number: int) -> None:
         self._num_workers = check_int(_NAME, "num_workers", number, least=0)
 
-    def _chosen(self) -> Choice:
+    def _chosen(self) -> WorkerChoice:
         if self._choice is None:
             self._choice = choose_workers()
         return self._choice

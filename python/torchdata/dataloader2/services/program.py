@@ -38,7 +38,7 @@ from torchdata.datapipes._pipe.graph.traversal import is_pipe
 from torchdata.datapipes._pipe.state.exchanging import ShardGlobals
 from torchdata.datapipes._pipe.state.halting import beginning_unread
 from torchdata.datapipes._pipe.state.late_seeding import seed_when_imported
-from torchdata.datapipes._pipe.state.layout import Entry
+from torchdata.datapipes._pipe.state.layout import PipeEntry
 from torchdata.datapipes._pipe.witnessing import Witness
 from torchdata.datapipes.datapipe import token_of
 from torchdata.datapipes.iter.threads.prefetching import pipes_with_threads, stop_reading
@@ -393,7 +393,7 @@ class GraphProgram(EpochProgram):
             # The reason is sent if there is no snapshot; an earlier snapshot is more useful.
             return None if self._saved else (int(self._child.share is not None), (0, 0), reason(error))
 
-    def _share_in(self, graph: Graph, entries: Sequence[Entry]) -> _Share | None:
+    def _share_in(self, graph: Graph, entries: Sequence[PipeEntry]) -> _Share | None:
         """Returns the position where dispatched items resume for a state of the graph."""
         if self._child.share is None:
             return _Share(0)

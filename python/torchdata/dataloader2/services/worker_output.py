@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from torchdata._engine.snapshots import Resumption
-from torchdata._engine.workers.epochs import Children, Place
+from torchdata._engine.workers.epochs import Children, StopPosition
 from torchdata._engine.workers.restart import Received
 from torchdata._native import Delivery
 from torchdata.dataloader2.services.local_shards import LocalShards
@@ -21,7 +21,7 @@ from torchdata.datapipes.datapipe import IterDataPipe
 
 
 @dataclass(frozen=True)
-class Run:
+class WorkersEpoch:
     """The epoch that workers run, as one value, so that other threads see either this epoch or the previous one.
 
     Args:
@@ -63,7 +63,7 @@ class WorkerOutput(IterDataPipe[Any]):
         self.pipes_in_workers = pipes
         #: The shards of the running epoch, if it was begun with other workers.
         self.shards_begun = shards
-        self.run = Run(children, iter(()))
+        self.run = WorkersEpoch(children, iter(()))
         self.lasts = lasts
         self.in_order = in_order
         self._lasts_in_workers, self._lasts_dealt = lasts_in_workers, lasts_dealt
@@ -92,7 +92,7 @@ class WorkerOutput(IterDataPipe[Any]):
     def adopt(self, children: Children | LocalShards, shards: Sequence[Shard] | None) -> None:
         """Reads from other processes, which run these shards, from the next epoch on. The old processes have ended."""
         self.shards_begun = shards
-        self.run = Run(children, iter(()))
+        self.run = WorkersEpoch(children, iter(()))
         children.collector.follow(self._delivery)
 
     @property
@@ -139,9 +139,9 @@ class WorkerOutput(IterDataPipe[Any]):
         if place is not None:
             starts = resumptions(place, children.num_shards, children.dispatches, strict)
             given, kept = [shard.given for shard in place.shards], [shard.snapshot for shard in place.shards]
-            left, announced = Place(given, place.turn, starts, (kept, place.dispatching)), False
+            left, announced = StopPosition(given, place.turn, starts, (kept, place.dispatching)), False
         children.start_epoch(commands, resume, announced=announced, place=left)
-        self.run = Run(children, iter(children.collector))
+        self.run = WorkersEpoch(children, iter(children.collector))
 
     def follow(self, delivery: Delivery | None) -> None:
         """Gives the children's books the counter of items that the user has received; None if nothing counts them."""

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from torchdata.dataloader2.graph.serialization import Snapshot
+from torchdata.dataloader2.graph.serialization import GraphTemplate
 from torchdata.dataloader2.state.layout import checksum_of
 from torchdata.dataloader2.state.position import Outline
 from torchdata.datapipes._pipe.graph.fingerprint import Fingerprint, difference, fingerprint
@@ -28,7 +28,7 @@ class Identity:
         serialize: pickles it.
     """
 
-    def __init__(self, snapshot: Snapshot, serialize: Callable[[Snapshot], bytes]) -> None:
+    def __init__(self, snapshot: GraphTemplate, serialize: Callable[[GraphTemplate], bytes]) -> None:
         self._snapshot, self._serialize = snapshot, serialize
         self._fingerprint: Fingerprint | None = None
         self._in_words: str | None = None

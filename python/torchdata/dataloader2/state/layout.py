@@ -33,7 +33,7 @@ from torchdata.dataloader2.state.position import (
 )
 from torchdata.datapipes._pipe.graph.fingerprint import check_fingerprint
 from torchdata.datapipes._pipe.state.layout import (
-    Entry,
+    PipeEntry,
     check_generators,
     dump_graph,
     parse_graph,
@@ -442,6 +442,6 @@ def generators_in(snapshot: Any) -> dict[str, Any]:
     return generators
 
 
-def entries_in(snapshot: Any) -> list[Entry]:
+def entries_in(snapshot: Any) -> list[PipeEntry]:
     """Returns the positions of the pipes that are sealed in a loader's state; empty if only generators are."""
     return [*(opened(snapshot, "the graph of this loader state").entries or ())]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torchdata._engine.snapshots import Account, Kept, KeptDealt
 from torchdata.dataloader2.random.seed_generator import SeedGenerator
 from torchdata.datapipes._pipe.graph.fingerprint import Fingerprint
-from torchdata.datapipes._pipe.state.layout import Entry
+from torchdata.datapipes._pipe.state.layout import PipeEntry
 
 #: The number of a rank, the number of ranks, and whether their epoch had the seeds of a run without ranks.
 SavedRanks = tuple[int, int, bool]
@@ -126,7 +126,7 @@ class Content(NamedTuple):
         read_out: whether the share of dispatched items had been read to its end.
     """
 
-    entries: Sequence[Entry] | None
+    entries: Sequence[PipeEntry] | None
     generators: dict[str, Any] | None = None
     read_out: bool = False
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from torchdata.dataloader2.state.layout import entries_in, generators_in, sealed
 from torchdata.dataloader2.state.position import Content, Position, Processes, Shard, ShardPosition, WorkersPosition
-from torchdata.datapipes._pipe.state.layout import Entry
+from torchdata.datapipes._pipe.state.layout import PipeEntry
 
 #: The class of the pipe that an in-process service uses to read ahead.
 AHEAD = "Prefetcher"
@@ -122,7 +122,7 @@ def in_workers(place: Position, pipes: int | None, *, alone: bool = False) -> Po
         content = sealed(Content(own, generators))
         snapshot = None if alone and (holds or place.drop) else ((read, 0), 1, (0, 0), content)
         if holds and snapshot is not None:
-            graph = sealed(Content([Entry("WorkerOutput", restores=True, yielded=read, state={}), *others]))
+            graph = sealed(Content([PipeEntry("WorkerOutput", restores=True, yielded=read, state={}), *others]))
     shard = ShardPosition((place.given if alone and snapshot is None else read, 0), snapshot)
     return place._replace(
         drop=place.drop if snapshot is not None else 0 if alone else place.given,

@@ -12,7 +12,7 @@ from typing import Any
 
 from torchdata._native import ShareIterator
 from torchdata.datapipes._pipe.seeking import passes_over
-from torchdata.datapipes._pipe.witnessing import Watch, next_sample, sample_behind
+from torchdata.datapipes._pipe.witnessing import SampleWatch, next_sample, sample_behind
 
 __all__ = ["Division"]
 
@@ -40,7 +40,7 @@ class Division:
         self,
         source: Iterator[Any],
         taken: int,
-        watch: Watch | None = None,
+        watch: SampleWatch | None = None,
         has_ended: Callable[[], bool] | None = None,
     ) -> Iterator[Any]:
         """Returns the shard's items of an iterator.
@@ -107,7 +107,7 @@ def _watched(
     block: int,
     place: int,
     taken: int,
-    watch: Watch,
+    watch: SampleWatch,
     has_ended: Callable[[], bool],
 ) -> Iterator[Iterator[Any]]:
     """Yields consecutive iterators over the shard's items, sampling the source between them."""

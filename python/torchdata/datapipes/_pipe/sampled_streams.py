@@ -20,7 +20,7 @@ from typing import Any
 
 from torchdata._reporting import warn_outside
 from torchdata.datapipes._pipe.state.generators import load_generators, save_generators
-from torchdata.datapipes._pipe.witnessing import Digest
+from torchdata.datapipes._pipe.witnessing import SampleDigest
 
 __all__ = ["SampledStream"]
 
@@ -42,7 +42,7 @@ class SampledStream:
     def __init__(self, name: str, saved: dict[str, Any] | None = None) -> None:
         self._name = name
         saved = saved or {}
-        self._digest = Digest.of(saved["digest"]) if "digest" in saved else Digest()
+        self._digest = SampleDigest.of(saved["digest"]) if "digest" in saved else SampleDigest()
         #: The global generators before the stream first drew from them; None if it has not drawn.
         self._generators: dict[str, Any] | None = saved.get("generators")
         #: Whether the stream has drawn for its second item.
@@ -81,7 +81,7 @@ class SampledStream:
 
     def _resumed(self, make: Callable[[], Iterator[Any]], position: int, is_strict: bool) -> Iterator[Iterator[Any]]:
         saved, is_compared = self._digest, self._has_saved and is_strict
-        digest, last = Digest(), None
+        digest, last = SampleDigest(), None
         with _as_at(self._generators):
             stream = chain.from_iterable(self._pieces(make(), None, digest))
             if position:
@@ -90,7 +90,7 @@ class SampledStream:
         self._digest = digest
         if is_compared and (has_ended or not digest.agrees_with(saved)):
             is_noise = self._draws or (
-                not has_ended and Digest.differ_in_numbers_alone(digest.checksum, saved.checksum)
+                not has_ended and SampleDigest.differ_in_numbers_alone(digest.checksum, saved.checksum)
             )
             self._complain(position, is_noise)
         yield stream
@@ -118,7 +118,7 @@ class SampledStream:
         )
 
     def _pieces(
-        self, source: Iterator[Any], if_empty: Callable[[], object] | None, digest: Digest | None = None
+        self, source: Iterator[Any], if_empty: Callable[[], object] | None, digest: SampleDigest | None = None
     ) -> Iterator[Iterator[Any]]:
         """Yields consecutive iterators over the stream, between which items are sampled."""
         source = chain(source)  # does not call an exhausted iterator again

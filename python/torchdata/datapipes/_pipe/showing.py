@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchdata._drawing.graph import Arrow, Graph, Group, Node
+from torchdata._drawing.graph import Arrow, DrawnGraph, DrawnGroup, Node
 from torchdata._drawing.html import page, picture_in, table
 from torchdata.datapipes._pipe.chain import parameters, short_name
 from torchdata.datapipes._pipe.graph.graph import Graph as PipeGraph
@@ -12,7 +12,7 @@ from torchdata.datapipes._pipe.graph.graph import Graph as PipeGraph
 __all__ = ["graph_of_pipe", "html_of_pipe"]
 
 
-def graph_of_pipe(datapipe: Any) -> Graph:
+def graph_of_pipe(datapipe: Any) -> DrawnGraph:
     """Returns the graph that ends in a pipe, with parameters."""
     whole = PipeGraph(datapipe)
     pipes = whole.pipes
@@ -21,8 +21,8 @@ def graph_of_pipe(datapipe: Any) -> Graph:
         for number, pipe in enumerate(pipes)
     ]
     keys = {id(pipe): number for number, pipe in enumerate(pipes)}
-    graph = Graph()
-    graph.add(Group("", nodes))
+    graph = DrawnGraph()
+    graph.add(DrawnGroup("", nodes))
     for head, pipe in enumerate(pipes):
         for source in whole.sources(pipe):
             graph.arrows.append(Arrow(keys[id(source)], head))

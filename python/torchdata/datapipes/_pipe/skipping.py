@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -39,11 +39,12 @@ from torchdata.datapipes._pipe.graph.traversal import is_iter_pipe, iter_base, s
 from torchdata.datapipes._pipe.state.record import existing_record, record_of, token_of
 
 __all__ = [
-    "FEWEST",
     "TooManySkipped",
     "check_limit",
     "claim",
     "is_of_an_item",
+    "is_over",
+    "limit_error",
     "line_of",
     "note_epoch",
     "plus_one",
@@ -51,9 +52,8 @@ __all__ = [
     "skip",
     "skipped_of",
     "skipper_of",
-    "table_of",
     "tell",
-    "told_of",
+    "too_many",
     "write_line",
 ]
 
@@ -153,13 +153,11 @@ def table_of(skipped: dict[tuple[str, str], int]) -> str:
     return "\n".join(f"  {count:>{width}} x {kind} in {place}" for (kind, place), count in rows)
 
 
-def tell(skipped: dict[tuple[str, str], int], of: str = "this epoch") -> None:
-    """Warns about the skipped items, if there are any; `of` names the epoch or pass."""
+def tell(skipped: dict[tuple[str, str], int], of: str = "items of this epoch") -> None:
+    """Warns about the skipped items, if there are any; `of` names the items with their epoch or pass."""
     if skipped:
-        warn_outside(
-            f"on_error has skipped {sum(skipped.values())} items of {of}:\n{table_of(skipped)}",
-            RuntimeWarning,
-        )
+        text = f"on_error has skipped {sum(skipped.values())} {of}:\n{table_of(skipped)}"
+        warn_outside(text, RuntimeWarning)
 
 
 def check_limit(who: str, name: str, limit: int | float | None) -> None:
@@ -180,47 +178,46 @@ def check_limit(who: str, name: str, limit: int | float | None) -> None:
         raise ValueError(f"{who}: {name} must be a number of items, or a float from 0 to 1, but got {limit!r}")
 
 
-def told_of(count: int, limit: str, permitted: str, table: str, last: str = "") -> TooManySkipped:
+def too_many(
+    skipped: dict[tuple[str, str], int], limit: int | float | None, name: str, items: str, where: str, last: str = ""
+) -> TooManySkipped:
     """Returns the error that reports too many skipped items.
 
     Args:
-        count: the number of items that were skipped.
-        limit: the limit, as an argument.
-        permitted: the limit in words.
-        table: the table of skipped items.
+        skipped: the counts of skipped items.
+        limit: the limit, see `check_limit`.
+        name: the argument's name.
+        items: the items of which a fraction may be skipped; the last word is a noun for items.
+        where: the processes and epochs with these items.
         last: a line about the last exception.
     """
+    permitted = f"{100 * limit:g} % of {items}" if isinstance(limit, float) else f"{limit} {items.split()[-1]}"
     return TooManySkipped(
-        f"on_error has skipped {count} items, more than {limit} permits ({permitted}):\n{table}\n{last}"
-        "Mend the data or the function, or raise the limit"
+        f"on_error has skipped {sum(skipped.values())} items, more than {name}={limit!r} permits ({permitted}, in "
+        f"{where}):\n{table_of(skipped)}\n{last}Mend the data or the function, or raise the limit"
     )
 
 
-def is_over(owner: Any, limit: int | float | None, *, at_the_end: bool = False) -> bool:
+def is_over(counts: Iterable[tuple[int, int]], limit: int | float | None, *, at_the_end: bool = False) -> bool:
     """Returns whether more items were skipped than permitted.
 
     Args:
-        owner: the pipe that skips.
-        limit: the number of items, or the fraction of the items of each pipe.
+        counts: for each pipe or dataset, how many items it has skipped, and how many it has read.
+        limit: the limit, see `check_limit`.
         at_the_end: whether the pass has ended, so that a fraction of few items is checked as well.
     """
-    if limit is None:
-        return False
-    if isinstance(limit, int):
-        return sum(skipped_of(owner).values()) > limit
-    for pipe in _alive(record_of(owner).claimed):
-        skipped = sum(record_of(pipe).skipped.values())
-        seen = skipped + token_of(pipe).yielded
-        if skipped > limit * seen and (at_the_end or seen >= FEWEST):
-            return True
-    return False
+    if limit is None or isinstance(limit, int):
+        return limit is not None and sum(skipped for skipped, _ in counts) > limit
+    return any(skipped > limit * seen and (at_the_end or seen >= FEWEST) for skipped, seen in counts)
 
 
-def too_many(owner: Any, limit: int | float | None) -> TooManySkipped:
-    """Returns the error for exceeding the limit."""
-    count = sum(skipped_of(owner).values())
-    share = f"{100 * limit:g} % of a pipe's items" if isinstance(limit, float) else f"{limit} items"
-    return told_of(count, f"limit={limit!r}", f"{share}, in this process and epoch", table_of(skipped_of(owner)))
+def limit_error(owner: Any, *, at_the_end: bool = False) -> TooManySkipped | None:
+    """Returns the error if a pipe has skipped more items than it permits; see `is_over`."""
+    claimed = _alive(record_of(owner).claimed)
+    counts = ((sum(record_of(pipe).skipped.values()), token_of(pipe).yielded) for pipe in claimed)
+    if not is_over(((skipped, skipped + given) for skipped, given in counts), owner.limit, at_the_end=at_the_end):
+        return None
+    return too_many(skipped_of(owner), owner.limit, "limit", "a pipe's items", "this process and epoch")
 
 
 # -- exceptions ----------------------------------------------------------------------------------------
@@ -259,9 +256,8 @@ def skip(error: BaseException, datapipe: Any, yielded: int, iterator: Any) -> bo
         found = {"epoch": of_loader, "worker": worker, "pipe": blamed_name(datapipe, error), "item": number}
         found["key"] = _key_of(error) or _row_read_for(datapipe)
         write_line(owner.log, found | line_of(error))
-    if not is_over(owner, owner.limit):
+    if (told := limit_error(owner)) is None:
         return True
-    told = too_many(owner, owner.limit)
     told.__cause__ = error
     # keeps the original pipe, so that no reader claims the error as its own
     attributes_of(told).update(attributes_of(error))

@@ -22,7 +22,7 @@ from torchdata.datapipes._pipe.state.hooks import depth_of
 from torchdata.datapipes._pipe.state.record import existing_record, record_of, token_of
 from torchdata.datapipes.datapipe import IterDataPipe, begin_iteration
 
-__all__ = ["Load", "ReadsByIndex", "Step", "Unloadable", "begin_sharing", "begin_unloaded", "can_wait", "getter_of"]
+__all__ = ["Load", "PipeStep", "ReadsByIndex", "Unloadable", "begin_sharing", "begin_unloaded", "can_wait", "getter_of"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -117,7 +117,7 @@ def _each_item(item_at: Callable[[Any], Any], indices: Iterator[Any]) -> Iterato
             raise
 
 
-class Step:
+class PipeStep:
     """Applies one pipe's step to an index or item. An exception names the pipe.
 
     Args:
@@ -171,4 +171,4 @@ class ReadsByIndex(IterDataPipe[T_co]):
         return self._indices(), self._loads()
 
     def _loads(self) -> Load:
-        return Step(self, getter_of(self.datapipe))
+        return PipeStep(self, getter_of(self.datapipe))

@@ -1,7 +1,7 @@
 """Samples the items that a `sharding_filter` reads, to check that all workers read the same order.
 
-All loaders sample a stream without a state in the same way (`Digest`), to check that the stream repeats itself after a
-resume.
+All loaders sample a stream without a state in the same way (`SampleDigest`), to check that the stream repeats itself
+after a resume.
 
 Role: each worker reads the whole source and keeps its share by position. If workers read different orders, shares
 overlap and items are lost. The filter therefore records checksums of some items with their positions, and the loader
@@ -22,7 +22,7 @@ from pathlib import PurePath
 from typing import Any, NamedTuple
 from zlib import crc32
 
-__all__ = ["Digest", "Note", "Watch", "Witness", "checksum_of", "current", "next_sample", "sample_behind"]
+__all__ = ["Note", "SampleDigest", "SampleWatch", "Witness", "checksum_of", "current", "next_sample", "sample_behind"]
 
 #: The lower half of the checksum of a digest.
 _LOWER = (1 << 32) - 1
@@ -60,7 +60,7 @@ class Note(NamedTuple):
     splits_itself: bool = False
 
 
-class Watch:
+class SampleWatch:
     """The samples of one filter. Sampling stops at the first item that occurs twice.
 
     Args:
@@ -111,13 +111,13 @@ class Witness:
 
     def __init__(self, filters: Sequence[tuple[Any, str]]) -> None:
         self._filters = filters
-        self._watches: dict[int, Watch] = {}
+        self._watches: dict[int, SampleWatch] = {}
 
-    def watch(self, datapipe: Any, start: int) -> Watch | None:
+    def watch(self, datapipe: Any, start: int) -> SampleWatch | None:
         """Returns the watch of a filter that begins to read at a position; None if it already read in this epoch."""
         for number, (known, source) in enumerate(self._filters):
             if known is datapipe and number not in self._watches:
-                self._watches[number] = Watch(number, source, start, datapipe.source_splits_itself)
+                self._watches[number] = SampleWatch(number, source, start, datapipe.source_splits_itself)
                 return self._watches[number]
         return None
 
@@ -127,7 +127,7 @@ class Witness:
         return notes or None
 
 
-class Digest:
+class SampleDigest:
     """Two running checksums of the sampled items of a stream.
 
     The lower 32 bits of `checksum` cover the whole items. The upper 32 bits cover only their discrete parts (integers,
@@ -144,7 +144,7 @@ class Digest:
         self.next, self.checksum = next, checksum
 
     @classmethod
-    def of(cls, saved: Any) -> Digest:
+    def of(cls, saved: Any) -> SampleDigest:
         """Returns the digest that `as_tuple` described.
 
         Raises:
@@ -171,7 +171,7 @@ class Digest:
         """Skips the next sampled position, because there is no item at this position."""
         self.next = sample_behind(self.next)
 
-    def agrees_with(self, other: Digest) -> bool:
+    def agrees_with(self, other: SampleDigest) -> bool:
         """Returns whether two digests have the same checksum, as far as they cover the same samples."""
         return self.next != other.next or self.checksum == other.checksum
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from torchdata._optional import optional_import, require
 from torchdata._redacting import shown
-from torchdata.nodes._fields import Fields
+from torchdata.nodes._fields import StateFields
 from torchdata.nodes.base_node import BaseNode
 
 __all__ = ["FileLister"]
@@ -64,7 +64,7 @@ class FileLister(BaseNode[dict[str, Any]]):
         """
         self._files, self._index = self._listed(), 0
         if initial_state is not None:
-            fields = Fields("FileLister", initial_state)
+            fields = StateFields("FileLister", initial_state)
             saved = fields.integer(self.NUM_FILES_KEY, least=0)
             if saved != len(self._files) or fields[self.DIGEST_KEY] != self._digest():
                 raise ValueError(

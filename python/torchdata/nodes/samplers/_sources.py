@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from torchdata.nodes._fields import Fields
+from torchdata.nodes._fields import StateFields
 from torchdata.nodes.base_node import BaseNode, T, advance_of, check_node
 from torchdata.nodes.samplers.stop_criteria import StopCriteria
 
@@ -62,7 +62,7 @@ class MultiNode(BaseNode[T]):
         #: Whether each source has ended at least once.
         self._datasets_exhausted = dict.fromkeys(self.dataset_names, False)
         if initial_state is not None:
-            fields = Fields(type(self).__name__, initial_state)
+            fields = StateFields(type(self).__name__, initial_state)
             exhausted = fields.by_name(self.DATASETS_EXHAUSTED_KEY, self.dataset_names)
             if not all(isinstance(ended, bool) for ended in exhausted.values()):
                 raise fields.wrong(self.DATASETS_EXHAUSTED_KEY, "must hold True or False by name")

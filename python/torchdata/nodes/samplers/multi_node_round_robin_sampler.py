@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from torchdata.nodes._fields import Fields
+from torchdata.nodes._fields import StateFields
 from torchdata.nodes.base_node import BaseNode, T
 from torchdata.nodes.samplers._sources import MultiNode, NothingThere
 from torchdata.nodes.samplers.stop_criteria import StopCriteria
@@ -49,10 +49,8 @@ class MultiNodeRoundRobinSampler(MultiNode[T]):
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """See `BaseNode.reset`."""
-        self._current = 0
-        if initial_state is not None:
-            fields = Fields("MultiNodeRoundRobinSampler", initial_state)
-            self._current = fields.integer(self.CURRENT_DATASET_INDEX_KEY, least=0, most=len(self.dataset_names) - 1)
+        fields = StateFields("MultiNodeRoundRobinSampler", initial_state)
+        self._current = fields.integer(self.CURRENT_DATASET_INDEX_KEY, least=0, most=len(self.dataset_names) - 1)
         super().reset(initial_state)
 
     def next(self) -> T:

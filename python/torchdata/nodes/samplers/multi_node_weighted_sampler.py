@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from torchdata.datapipes._pipe.checks import check_int
-from torchdata.nodes._fields import Fields
+from torchdata.nodes._fields import StateFields
 from torchdata.nodes.base_node import BaseNode, T
 from torchdata.nodes.samplers._sources import MultiNode, NothingThere
 from torchdata.nodes.samplers.stop_criteria import StopCriteria
@@ -113,7 +113,7 @@ class MultiNodeWeightedSampler(MultiNode[T]):
             self._epoch += self._started
             self._num_yielded, self._started = 0, False
         else:
-            fields = Fields("MultiNodeWeightedSampler", initial_state)
+            fields = StateFields("MultiNodeWeightedSampler", initial_state)
             self._num_yielded = fields.integer(self.NUM_YIELDED_KEY, least=0)
             self._epoch = fields.integer(self.EPOCH_KEY, least=0, most=_MOST_EPOCHS)
             self._started = fields.flag(self.STARTED_KEY, self._num_yielded > 0)
@@ -130,16 +130,13 @@ class MultiNodeWeightedSampler(MultiNode[T]):
         Args:
             initial_state: the state for the reset; None for the beginning of an epoch.
         """
-        state: Any = None
-        if initial_state is not None:
-            state = Fields("MultiNodeWeightedSampler", initial_state).state(self.WEIGHTED_SAMPLER_STATE_KEY)
         return _WeightedSampler(
             weights=self.weights,
             seed=self.seed,
             rank=self.rank,
             world_size=self.world_size,
             epoch=self._epoch,
-            initial_state=state,
+            initial_state=StateFields("MultiNodeWeightedSampler", initial_state).state(self.WEIGHTED_SAMPLER_STATE_KEY),
         )
 
     def next(self) -> T:
@@ -197,6 +194,8 @@ class _WeightedSampler:
         ValueError: a field of `initial_state` is missing or out of range.
     """
 
+    GENERATOR_KEY, OFFSET_KEY = "g_state", "offset"
+
     def __init__(
         self,
         weights: dict[str, float],
@@ -212,16 +211,15 @@ class _WeightedSampler:
         self.epoch = epoch
         self.random_tensor_batch_size = random_tensor_batch_size
         self._generator = torch.Generator()
-        offset = 0
+        fields = StateFields("the choices of MultiNodeWeightedSampler", initial_state)
+        offset = fields.integer(self.OFFSET_KEY, least=0, most=random_tensor_batch_size)
         if initial_state is None:
             self._generator.manual_seed(_get_rank_seed(seed, torch.Generator(), rank, world_size, epoch))
         else:
-            fields = Fields("the choices of MultiNodeWeightedSampler", initial_state)
-            offset = fields.integer("offset", least=0, most=random_tensor_batch_size)
             try:
-                self._generator.set_state(fields["g_state"])
+                self._generator.set_state(fields[self.GENERATOR_KEY])
             except (TypeError, RuntimeError) as error:
-                raise fields.wrong("g_state", "must be the state of a torch.Generator") from error
+                raise fields.wrong(self.GENERATOR_KEY, "must be the state of a torch.Generator") from error
         self._draw()
         #: The number of drawn choices that were used.
         self._offset = offset
@@ -248,7 +246,7 @@ class _WeightedSampler:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position: a state of the generator, and how many of the choices drawn from it were used."""
-        return {"g_state": self._before, "offset": self._offset}
+        return {self.GENERATOR_KEY: self._before, self.OFFSET_KEY: self._offset}
 
 
 def _check_weights(weights: Any, names: list[str]) -> None:

@@ -5,11 +5,11 @@
 //! both. As required for protocol buffers, unknown fields are skipped, repeated messages are merged, and lists of
 //! numbers may be packed or not.
 
-use crate::formats::wire::{Fields, Value, WireError};
+use crate::formats::wire::{Fields, WireError, WireValue};
 
 /// The type of a feature's values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum FeatureKind {
     /// Byte strings.
     Bytes,
     /// 32-bit floats.
@@ -21,14 +21,14 @@ pub enum Kind {
 /// The values of a feature, as slices of the record.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Feature<'a> {
-    kind: Option<Kind>,
+    kind: Option<FeatureKind>,
     /// For bytes, one value each. For numbers, one or more encoded values each.
     parts: Vec<&'a [u8]>,
 }
 
 impl<'a> Feature<'a> {
     /// The type of the values, or None if the feature has no list of values, not even an empty one.
-    pub fn kind(&self) -> Option<Kind> {
+    pub fn kind(&self) -> Option<FeatureKind> {
         self.kind
     }
 
@@ -62,9 +62,9 @@ impl<'a> Feature<'a> {
     fn merge(&mut self, message: &'a [u8]) -> Result<(), WireError> {
         for field in Fields::new(message) {
             let (kind, list) = match field? {
-                (1, Value::Bytes(list)) => (Kind::Bytes, list),
-                (2, Value::Bytes(list)) => (Kind::Float, list),
-                (3, Value::Bytes(list)) => (Kind::Int64, list),
+                (1, WireValue::Bytes(list)) => (FeatureKind::Bytes, list),
+                (2, WireValue::Bytes(list)) => (FeatureKind::Float, list),
+                (3, WireValue::Bytes(list)) => (FeatureKind::Int64, list),
                 _ => continue,
             };
             if self.kind != Some(kind) {
@@ -72,9 +72,9 @@ impl<'a> Feature<'a> {
             }
             for value in Fields::new(list) {
                 match (kind, value?) {
-                    (_, (1, Value::Bytes(part)))
-                    | (Kind::Float, (1, Value::Fixed32(part)))
-                    | (Kind::Int64, (1, Value::Varint(part))) => self.parts.push(part),
+                    (_, (1, WireValue::Bytes(part)))
+                    | (FeatureKind::Float, (1, WireValue::Fixed32(part)))
+                    | (FeatureKind::Int64, (1, WireValue::Varint(part))) => self.parts.push(part),
                     _ => {}
                 }
             }
@@ -98,18 +98,18 @@ impl<'a> Example<'a> {
         let mut example = Self::default();
         for field in Fields::new(record) {
             match field? {
-                (1, Value::Bytes(features)) => {
+                (1, WireValue::Bytes(features)) => {
                     for entry in Fields::new(features) {
-                        let (1, Value::Bytes(entry)) = entry? else { continue };
+                        let (1, WireValue::Bytes(entry)) = entry? else { continue };
                         let mut feature = Feature::default();
                         if let Some(name) = named(entry, &wanted, |value| feature.merge(value))? {
                             example.context.push((name, feature));
                         }
                     }
                 }
-                (2, Value::Bytes(lists)) => {
+                (2, WireValue::Bytes(lists)) => {
                     for entry in Fields::new(lists) {
-                        let (1, Value::Bytes(entry)) = entry? else { continue };
+                        let (1, WireValue::Bytes(entry)) = entry? else { continue };
                         let mut steps = Vec::new();
                         if let Some(name) = named(entry, &wanted, |value| merge_steps(&mut steps, value))? {
                             example.lists.push((name, steps));
@@ -131,7 +131,7 @@ fn named<'a>(
 ) -> Result<Option<&'a str>, WireError> {
     let mut name = "";
     for field in Fields::new(entry) {
-        if let (1, Value::Bytes(bytes)) = field? {
+        if let (1, WireValue::Bytes(bytes)) = field? {
             name = std::str::from_utf8(bytes).map_err(|_| WireError::Name)?;
         }
     }
@@ -139,7 +139,7 @@ fn named<'a>(
         return Ok(None);
     }
     for field in Fields::new(entry) {
-        if let (2, Value::Bytes(value)) = field? {
+        if let (2, WireValue::Bytes(value)) = field? {
             merge(value)?;
         }
     }
@@ -148,7 +148,7 @@ fn named<'a>(
 
 fn merge_steps<'a>(steps: &mut Vec<Feature<'a>>, list: &'a [u8]) -> Result<(), WireError> {
     for step in Fields::new(list) {
-        if let (1, Value::Bytes(message)) = step? {
+        if let (1, WireValue::Bytes(message)) = step? {
             let mut feature = Feature::default();
             feature.merge(message)?;
             steps.push(feature);

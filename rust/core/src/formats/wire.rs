@@ -23,7 +23,7 @@ pub enum WireError {
 
 /// The bytes of a field's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Value<'a> {
+pub enum WireValue<'a> {
     /// An integer in 7-bit groups.
     Varint(&'a [u8]),
     /// 8 bytes.
@@ -48,7 +48,7 @@ impl<'a> Fields<'a> {
         Self { rest: message }
     }
 
-    fn field(&mut self) -> Result<Option<(u64, Value<'a>)>, WireError> {
+    fn field(&mut self) -> Result<Option<(u64, WireValue<'a>)>, WireError> {
         if self.rest.is_empty() {
             return Ok(None);
         }
@@ -58,13 +58,13 @@ impl<'a> Fields<'a> {
             return Err(WireError::Tag);
         }
         let value = match tag & 7 {
-            0 => Value::Varint(self.varint()?),
-            1 => Value::Fixed64(self.take(8)?),
+            0 => WireValue::Varint(self.varint()?),
+            1 => WireValue::Fixed64(self.take(8)?),
             2 => {
                 let length = integer(self.varint()?);
-                Value::Bytes(self.take(usize::try_from(length).map_err(|_| WireError::Truncated)?)?)
+                WireValue::Bytes(self.take(usize::try_from(length).map_err(|_| WireError::Truncated)?)?)
             }
-            5 => Value::Fixed32(self.take(4)?),
+            5 => WireValue::Fixed32(self.take(4)?),
             _ => return Err(WireError::Tag),
         };
         Ok(Some((number, value)))
@@ -82,7 +82,7 @@ impl<'a> Fields<'a> {
 }
 
 impl<'a> Iterator for Fields<'a> {
-    type Item = Result<(u64, Value<'a>), WireError>;
+    type Item = Result<(u64, WireValue<'a>), WireError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         let field = self.field().transpose();

@@ -140,7 +140,7 @@ impl<'a> Carried<'a> {
 
 /// The part of a frame that is already put.
 #[derive(Debug, Default)]
-struct Progress {
+struct FrameProgress {
     /// Bytes of the head, and separate buffers, that are done.
     head: usize,
     beside: usize,
@@ -166,7 +166,7 @@ pub struct Carrier {
     outgoing: Arc<Layout>,
     peer: BellRef,
     unit: Unit,
-    progress: Progress,
+    progress: FrameProgress,
     lack: Lack,
     /// The words that the last call of `take` returned.
     given: Words,
@@ -183,7 +183,7 @@ impl Carrier {
             outgoing: Arc::clone(outbound.layout()),
             peer,
             unit: Unit::default(),
-            progress: Progress::default(),
+            progress: FrameProgress::default(),
             lack: Lack::Nothing,
             given: [crate::integrity::seal(0); 4], // the initial values in a new link
         })
@@ -241,7 +241,7 @@ impl Carrier {
         loop {
             let (left, besides) = (&head[self.progress.head..], &beside[self.progress.beside..]);
             if left.is_empty() {
-                self.progress = Progress::default();
+                self.progress = FrameProgress::default();
                 self.outbound.flush();
                 return if besides.is_empty() { Ok(true) } else { Err(CONTRADICTS) };
             }
@@ -279,7 +279,7 @@ impl Carrier {
 
     /// Copies a buffer into the arena. If the buffer does not fit, sends it as fragments.
     fn put_buffer(&mut self, bytes: &[u8]) -> Result<Lack, Corrupted> {
-        let Self { outbound, progress: Progress { parts, streamed, .. }, .. } = self;
+        let Self { outbound, progress: FrameProgress { parts, streamed, .. }, .. } = self;
         if *streamed == 0 {
             loop {
                 if let Some(block) = outbound.allocate(bytes.len())? {

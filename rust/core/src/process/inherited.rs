@@ -28,8 +28,8 @@ const OWN_MAPPING: u32 = 4;
 
 /// A registered mapping or descriptor. Entries are reused and never freed.
 #[derive(Debug)]
-struct Entry {
-    next: *const Entry,
+struct InheritedEntry {
+    next: *const InheritedEntry,
     state: AtomicU32,
     start: AtomicUsize,
     len: AtomicUsize,
@@ -39,15 +39,15 @@ struct Entry {
 
 // SAFETY: `next` is written before the entry is published, and points to an entry that is never freed. All other fields
 // are atomic.
-unsafe impl Sync for Entry {}
+unsafe impl Sync for InheritedEntry {}
 // SAFETY: as above.
-unsafe impl Send for Entry {}
+unsafe impl Send for InheritedEntry {}
 
-static FIRST: AtomicPtr<Entry> = AtomicPtr::new(ptr::null_mut());
+static FIRST: AtomicPtr<InheritedEntry> = AtomicPtr::new(ptr::null_mut());
 
-fn entries() -> impl Iterator<Item = &'static Entry> {
+fn entries() -> impl Iterator<Item = &'static InheritedEntry> {
     // SYNC(entries): pairs with `note`; a thread that sees an entry also sees its `next`.
-    let mut next: *const Entry = FIRST.load(Ordering::Acquire);
+    let mut next: *const InheritedEntry = FIRST.load(Ordering::Acquire);
     std::iter::from_fn(move || {
         // SAFETY: null, or an entry, which is never freed.
         let entry = unsafe { next.as_ref() }?;
@@ -56,12 +56,12 @@ fn entries() -> impl Iterator<Item = &'static Entry> {
     })
 }
 
-fn note(state: u32, start: usize, len: usize) -> &'static Entry {
+fn note(state: u32, start: usize, len: usize) -> &'static InheritedEntry {
     // SYNC(noted): pairs with the drops, which free an entry.
     let taken = entries()
         .find(|entry| entry.state.compare_exchange(FREE, OPAQUE, Ordering::Acquire, Ordering::Relaxed).is_ok());
     let entry = taken.unwrap_or_else(|| {
-        let entry: *mut Entry = Box::leak(Box::new(Entry {
+        let entry: *mut InheritedEntry = Box::leak(Box::new(InheritedEntry {
             next: FIRST.load(Ordering::Relaxed), // the exchange below provides the ordering
             state: AtomicU32::new(OPAQUE),
             start: AtomicUsize::new(0),
@@ -90,7 +90,7 @@ fn note(state: u32, start: usize, len: usize) -> &'static Entry {
 
 /// The registration of a mapping. The registration must be dropped before the mapping is unmapped.
 #[derive(Debug)]
-pub struct Mapping(&'static Entry);
+pub struct Mapping(&'static InheritedEntry);
 
 impl Mapping {
     /// Registers the mapping of `len` bytes at `start`.
@@ -126,7 +126,7 @@ impl Drop for Mapping {
 
 /// A registered descriptor, which forked workers close.
 #[derive(Debug)]
-pub struct Descriptor(&'static Entry);
+pub struct Descriptor(&'static InheritedEntry);
 
 impl Descriptor {
     /// Takes ownership of a descriptor.
@@ -194,7 +194,7 @@ pub fn drop_all_but(keep: &[&Mapping]) {
 }
 
 /// The addresses of a mapping, up to the end of its last page for the smallest page size.
-fn span(entry: &Entry) -> (usize, usize) {
+fn span(entry: &InheritedEntry) -> (usize, usize) {
     let (start, len) = (entry.start.load(Ordering::Relaxed), entry.len.load(Ordering::Relaxed));
     (start, start + len.next_multiple_of(SMALLEST_PAGE))
 }
@@ -217,7 +217,7 @@ fn joined(mut spans: Vec<(usize, usize)>) -> Vec<(usize, usize)> {
 ///
 /// # Safety
 /// The entry is a mapping of this process, and all its readers accept zeros.
-unsafe fn wipe(entry: &Entry) {
+unsafe fn wipe(entry: &InheritedEntry) {
     // SAFETY: the owner still exists, because it removes the entry before it unmaps, so the address range is not used
     // otherwise.
     unsafe { put_zeros(entry.start.load(Ordering::Relaxed), entry.len.load(Ordering::Relaxed)) };

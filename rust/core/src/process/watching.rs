@@ -137,7 +137,7 @@ impl Watched {
 }
 
 #[derive(Default)]
-struct State {
+struct WatchState {
     watched: Vec<Watched>,
     thread: Option<Watcher>,
     /// Whether the thread should exit, and whether it is running.
@@ -148,7 +148,7 @@ struct State {
     number: u64,
 }
 
-impl State {
+impl WatchState {
     /// Wakes the thread, which then rereads the state.
     fn wake(&self) {
         self.thread.iter().for_each(|watcher| watcher.wake.unpark());
@@ -164,7 +164,7 @@ struct Watcher {
 /// The watched callers of a process.
 pub struct Watch {
     generation: u64,
-    state: Mutex<State>,
+    state: Mutex<WatchState>,
     tell: fn(&Stall),
 }
 
@@ -271,7 +271,7 @@ impl Watch {
         state.forks = state.forks.saturating_sub(1);
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, WatchState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -73,7 +73,7 @@ struct Peer<S> {
 
 /// The position of a peer after a number of delivered items.
 #[derive(Debug)]
-pub struct Place<'a, S> {
+pub struct PeerPosition<'a, S> {
     /// The delivered items of this peer.
     pub given: Account,
     /// The latest snapshot at or before that position, or None if only the beginning of the epoch is.
@@ -86,7 +86,7 @@ const LOOK_BACK: usize = 64;
 const LONG_LOOK_BACK: usize = 1 << 16;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Memory {
+struct KeptDeliveries {
     /// The length of the log in addition to the deliveries that the user has not received yet.
     beyond: usize,
     /// The length of the log if it is unknown how many deliveries the user has received.
@@ -102,7 +102,7 @@ pub struct Books<S> {
     total: u64,
     /// Snapshots of the dispatching process, ordered by age.
     dealt: VecDeque<Dealt<S>>,
-    memory: Memory,
+    memory: KeptDeliveries,
     /// The length from which the log is shortened.
     longest: usize,
     /// The peers that had the turn at the beginning, and at the latest delivery.
@@ -128,7 +128,7 @@ impl<S> Books<S> {
             log: VecDeque::new(),
             total: 0,
             dealt: VecDeque::new(),
-            memory: Memory { beyond, unknown },
+            memory: KeptDeliveries { beyond, unknown },
             longest: 2 * beyond,
             first: 0,
             latest: None,
@@ -214,15 +214,15 @@ impl<S> Books<S> {
     }
 
     /// Returns the positions of all peers `back` deliveries ago, and the peer that had the turn.
-    pub fn places(&self, back: u64) -> Option<(Vec<Place<'_, S>>, usize)> {
+    pub fn places(&self, back: u64) -> Option<(Vec<PeerPosition<'_, S>>, usize)> {
         let (accounts, turn) = self.accounts(back)?;
         Some((self.places_at(accounts), turn))
     }
 
     /// Returns the positions of all peers at these accounts. The items may not be delivered yet.
-    pub fn places_at(&self, accounts: Vec<Account>) -> Vec<Place<'_, S>> {
+    pub fn places_at(&self, accounts: Vec<Account>) -> Vec<PeerPosition<'_, S>> {
         let places = self.peers.iter().zip(accounts);
-        places.map(|(peer, given)| Place { given, snapshot: newest(&peer.snapshots, given) }).collect()
+        places.map(|(peer, given)| PeerPosition { given, snapshot: newest(&peer.snapshots, given) }).collect()
     }
 
     /// Returns whether a snapshot of `peer` is kept.

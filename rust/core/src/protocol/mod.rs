@@ -33,7 +33,7 @@ mod sending;
 mod stream;
 
 pub use account::Account;
-pub use books::{Books, Dealt, Place, Share, Snapshot};
+pub use books::{Books, Dealt, PeerPosition, Share, Snapshot};
 pub use collecting::{Collecting, Next};
 pub use dealing::{Deal, Dealing};
 pub use grant::{Grant, Reader, Wish};

@@ -5,7 +5,7 @@
 //! The consumer records each result that it receives, in order or not. Therefore the position does not depend on items
 //! in flight. To resume, the source is restored from the mark, and the results that were already delivered are dropped.
 //!
-//! Marks that are no longer needed are collected in [`Place::spent`]. Dropping a mark that is a Python object may run
+//! Marks that are no longer needed are collected in [`QueuePosition::spent`]. Dropping a mark that is a Python object may run
 //! arbitrary code, which must not happen while the position is locked.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,7 +15,7 @@ pub type Index = u64;
 
 /// The position of a consumer.
 #[derive(Debug)]
-pub struct Place<M> {
+pub struct QueuePosition<M> {
     mark: M,
     /// The number of items delivered after the mark without a gap.
     steps: u64,
@@ -28,7 +28,7 @@ pub struct Place<M> {
     pub spent: Vec<M>,
 }
 
-impl<M> Place<M> {
+impl<M> QueuePosition<M> {
     /// Creates the position after `steps` items from a mark, and the items with the numbers `ahead`, counted from the
     /// mark.
     pub fn new(mark: M, steps: u64, ahead: impl IntoIterator<Item = Index>) -> Self {
@@ -110,21 +110,21 @@ impl<M> Place<M> {
 
 #[cfg(test)]
 mod tests {
-    use super::Place;
+    use super::QueuePosition;
 
-    fn shown(place: &Place<u64>) -> (u64, u64, Vec<u64>) {
+    fn shown(place: &QueuePosition<u64>) -> (u64, u64, Vec<u64>) {
         (*place.mark(), place.steps(), place.ahead().collect())
     }
 
     /// All items delivered at a position, as numbers from the beginning. A mark is the number of the next item.
-    fn given(place: &Place<u64>) -> Vec<u64> {
+    fn given(place: &QueuePosition<u64>) -> Vec<u64> {
         let (mark, steps, ahead) = shown(place);
         (0..mark + steps).chain(ahead.iter().map(|index| mark + index)).collect()
     }
 
     #[test]
     fn in_order_the_last_mark_and_the_items_since_are_kept() {
-        let mut place = Place::new(0, 0, []);
+        let mut place = QueuePosition::new(0, 0, []);
         for index in 0..7 {
             place.note(index, (index % 3 == 2).then_some(index + 1));
             assert_eq!(given(&place), (0..=index).collect::<Vec<_>>());
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn out_of_order_gaps_are_kept_and_closed_for_any_marks() {
         for marked in [[true; 4], [false; 4], [true, false, true, false], [false, true, false, true]] {
-            let mut place = Place::new(0, 0, []);
+            let mut place = QueuePosition::new(0, 0, []);
             let mut seen = Vec::new();
             for index in [2, 0, 3, 1] {
                 place.note(index, marked[index as usize].then_some(index + 1));
@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn a_mark_of_an_item_delivered_earlier_advances_the_position() {
-        let mut place = Place::new(0, 3, [4]);
+        let mut place = QueuePosition::new(0, 3, [4]);
         assert_eq!(given(&place), [0, 1, 2, 4]);
         place.note_late(1, 2);
         assert_eq!(shown(&place), (2, 1, vec![2]));
@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn a_late_mark_counts_although_the_gap_was_already_closed() {
-        let mut place = Place::new(0, 0, [1]);
+        let mut place = QueuePosition::new(0, 0, [1]);
         place.note(0, None);
         place.note_late(1, 2);
         assert_eq!((shown(&place), given(&place)), ((2, 0, vec![]), vec![0, 1]));

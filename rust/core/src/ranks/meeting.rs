@@ -19,7 +19,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::hub::Hub;
 use super::member::Member;
 use super::message::{Message, Token};
-use super::stream::Stream;
+use super::stream::RankStream;
 use super::{Answer, BEAT};
 use crate::process::signals::without_signals;
 
@@ -33,7 +33,7 @@ const HELLO: Duration = Duration::from_secs(5);
 const STRANGERS: usize = 16;
 
 #[derive(Debug)]
-enum Role {
+enum RankRole {
     Hub(Hub),
     Member(Member),
 }
@@ -42,8 +42,8 @@ enum Role {
 macro_rules! either {
     ($role:expr, $of:ident => $value:expr) => {
         match $role {
-            Role::Hub($of) => $value,
-            Role::Member($of) => $value,
+            RankRole::Hub($of) => $value,
+            RankRole::Member($of) => $value,
         }
     };
 }
@@ -53,7 +53,7 @@ macro_rules! either {
 struct Door {
     listener: Arc<TcpListener>,
     /// Unidentified connections and their times, oldest first.
-    callers: VecDeque<(Stream, Instant)>,
+    callers: VecDeque<(RankStream, Instant)>,
     tokens: Tokens,
 }
 
@@ -63,7 +63,7 @@ impl Door {
     fn open(&mut self, most: usize, now: Instant) {
         for _ in 0..STRANGERS {
             match self.listener.accept() {
-                Ok((socket, _)) => self.callers.extend(Stream::new(socket).ok().map(|stream| (stream, now))),
+                Ok((socket, _)) => self.callers.extend(RankStream::new(socket).ok().map(|stream| (stream, now))),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 // The process has no free descriptor. An unidentified connection may use one.
@@ -95,8 +95,8 @@ type Source = (Arc<dyn AsFd + Send + Sync>, bool);
 /// The role of this rank and its connections, by rank.
 #[derive(Debug)]
 struct Table {
-    role: Role,
-    streams: Vec<Option<Stream>>,
+    role: RankRole,
+    streams: Vec<Option<RankStream>>,
     door: Option<Door>,
     closing: bool,
 }
@@ -109,14 +109,14 @@ impl Table {
             let Some(stream) = stream.as_mut().filter(|stream| !stream.broken()) else { continue };
             for message in stream.read() {
                 match &mut self.role {
-                    Role::Hub(hub) => hub.receive(rank, message, now),
-                    Role::Member(member) => member.receive(message, now),
+                    RankRole::Hub(hub) => hub.receive(rank, message, now),
+                    RankRole::Member(member) => member.receive(message, now),
                 }
             }
             if stream.broken() {
                 match &mut self.role {
-                    Role::Hub(hub) => hub.lose(rank),
-                    Role::Member(member) => member.lose(),
+                    RankRole::Hub(hub) => hub.lose(rank),
+                    RankRole::Member(member) => member.lose(),
                 }
             }
         }
@@ -125,7 +125,7 @@ impl Table {
     }
 
     fn let_in(&mut self, now: Instant) {
-        let (Some(door), Role::Hub(hub)) = (&mut self.door, &mut self.role) else { return };
+        let (Some(door), RankRole::Hub(hub)) = (&mut self.door, &mut self.role) else { return };
         for (mut caller, since) in std::mem::take(&mut door.callers) {
             match caller.read_hello() {
                 Some(Message::Hello { token, rank }) if is_equal(token, door.tokens.hello) && hub.expects(rank) => {
@@ -146,8 +146,8 @@ impl Table {
 
     fn send(&mut self) {
         let outgoing = match &mut self.role {
-            Role::Hub(hub) => hub.outgoing(),
-            Role::Member(member) => member.outgoing().into_iter().map(|message| (0, message)).collect(),
+            RankRole::Hub(hub) => hub.outgoing(),
+            RankRole::Member(member) => member.outgoing().into_iter().map(|message| (0, message)).collect(),
         };
         for (rank, message) in outgoing {
             if let Some(stream) = &mut self.streams[rank as usize] {
@@ -229,7 +229,7 @@ pub struct Meeting {
 }
 
 impl Meeting {
-    fn new(role: Role, streams: Vec<Option<Stream>>, door: Option<Door>) -> std::io::Result<Self> {
+    fn new(role: RankRole, streams: Vec<Option<RankStream>>, door: Option<Door>) -> std::io::Result<Self> {
         let (wake, woken) = UnixStream::pair()?;
         wake.set_nonblocking(true)?;
         woken.set_nonblocking(true)?;
@@ -245,7 +245,7 @@ impl Meeting {
         let mut hub = Hub::new(size);
         hub.submit(0);
         let door = Door { listener: Arc::new(listener), callers: VecDeque::new(), tokens };
-        Self::new(Role::Hub(hub), (0..size).map(|_| None).collect(), Some(door))
+        Self::new(RankRole::Hub(hub), (0..size).map(|_| None).collect(), Some(door))
     }
 
     /// Creates the meeting of another rank, and connects to the hub through a socket. Operation 0 ends when all ranks
@@ -263,7 +263,7 @@ impl Meeting {
         if answer != expected {
             return Err(std::io::Error::new(ErrorKind::InvalidData, "something else answers there"));
         }
-        Self::new(Role::Member(Member::new(rank)), vec![Some(Stream::new(socket)?)], None)
+        Self::new(RankRole::Member(Member::new(rank)), vec![Some(RankStream::new(socket)?)], None)
     }
 
     /// Starts the thread, unless it is running.
@@ -334,7 +334,7 @@ impl Meeting {
 
     fn send(&self, mut table: MutexGuard<'_, Table>) {
         table.send();
-        let congested = table.streams.iter().flatten().any(Stream::congested);
+        let congested = table.streams.iter().flatten().any(RankStream::congested);
         drop(table);
         self.shared.changed.notify_all();
         if congested {

@@ -14,14 +14,14 @@ const TURN: usize = 64 << 10;
 
 /// One end of a connection between two ranks.
 #[derive(Debug)]
-pub struct Stream {
+pub struct RankStream {
     socket: Arc<TcpStream>,
     came: Vec<u8>,
     goes: Vec<u8>,
     broken: bool,
 }
 
-impl Stream {
+impl RankStream {
     /// Takes a connected socket.
     pub fn new(socket: TcpStream) -> std::io::Result<Self> {
         socket.set_nonblocking(true)?;

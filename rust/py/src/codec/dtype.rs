@@ -14,17 +14,17 @@ use crate::numpy_api::numpy;
 pub struct Dtype {
     number: u8,
     /// For times, the unit.
-    unit: Option<Unit>,
+    unit: Option<TimeUnit>,
 }
 
 /// A unit of time, as NumPy's number for the unit and a factor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Unit {
+struct TimeUnit {
     base: u32,
     count: i32,
 }
 
-impl Unit {
+impl TimeUnit {
     /// The known units are years to weeks, days to attoseconds, and the generic unit. Number 3 is unused.
     fn is_known(self) -> bool {
         matches!(self.base, 0..=2 | 4..=14) && self.count > 0
@@ -67,7 +67,7 @@ impl Dtype {
             // SAFETY: the descriptor of a dtype of times.
             let metadata = unsafe { numpy(py).ok()?.unit_of(descr.cast()).as_ref() };
             let meta = metadata?.meta;
-            unit = Some(Unit { base: meta.base as u32, count: meta.num }).filter(|unit| unit.is_known());
+            unit = Some(TimeUnit { base: meta.base as u32, count: meta.num }).filter(|unit| unit.is_known());
             unit?;
         }
         Some((Self { number: u8::try_from(number).ok()?, unit }, size_of(py, descr)?))
@@ -90,7 +90,7 @@ impl Dtype {
 
     pub fn write(self, payload: &mut Vec<u8>) {
         payload.push(self.number);
-        if let Some(Unit { base, count }) = self.unit {
+        if let Some(TimeUnit { base, count }) = self.unit {
             payload.extend_from_slice(&base.to_le_bytes());
             payload.extend_from_slice(&count.to_le_bytes());
         }
@@ -102,7 +102,7 @@ impl Dtype {
         let mut unit = None;
         if is_time(number.into()) {
             let mut word = || take(4).map(|bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]));
-            unit = Some(Unit { base: word()?, count: word()? as i32 }).filter(|unit| unit.is_known());
+            unit = Some(TimeUnit { base: word()?, count: word()? as i32 }).filter(|unit| unit.is_known());
             unit.ok_or_else(malformed)?;
         }
         (is_number(number.into()) || unit.is_some()).then_some(Self { number, unit }).ok_or_else(malformed)

@@ -21,10 +21,10 @@ const FIRST: u8 = 0x1f;
 #[pyclass(module = "torchdata._native")]
 pub struct GzipReader {
     /// The state of the current member. None between two members and after the last one.
-    decoder: Option<GzDecoder<Source>>,
+    decoder: Option<GzDecoder<GzipSource>>,
     /// The stream after the last member. This reference is dropped with the GIL held. Dropping a reference without the
     /// GIL takes a lock of PyO3, which a fork in another thread might copy while it is held.
-    ended: Option<Source>,
+    ended: Option<GzipSource>,
     buffer: Vec<u8>,
     /// An error after the returned bytes.
     failed: Option<Error>,
@@ -36,7 +36,7 @@ impl GzipReader {
     #[new]
     #[pyo3(signature = (read, unread=None))]
     fn new(read: Py<PyAny>, unread: Option<&[u8]>) -> Self {
-        let source = Source { read, piece: unread.unwrap_or_default().to_vec(), taken: 0 };
+        let source = GzipSource { read, piece: unread.unwrap_or_default().to_vec(), taken: 0 };
         Self { decoder: Some(GzDecoder::new(source)), ended: None, buffer: vec![0; MOST], failed: None }
     }
 
@@ -118,14 +118,14 @@ fn another_member(stream: &mut impl BufRead) -> Result<bool, Error> {
 }
 
 /// A Python stream as a Rust stream.
-struct Source {
+struct GzipSource {
     read: Py<PyAny>,
     piece: Vec<u8>,
     /// The number of bytes of the piece that are consumed.
     taken: usize,
 }
 
-impl Source {
+impl GzipSource {
     fn is_drained(&self) -> bool {
         self.taken == self.piece.len()
     }
@@ -145,7 +145,7 @@ impl Source {
     }
 }
 
-impl BufRead for Source {
+impl BufRead for GzipSource {
     fn fill_buf(&mut self) -> Result<&[u8], Error> {
         if self.is_drained() {
             self.refill().map_err(Error::other)?;
@@ -158,7 +158,7 @@ impl BufRead for Source {
     }
 }
 
-impl Read for Source {
+impl Read for GzipSource {
     fn read(&mut self, out: &mut [u8]) -> Result<usize, Error> {
         let count = self.fill_buf()?.read(out)?;
         self.consume(count);

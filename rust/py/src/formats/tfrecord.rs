@@ -9,7 +9,7 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList};
 use rustc_hash::FxHashSet;
-use torchdata_core::formats::example::{Example, Feature, Kind};
+use torchdata_core::formats::example::{Example, Feature, FeatureKind};
 use torchdata_core::formats::tfrecord::{LONGEST, Records};
 
 use crate::codec::array_of;
@@ -204,15 +204,15 @@ impl Maker {
 
     fn values<'py>(&mut self, py: Python<'py>, name: &str, feature: &Feature<'_>) -> Result<Bound<'py, PyAny>, Fault> {
         let array = match feature.kind() {
-            Some(Kind::Bytes) => {
+            Some(FeatureKind::Bytes) => {
                 let values = feature.bytes().iter().map(|bytes| PyBytes::new(py, bytes));
                 return Ok(PyList::new(py, values)?.into_any());
             }
-            Some(Kind::Float) => {
+            Some(FeatureKind::Float) => {
                 feature.floats(&mut self.floats).map_err(Fault::of)?;
                 array_of(py, &self.floats)?
             }
-            Some(Kind::Int64) => {
+            Some(FeatureKind::Int64) => {
                 feature.integers(&mut self.integers).map_err(Fault::of)?;
                 array_of(py, &self.integers)?
             }

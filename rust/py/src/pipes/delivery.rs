@@ -25,12 +25,12 @@ use crate::watching;
 const NONE: i64 = -1;
 
 /// The source of an epoch: the iterator, and the slot of its type that returns the next item.
-struct Source {
+struct EpochSource {
     iterator: Py<PyAny>,
     next: ffi::iternextfunc,
 }
 
-enum Step<'py> {
+enum DeliveryStep<'py> {
     Item(Bound<'py, PyAny>),
     End,
     Error(PyErr),
@@ -42,7 +42,7 @@ enum Step<'py> {
 /// all accesses.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Delivery {
-    source: GilCell<Option<Source>>,
+    source: GilCell<Option<EpochSource>>,
     valid: AtomicI64,
     /// Changes whenever `source` or `valid` changes.
     version: AtomicU64,
@@ -79,11 +79,11 @@ impl Delivery {
     }
 
     #[inline]
-    fn step<'py>(&self, py: Python<'py>) -> Step<'py> {
+    fn step<'py>(&self, py: Python<'py>) -> DeliveryStep<'py> {
         let Some((iterator, next)) =
             self.source.with(py, |source| source.as_ref().map(|source| (source.iterator.as_ptr(), source.next)))
         else {
-            return Step::End;
+            return DeliveryStep::End;
         };
         // SAFETY: an existing iterator. This reference keeps it alive even if the source is replaced during the call.
         let iterator = unsafe { Bound::from_borrowed_ptr(py, iterator) };
@@ -96,17 +96,17 @@ impl Delivery {
             return self.left(py);
         }
         match item {
-            Some(item) => Step::Item(item),
-            None => PyErr::take(py).map_or(Step::End, |error| Step::Error(self.note(py, error))),
+            Some(item) => DeliveryStep::Item(item),
+            None => PyErr::take(py).map_or(DeliveryStep::End, |error| DeliveryStep::Error(self.note(py, error))),
         }
     }
 
     /// Drops a result that belongs to no epoch. Exceptions such as KeyboardInterrupt are kept.
     #[cold]
-    fn left<'py>(&self, py: Python<'py>) -> Step<'py> {
+    fn left<'py>(&self, py: Python<'py>) -> DeliveryStep<'py> {
         match PyErr::take(py) {
-            Some(error) if !error.is_instance_of::<PyException>(py) => Step::Error(error),
-            _ => Step::Left,
+            Some(error) if !error.is_instance_of::<PyException>(py) => DeliveryStep::Error(error),
+            _ => DeliveryStep::Left,
         }
     }
 
@@ -164,7 +164,7 @@ impl Delivery {
                 let next = next.ok_or_else(|| {
                     pyo3::exceptions::PyTypeError::new_err(format!("{iterator} of type {class} is not an iterator"))
                 })?;
-                Some(Source { iterator: iterator.unbind(), next })
+                Some(EpochSource { iterator: iterator.unbind(), next })
             }
         };
         let old = self.source.with(py, |source| std::mem::replace(source, new));
@@ -249,10 +249,10 @@ impl Delivery {
     #[pyo3(name = "step")]
     fn step_from_python<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         match self.step(py) {
-            Step::Item(item) => Ok(item),
-            Step::End => Err(PyStopIteration::new_err(())),
-            Step::Error(error) => Err(error),
-            Step::Left => Err(PyRuntimeError::new_err("the epoch ended while one of its items was computed")),
+            DeliveryStep::Item(item) => Ok(item),
+            DeliveryStep::End => Err(PyStopIteration::new_err(())),
+            DeliveryStep::Error(error) => Err(error),
+            DeliveryStep::Left => Err(PyRuntimeError::new_err("the epoch ended while one of its items was computed")),
         }
     }
 
@@ -309,7 +309,7 @@ impl DeliveryIterator {
             }
         }
         match delivery.step(py) {
-            Step::Item(item) => {
+            DeliveryStep::Item(item) => {
                 delivery.count();
                 Ok(Some(item))
             }
@@ -335,7 +335,7 @@ fn next_slowly<'py>(slf: &Bound<'py, DeliveryIterator>, delivery: &Delivery) -> 
             return Err(delivery.note(py, error));
         }
     };
-    let Step::Item(item) = stepped else {
+    let DeliveryStep::Item(item) = stepped else {
         delivery.pulse.leave();
         return ended(slf, stepped);
     };
@@ -347,13 +347,13 @@ fn next_slowly<'py>(slf: &Bound<'py, DeliveryIterator>, delivery: &Delivery) -> 
 }
 
 #[cold]
-fn ended<'py>(slf: &Bound<'py, DeliveryIterator>, step: Step<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+fn ended<'py>(slf: &Bound<'py, DeliveryIterator>, step: DeliveryStep<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = slf.py();
     let error = match step {
-        Step::Item(item) => return Ok(Some(item)),
-        Step::End => PyStopIteration::new_err(()),
-        Step::Error(error) => error,
-        Step::Left => {
+        DeliveryStep::Item(item) => return Ok(Some(item)),
+        DeliveryStep::End => PyStopIteration::new_err(()),
+        DeliveryStep::Error(error) => error,
+        DeliveryStep::Left => {
             slf.call_method0("_refuse")?;
             return Ok(None);
         }

@@ -49,9 +49,9 @@ impl Metering {
 }
 
 /// Counts and measures the items of an iterator. Does nothing until `count_into` is called.
-pub struct Meter(GilCell<Option<Counted>>);
+pub struct Meter(GilCell<Option<CountedItems>>);
 
-struct Counted {
+struct CountedItems {
     pipe: PipeRef,
     metering: Metering,
 }
@@ -63,13 +63,13 @@ impl Meter {
 
     /// Counts from the next call on, which begins an epoch, at a pipe of the main process's page.
     pub fn count_into(&self, py: Python<'_>, pipe: PipeRef) {
-        self.0.with(py, |counted| *counted = Some(Counted { pipe, metering: Metering::new() }));
+        self.0.with(py, |counted| *counted = Some(CountedItems { pipe, metering: Metering::new() }));
     }
 
     /// Makes a call that returns an item or an error.
     #[inline]
     pub fn around<T>(&self, py: Python<'_>, call: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
-        let began = self.0.with(py, |counted| counted.as_mut().and_then(Counted::begin));
+        let began = self.0.with(py, |counted| counted.as_mut().and_then(CountedItems::begin));
         let result = call();
         self.0.with(py, |counted| {
             if let Some(counted) = counted {
@@ -80,7 +80,7 @@ impl Meter {
     }
 }
 
-impl Counted {
+impl CountedItems {
     #[inline]
     fn begin(&mut self) -> Option<u64> {
         if !self.metering.is_due() {

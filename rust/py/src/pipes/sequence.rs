@@ -10,25 +10,25 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyRange, PyRangeMethods, PyTuple};
 
 /// How to access the items of a sequence.
-enum Kind {
+enum SequenceKind {
     Range { start: i64, step: i64 },
     List,
     Tuple,
     Other,
 }
 
-fn small_range(sequence: &Bound<'_, PyAny>, length: usize) -> Option<Kind> {
+fn small_range(sequence: &Bound<'_, PyAny>, length: usize) -> Option<SequenceKind> {
     let range = sequence.cast_exact::<PyRange>().ok()?;
     let (start, step) = (range.start().ok()? as i64, range.step().ok()? as i64);
     start.checked_add(step.checked_mul(i64::try_from(length).ok()?)?)?;
-    Some(Kind::Range { start, step })
+    Some(SequenceKind::Range { start, step })
 }
 
 /// Iterates over a sequence like `iter`, and can skip items.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct SequenceIterator {
     sequence: Py<PyAny>,
-    kind: Kind,
+    kind: SequenceKind,
     /// The length of an immutable sequence. For lists, the length is read each time.
     length: usize,
     /// The index of the next item, or `usize::MAX` after the end. The end is final, even if a list grows afterwards.
@@ -39,7 +39,7 @@ impl SequenceIterator {
     fn length(&self, py: Python<'_>) -> usize {
         match self.kind {
             // SAFETY: the kind ensures that it is a list.
-            Kind::List => unsafe { self.sequence.bind(py).cast_unchecked::<PyList>() }.len(),
+            SequenceKind::List => unsafe { self.sequence.bind(py).cast_unchecked::<PyList>() }.len(),
             _ => self.length,
         }
     }
@@ -62,11 +62,11 @@ impl SequenceIterator {
         let kind = if let Some(range) = small_range(sequence, length) {
             range
         } else if sequence.is_exact_instance_of::<PyList>() {
-            Kind::List
+            SequenceKind::List
         } else if sequence.is_exact_instance_of::<PyTuple>() {
-            Kind::Tuple
+            SequenceKind::Tuple
         } else {
-            Kind::Other
+            SequenceKind::Other
         };
         Ok(Self { sequence: sequence.clone().unbind(), kind, length, position: AtomicUsize::new(position) })
     }
@@ -83,13 +83,13 @@ impl SequenceIterator {
         }
         let sequence = self.sequence.bind(py);
         let item = match self.kind {
-            Kind::Range { start, step } => (start + step * position as i64).into_pyobject(py)?.into_any(),
+            SequenceKind::Range { start, step } => (start + step * position as i64).into_pyobject(py)?.into_any(),
             // SAFETY: the kind ensures that it is a list.
-            Kind::List => unsafe { sequence.cast_unchecked::<PyList>() }.get_item(position)?,
+            SequenceKind::List => unsafe { sequence.cast_unchecked::<PyList>() }.get_item(position)?,
             // SAFETY: the kind ensures that it is a tuple.
-            Kind::Tuple => unsafe { sequence.cast_unchecked::<PyTuple>() }.get_item(position)?,
+            SequenceKind::Tuple => unsafe { sequence.cast_unchecked::<PyTuple>() }.get_item(position)?,
             // SAFETY: an existing object. Returns a new reference, or NULL with an exception set.
-            Kind::Other => unsafe {
+            SequenceKind::Other => unsafe {
                 let item = ffi::PySequence_GetItem(sequence.as_ptr(), position as ffi::Py_ssize_t);
                 Bound::from_owned_ptr_or_err(py, item)?
             },

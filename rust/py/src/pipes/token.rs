@@ -13,15 +13,15 @@ use torchdata_core::stats::PipeRef;
 use crate::pipes::clocking::Timed;
 
 /// The place of a pipe on a board.
-pub struct Place {
+pub struct BoardSlot {
     pub pipe: PipeRef,
     /// Whether it is the last pipe of its process, and of the loader.
     pub root: bool,
     pub main: bool,
-    _before: Option<Box<Place>>,
+    _before: Option<Box<BoardSlot>>,
 }
 
-impl Place {
+impl BoardSlot {
     pub fn sample(&self, timed: &Timed) {
         if let Some((own, weight)) = timed.own {
             self.pipe.record().sample(own, own.saturating_mul(weight).min(timed.passed.max(own)), weight);
@@ -41,11 +41,11 @@ pub struct IterationToken {
     /// The number of items that the valid iterator has yielded, including restored and skipped ones. States contain
     /// this number.
     own: AtomicU64,
-    /// The place on a board, which also counts the items for display: a boxed `Place`, or null. Another token may also
+    /// The place on a board, which also counts the items for display: a boxed `BoardSlot`, or null. Another token may also
     /// count in this record, if this token has replaced it in a loader.
-    place: AtomicPtr<Place>,
+    place: AtomicPtr<BoardSlot>,
     /// The place from the next `begin` on.
-    pending: AtomicPtr<Place>,
+    pending: AtomicPtr<BoardSlot>,
     finished: AtomicBool,
     /// Whether the next `begin` resumes from a loaded state instead of resetting the pipe.
     armed: AtomicBool,
@@ -71,7 +71,7 @@ impl IterationToken {
     /// The record of the pipe on a board of counters, if there is one. Do not keep it across a call into Python, which
     /// may bind the token to another place.
     #[inline]
-    pub fn place(&self) -> Option<&Place> {
+    pub fn place(&self) -> Option<&BoardSlot> {
         // SAFETY: null, or a box that exists as long as the token.
         unsafe { self.place.load(Relaxed).as_ref() }
     }
@@ -80,7 +80,7 @@ impl IterationToken {
     /// pipe of the loader.
     pub fn bind(&self, pipe: PipeRef, root: bool, main: bool) {
         let is_same =
-            |place: &Place| ptr::eq(place.pipe.record(), pipe.record()) && (place.root, place.main) == (root, main);
+            |place: &BoardSlot| ptr::eq(place.pipe.record(), pipe.record()) && (place.root, place.main) == (root, main);
         let pending = self.pending.load(Relaxed);
         // SAFETY: null, or a box that is only freed here and in `activate`, with the GIL held.
         match unsafe { pending.as_ref() } {
@@ -88,7 +88,7 @@ impl IterationToken {
             Some(place) if is_same(place) => return,
             _ => {}
         }
-        let place = Box::into_raw(Box::new(Place { pipe, root, main, _before: None }));
+        let place = Box::into_raw(Box::new(BoardSlot { pipe, root, main, _before: None }));
         let old = self.pending.swap(place, Relaxed);
         // SAFETY: as above.
         drop((!old.is_null()).then(|| unsafe { Box::from_raw(old) }));

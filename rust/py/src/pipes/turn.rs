@@ -50,12 +50,12 @@ pub struct Turn {
     process: u32,
 }
 
-pub struct Taken<'a, 'py> {
+pub struct TakenTurn<'a, 'py> {
     turn: &'a Turn,
     py: Python<'py>,
 }
 
-impl Drop for Taken<'_, '_> {
+impl Drop for TakenTurn<'_, '_> {
     #[inline]
     fn drop(&mut self) {
         self.turn.reader.store(0, Relaxed);
@@ -80,13 +80,13 @@ impl Default for Turn {
 impl Turn {
     /// Takes the turn after all threads that asked before. Dropping the guard releases it.
     #[inline]
-    pub fn take<'a, 'py>(&'a self, py: Python<'py>) -> PyResult<Taken<'a, 'py>> {
+    pub fn take<'a, 'py>(&'a self, py: Python<'py>) -> PyResult<TakenTurn<'a, 'py>> {
         let thread = this_thread();
         if self.reader.load(Relaxed) != 0 || self.crowd.load(Relaxed) != 0 {
             self.queue_up(py, thread, true)?;
         }
         self.reader.store(thread, Relaxed);
-        Ok(Taken { turn: self, py })
+        Ok(TakenTurn { turn: self, py })
     }
 
     /// Waits for the turn. `reads` is true if the thread will read, which a closed turn refuses.
@@ -177,7 +177,7 @@ impl Turn {
             let thread = this_thread();
             self.queue_up(py, thread, false)?;
             self.reader.store(thread, Relaxed);
-            Some(Taken { turn: self, py })
+            Some(TakenTurn { turn: self, py })
         };
         function.call0()
     }

@@ -21,7 +21,7 @@ use pyo3::types::PyList;
 pub use reading::SourceReader;
 use torchdata_core::process::fork;
 use torchdata_core::queue::ordered::{Claim, OrderedQueue, Outcome, Pop, Reserve, Slot, View};
-use torchdata_core::queue::place::{Index, Place};
+use torchdata_core::queue::place::{Index, QueuePosition};
 use window::{Window, is_small};
 
 use crate::enter::{self, Slices};
@@ -73,7 +73,7 @@ type SlotParts = (Slot, &'static str, Py<PyAny>, Option<Py<PyAny>>);
 #[pyclass(frozen, name = "ReadAheadQueue", module = "torchdata._native")]
 pub struct ReadAheadQueue {
     queue: ManuallyDrop<Queue>,
-    place: GilCell<Option<Place<Py<PyAny>>>>,
+    place: GilCell<Option<QueuePosition<Py<PyAny>>>>,
     /// Set if more small items are read ahead.
     window: GilCell<Option<Window>>,
     /// The process of the worker threads: its number of forks and its id.
@@ -130,7 +130,7 @@ impl ReadAheadQueue {
 
     /// Changes the position, and drops the marks that are no longer needed. Usually there is one, so that no vector is
     /// allocated.
-    fn note(&self, py: Python<'_>, change: impl FnOnce(&mut Place<Py<PyAny>>)) {
+    fn note(&self, py: Python<'_>, change: impl FnOnce(&mut QueuePosition<Py<PyAny>>)) {
         let spent = self.place.with(py, |place| {
             place.as_mut().map(|place| {
                 change(place);
@@ -183,8 +183,8 @@ impl ReadAheadQueue {
         if capacity == 0 {
             return Err(PyValueError::new_err("a queue holds at least 1 item, but capacity is 0"));
         }
-        let place = place.map(|(mark, steps, ahead)| Place::new(mark, steps, ahead));
-        let given = place.as_ref().map_or(0, Place::given);
+        let place = place.map(|(mark, steps, ahead)| QueuePosition::new(mark, steps, ahead));
+        let given = place.as_ref().map_or(0, QueuePosition::given);
         let window = grows.map(|(most, row, ahead)| Window::new(capacity, most, row, given, ahead));
         let capacity = window.map_or(capacity, |window| window.size());
         Ok(Self {
@@ -372,7 +372,7 @@ impl ReadAheadQueue {
     /// The number of consecutive small items delivered, and the number of items that may have been taken beyond those
     /// delivered. None without a window.
     fn growth(&self, py: Python<'_>) -> Option<(u64, u64)> {
-        let given = self.place.with(py, |place| place.as_ref().map_or(0, Place::given));
+        let given = self.place.with(py, |place| place.as_ref().map_or(0, QueuePosition::given));
         let window = self.window.with(py, |window| *window)?;
         Some((window.row, window.ahead_of(given)))
     }
@@ -470,7 +470,7 @@ impl ReadAheadQueue {
         queue.try_for_each(|_, view| view.content().visit(&visit))?;
         // SAFETY: the garbage collector holds the GIL, but passes no token.
         let py = unsafe { Python::assume_attached() };
-        self.place.with(py, |place| place.iter().flat_map(Place::marks).try_for_each(|mark| visit.call(mark)))
+        self.place.with(py, |place| place.iter().flat_map(QueuePosition::marks).try_for_each(|mark| visit.call(mark)))
     }
 
     fn __clear__(&self, py: Python<'_>) {

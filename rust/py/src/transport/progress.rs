@@ -11,7 +11,7 @@ use super::kinds as kind;
 use super::snapshots::{Content, Opened, Relay, Relayed};
 use crate::gil_cell::GilCell;
 
-pub struct Progress {
+pub struct StreamProgress {
     /// Always consistent, also for other threads.
     pub books: Arc<GilCell<Books<Content>>>,
     /// In a worker: snapshots of the dispatching process to relay.
@@ -21,7 +21,7 @@ pub struct Progress {
     pub starts: Vec<Account>,
 }
 
-impl Progress {
+impl StreamProgress {
     pub fn new(peers: usize) -> Self {
         Self {
             books: Arc::new(GilCell::new(Books::new(peers))),

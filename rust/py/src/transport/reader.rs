@@ -18,7 +18,7 @@ use super::interrupt::Interrupt;
 use super::kinds as kind;
 use super::meters::Meters;
 use super::peers::Peers;
-use super::progress::Progress;
+use super::progress::StreamProgress;
 use super::snapshots;
 use super::waiting::{wait_among, wait_until};
 use super::watched::{DeathWatch, Replacing};
@@ -56,7 +56,7 @@ impl Signs {
 pub struct Reader {
     pub peers: Peers,
     pub collecting: Collecting,
-    pub progress: Progress,
+    pub progress: StreamProgress,
     pub clock: Clock,
     pub meters: Meters,
     pub watch: DeathWatch,
@@ -76,7 +76,7 @@ impl Reader {
     pub fn new(peers: Peers, in_order: bool, clock: Clock, own: BellRef, on_error: Py<PyAny>) -> Self {
         Self {
             collecting: Collecting::new(peers.len(), in_order),
-            progress: Progress::new(peers.len()),
+            progress: StreamProgress::new(peers.len()),
             peers,
             clock,
             meters: Meters::default(),

@@ -20,7 +20,7 @@ use torchdata_core::error::Corrupted;
 use torchdata_core::link::consumer::{Buffer, Unit};
 use torchdata_core::link::lease::Lease;
 use torchdata_core::link::producer::{Part, Producer};
-use torchdata_core::protocol::{Account, Books, Dealt, Place, Share, Snapshot};
+use torchdata_core::protocol::{Account, Books, Dealt, PeerPosition, Share, Snapshot};
 use torchdata_core::sampled_clock::SampledClock;
 
 use super::kinds as kind;
@@ -245,9 +245,9 @@ pub fn unkept_dealt((pass, accounts, content): KeptDealt) -> Dealt<Content> {
 /// snapshot of the dispatching process.
 pub type KeptPlaces = (Vec<(Entry, Option<Kept>)>, Option<KeptDealt>);
 
-pub fn kept_places(py: Python<'_>, books: &Books<Content>, places: &[Place<'_, Content>]) -> KeptPlaces {
+pub fn kept_places(py: Python<'_>, books: &Books<Content>, places: &[PeerPosition<'_, Content>]) -> KeptPlaces {
     let shares: Vec<_> = places.iter().map(|place| place.snapshot.map(|one| one.share).unwrap_or_default()).collect();
     let dealt = books.dealt_before(&shares);
-    let kept = |place: &Place<'_, Content>| (entry(place.given), place.snapshot.map(|one| kept(py, one)));
+    let kept = |place: &PeerPosition<'_, Content>| (entry(place.given), place.snapshot.map(|one| kept(py, one)));
     (places.iter().map(kept).collect(), dealt.map(|one| kept_dealt(py, one)))
 }

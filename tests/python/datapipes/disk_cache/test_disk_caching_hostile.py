@@ -14,7 +14,7 @@ import pytest
 
 from cache_checks import Maker, cached, content, made, names, no_lock_is_left
 from torchdata.datapipes.iter import IterableWrapper
-from torchdata.datapipes.iter.disk_cache.lists import Within, dumped, is_reserved, read_list
+from torchdata.datapipes.iter.disk_cache.lists import FolderSearch, dumped, is_reserved, read_list
 from torchdata.datapipes.iter.disk_cache.locks import lock_file_of
 from torchdata.datapipes.iter.disk_cache.record import Record
 from torchdata.datapipes.iter.streams.atomic_files import create_anew, digest_of_file, temporary_name
@@ -196,7 +196,7 @@ def test_folders_that_are_reached_by_links_and_relative_paths_are_the_same_folde
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     monkeypatch.chdir(tmp_path)
-    within = Within("link")
+    within = FolderSearch("link")
     for path in ("link/a", "real/a", f"{tmp_path}/real/a", "link/../real/a"):
         (tmp_path / "real" / "a").touch()
         assert within(path)

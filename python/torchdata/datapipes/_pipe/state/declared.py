@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["DERIVED", "MOST_ITEMS", "RandomState", "State", "declare", "random_state", "state"]
+__all__ = ["DERIVED", "MOST_ITEMS", "DeclaredState", "RandomState", "declare", "random_state", "state"]
 
 _MISSING: Any = object()
 
@@ -65,7 +65,7 @@ def state(
             f"state({begins!r}): all pipes of the class, and all their epochs, would share this one {kind}; give a "
             f"function that makes it, {made}"
         )
-    return State(begins, items=items, copied=copied, lasts=lasts, saved=saved)
+    return DeclaredState(begins, items=items, copied=copied, lasts=lasts, saved=saved)
 
 
 def random_state(*, lasts: bool = False) -> Any:
@@ -97,7 +97,7 @@ def random_state(*, lasts: bool = False) -> Any:
 
 
 @dataclass(slots=True, eq=False)
-class State:
+class DeclaredState:
     """One attribute that is part of the iteration state of a pipe. The arguments are those of `state`."""
 
     begins: Any = None
@@ -150,7 +150,7 @@ class State:
             raise LookupError(f"{self.key} is {value}, which is not a number of items")
 
 
-class RandomState(State):
+class RandomState(DeclaredState):
     """A `random.Random` that the constructor sets as an attribute."""
 
     __slots__ = ()
@@ -166,7 +166,7 @@ class RandomState(State):
         getattr(datapipe, self.name).setstate(value)
 
 
-def declare(cls: Any) -> tuple[State, ...]:
+def declare(cls: Any) -> tuple[DeclaredState, ...]:
     """Returns all declarations of a pipe class and its bases. The class's own declarations take precedence.
 
     The first values of the attributes replace the declarations in the class.
@@ -176,19 +176,19 @@ def declare(cls: Any) -> tuple[State, ...]:
         # The list also replaces the declarations of the mixins among its bases.
         cls.iteration_state = tuple(state.name for state in own)
     cls._own_state = own
-    found: dict[str, State] = {}
+    found: dict[str, DeclaredState] = {}
     for base in reversed(cls.__mro__):
         for each in base.__dict__.get("_own_state") or _of(base):
             found[each.name] = each
     for each in found.values():
-        if isinstance(getattr(cls, each.name, None), State):
+        if isinstance(getattr(cls, each.name, None), DeclaredState):
             setattr(cls, each.name, None if callable(each.begins) else each.begins)
     return tuple(found.values())
 
 
-def _of(cls: type) -> tuple[State, ...]:
+def _of(cls: type) -> tuple[DeclaredState, ...]:
     """Returns the states that the class body declares."""
-    return tuple(value for value in cls.__dict__.values() if isinstance(value, State))
+    return tuple(value for value in cls.__dict__.values() if isinstance(value, DeclaredState))
 
 
 def _state_dict(self: Any) -> dict[str, Any]:

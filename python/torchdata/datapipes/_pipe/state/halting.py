@@ -13,19 +13,19 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchdata._native import ReadAheadQueue
-from torchdata._threads import Flag
+from torchdata._threads import Latch
 
 if TYPE_CHECKING:
-    from torchdata.datapipes._pipe.state.layout import Entry
+    from torchdata.datapipes._pipe.state.layout import PipeEntry
 
-__all__ = ["Ahead", "Halt", "Halts", "await_beginning", "beginning_unread"]
+__all__ = ["Halt", "Halts", "Lead", "await_beginning", "beginning_unread"]
 
 
 #: Seconds between checks of a halted thread for a waiting reader.
 _LOOK = 0.02
 
 #: Not set while passes begin whose threads must not read yet.
-_may_begin = Flag()
+_may_begin = Latch()
 _may_begin.set()
 
 
@@ -33,7 +33,7 @@ _may_begin.set()
 def beginning_unread() -> Iterator[None]:
     """Context in which threads of new passes wait before their first item, unless a reader waits for it."""
     global _may_begin
-    flag = Flag()
+    flag = Latch()
     try:
         _may_begin = flag
         yield
@@ -48,7 +48,7 @@ def await_beginning(queue: ReadAheadQueue) -> None:
         pass
 
 
-class Ahead(NamedTuple):
+class Lead(NamedTuple):
     """How far a thread had read ahead.
 
     Args:
@@ -70,11 +70,11 @@ class Halt:
         ahead: how far the thread reads.
     """
 
-    def __init__(self, number: int, ahead: Ahead) -> None:
+    def __init__(self, number: int, ahead: Lead) -> None:
         self.number = number
         #: If the source had ended, the thread must reach its end as well.
         self._items, self._taken = ahead.items + ahead.is_over, 0
-        self._reached, self._may_go_on = Flag(), Flag()
+        self._reached, self._may_go_on = Latch(), Latch()
         #: The queue of the pass once it has begun, and the number of items that the queue must hold.
         self._queue: ReadAheadQueue | None = None
         self._capacity = 0
@@ -131,8 +131,8 @@ class Halts:
         entries: each pipe, with the entry with which it begins.
     """
 
-    def __init__(self, entries: Iterable[tuple[Any, Entry]]) -> None:
-        self._halts = [(pipe, pipe._halt_at(Ahead(*entry.ahead))) for pipe, entry in entries if entry.ahead is not None]
+    def __init__(self, entries: Iterable[tuple[Any, PipeEntry]]) -> None:
+        self._halts = [(pipe, pipe._halt_at(Lead(*one.ahead))) for pipe, one in entries if one.ahead is not None]
 
     def wait(self) -> None:
         """Waits until all threads have read this far."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from torchdata._threads import Work
-    from torchdata.datapipes._pipe.state.halting import Ahead, Halt
+    from torchdata.datapipes._pipe.state.halting import Halt, Lead
 
 __all__ = ["PipeHooks", "depth_of", "hooks_of"]
 
@@ -78,11 +78,11 @@ class PipeHooks:
         """Returns how many passes the pipe's thread has begun; None if the pipe has no thread that reads ahead."""
         return None
 
-    def _read_ahead(self, passes: int) -> Ahead | None:
+    def _read_ahead(self, passes: int) -> Lead | None:
         """Returns how far the pipe's thread has read since `passes` passes had begun; None if there is no thread."""
         return None
 
-    def _halt_at(self, ahead: Ahead) -> Halt:
+    def _halt_at(self, ahead: Lead) -> Halt:
         """Makes the thread pause at the given point of a later pass. Called only if `_read_ahead` returned a value."""
         raise NotImplementedError(f"{type(self).__name__} reads ahead in no thread")
 

@@ -22,9 +22,9 @@ from torchdata.datapipes._pipe.graph.traversal import is_iter_pipe, iter_base, s
 from torchdata.datapipes._pipe.state.generators import load_generators, save_generators
 from torchdata.datapipes._pipe.state.halting import Halts
 from torchdata.datapipes._pipe.state.hooks import depth_of, hooks_of
-from torchdata.datapipes._pipe.state.layout import Entry, explaining_damage
+from torchdata.datapipes._pipe.state.layout import PipeEntry, explaining_damage
 from torchdata.datapipes._pipe.state.plain import from_plain, to_plain
-from torchdata.datapipes._pipe.state.record import Beginning, Record, existing_record, record_of, token_of
+from torchdata.datapipes._pipe.state.record import Beginning, PassRecord, existing_record, record_of, token_of
 
 __all__ = [
     "awaits_iteration",
@@ -47,7 +47,7 @@ __all__ = [
 _tick = count(1).__next__
 
 
-def _how_it_begins(graph: Graph, loaded: Entry | None) -> Beginning:
+def _how_it_begins(graph: Graph, loaded: PipeEntry | None) -> Beginning:
     """Describes the state of a graph whose pass begins now.
 
     Args:
@@ -75,12 +75,12 @@ def _how_it_begins(graph: Graph, loaded: Entry | None) -> Beginning:
     return found
 
 
-def entry_at_beginning(pipe: Any) -> tuple[Entry, Any]:
+def entry_at_beginning(pipe: Any) -> tuple[PipeEntry, Any]:
     """The entry of a pipe without a running pass, and the state to put into it if the state must be copied."""
-    record: Record | None = existing_record(pipe)
+    record: PassRecord | None = existing_record(pipe)
     if record is not None and record.loaded is not None and (not is_torchs(pipe) or awaits_iteration(pipe)):
         return with_pending(pipe, record, record.loaded), None
-    entry = Entry(name_of(pipe))
+    entry = PipeEntry(name_of(pipe))
     if record is not None:
         entry = with_seeds(entry, record)
     kind = type(pipe)
@@ -227,7 +227,7 @@ def may_be_over(datapipe: Any) -> bool:
         return True
 
 
-def replay_torchs(datapipe: Any, entry: Entry) -> None:
+def replay_torchs(datapipe: Any, entry: PipeEntry) -> None:
     """Makes the next iteration of a pipe of torch's begin as its entry says: anew, without what is to be dropped."""
 
     def begin() -> Iterator[Any]:
@@ -240,7 +240,7 @@ def replay_torchs(datapipe: Any, entry: Entry) -> None:
     replay_later(datapipe, None if entry.drop is None else begin)
 
 
-def _begun_again(datapipe: Any, entry: Entry) -> Iterator[Any]:
+def _begun_again(datapipe: Any, entry: PipeEntry) -> Iterator[Any]:
     """Repeats a pass of a pipe of torch, and returns its remaining items."""
     moved = None if entry.generators is None else save_generators()
     beginning = record_of(datapipe).beginning
@@ -271,7 +271,7 @@ def can_reset(kind: type) -> bool:
     )
 
 
-def with_seeds(entry: Entry, record: Record) -> Entry:
+def with_seeds(entry: PipeEntry, record: PassRecord) -> PipeEntry:
     """The entry of a pipe with its seeds, beyond those that are part of its state."""
     if record.seed is None and not record.seeded:
         return entry
@@ -279,7 +279,7 @@ def with_seeds(entry: Entry, record: Record) -> Entry:
     return entry._replace(seed=seed, follows=True if record.seeded else entry.follows)
 
 
-def with_pending(pipe: Any, record: Record, loaded: Entry) -> Entry:
+def with_pending(pipe: Any, record: PassRecord, loaded: PipeEntry) -> PipeEntry:
     """A loaded entry that is saved again, with the settings since then for the next pass."""
     if loaded.left is not None:
         loaded = loaded._replace(given=(record.given,))
@@ -339,7 +339,7 @@ def pending_seed(datapipe: Any) -> Any:
 def give_later_seeds(datapipe: Any) -> None:
     """Sets the seeds of a replayed graph's pipes that were set after the replayed pass began."""
     for pipe in Graph(datapipe):
-        record: Record | None = existing_record(pipe)
+        record: PassRecord | None = existing_record(pipe)
         if record is not None and record.later is not None:
             later, record.later = record.later, None
             _give_seed(pipe, later)
@@ -349,14 +349,14 @@ def _give_seed(pipe: Any, seed: Any) -> None:
     (pipe.override_seed if hasattr(type(pipe), "override_seed") else pipe.set_seed)(seed)
 
 
-def _note_beginning(graph: Graph, record: Record, loaded: Entry | None) -> None:
+def _note_beginning(graph: Graph, record: PassRecord, loaded: PipeEntry | None) -> None:
     beginning = _how_it_begins(graph, loaded)
     if record.beginning is not None:
         _note_growth(record, beginning)
     record.beginning = beginning
 
 
-def _note_growth(record: Record, beginning: Beginning) -> None:
+def _note_growth(record: PassRecord, beginning: Beginning) -> None:
     before = {id(pipe) for pipe, *_ in record.beginning.parts} if record.beginning is not None else set()
     now = [pipe for pipe, *_ in beginning.parts]
     if before < {id(pipe) for pipe in now}:
@@ -466,7 +466,7 @@ def _forget(pipe: Any) -> None:
     if is_torchs(pipe):
         replay_later(pipe, None)
         if record.loaded is not None:
-            record.loaded = Entry(name_of(pipe))
+            record.loaded = PipeEntry(name_of(pipe))
         return
     if record.loaded is not None and record.loaded.left is not None:
         # The pipe was loaded with the state from the beginning of a repeated pass, and its next pass begins after that.
@@ -482,10 +482,10 @@ def _forget(pipe: Any) -> None:
         loaded, state = record.loaded, record.loaded.state
         if loaded.restores and hasattr(type(pipe), "iteration_state"):
             state = to_plain(pipe._lasting_state(), name_of(pipe))
-        record.loaded = Entry(name_of(pipe), state=state, seed=loaded.seed, follows=loaded.follows)
+        record.loaded = PipeEntry(name_of(pipe), state=state, seed=loaded.seed, follows=loaded.follows)
 
 
-def load_entry(pipe: Any, entry: Entry) -> None:
+def load_entry(pipe: Any, entry: PipeEntry) -> None:
     """Loads an entry into a pipe of this package or of the user."""
     record, token = record_of(pipe), token_of(pipe)
     record.watches, record.fed, record.ended = None, True, False

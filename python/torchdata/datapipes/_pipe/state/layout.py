@@ -17,7 +17,7 @@ from torchdata.datapipes._pipe.state.plain import refuse_pickled
 
 __all__ = [
     "STATE_VERSION",
-    "Entry",
+    "PipeEntry",
     "check_checksums",
     "check_generators",
     "checksums_of",
@@ -41,7 +41,7 @@ _FLAT = frozenset({NoneType, bool, int, float, str})
 _WORDS = 625
 
 
-class Entry(NamedTuple):
+class PipeEntry(NamedTuple):
     """The position of one pipe of a graph.
 
     Args:
@@ -80,17 +80,17 @@ class Entry(NamedTuple):
     seconds: float | None = None
     generators: dict[str, Any] | None = None
     ahead: Sequence[Any] | None = None
-    left: Entry | None = None
+    left: PipeEntry | None = None
     given: tuple[Any] | None = None
 
 
 #: The fields of an entry that are absent where there is nothing.
-_OPTIONAL = Entry._fields[3:-2]
+_OPTIONAL = PipeEntry._fields[3:-2]
 #: The optional keys of an entry, which few entries have.
 _RARE = _OPTIONAL[2:]
 
 
-def dump_entry(entry: Entry) -> dict[str, Any]:
+def dump_entry(entry: PipeEntry) -> dict[str, Any]:
     """The entry as plain data."""
     of_class, restores, yielded, finished, state, *rare = entry
     plain: dict[str, Any] = {"type": of_class, "how": "restore" if restores else "begin"}
@@ -110,12 +110,12 @@ def dump_entry(entry: Entry) -> dict[str, Any]:
     return plain
 
 
-def dump_graph(entries: Iterable[Entry]) -> dict[str, Any]:
+def dump_graph(entries: Iterable[PipeEntry]) -> dict[str, Any]:
     """The state of a graph, without a description of it."""
     return {"version": STATE_VERSION, "pipes": [*map(dump_entry, entries)]}
 
 
-def parse_graph(state: Any) -> list[Entry]:
+def parse_graph(state: Any) -> list[PipeEntry]:
     """The entries in the state of a graph; raises ValueError, which names the pipe and the field, if it is none."""
     version = state.get("version") if isinstance(state, dict) else state
     if version != STATE_VERSION or type(version) is not int:
@@ -126,7 +126,7 @@ def parse_graph(state: Any) -> list[Entry]:
     return [_parse_entry(entry, f"pipe {number} of the state") for number, entry in enumerate(entries, 1)]
 
 
-def _parse_entry(entry: Any, where: str, *, is_left: bool = False) -> Entry:
+def _parse_entry(entry: Any, where: str, *, is_left: bool = False) -> PipeEntry:
     if not isinstance(entry, dict) or type(entry.get("type")) is not str:
         raise ValueError(f"{where} is not an entry with the name of a class")
     own = f"{where}, {entry['type']},"
@@ -154,7 +154,7 @@ def _parse_entry(entry: Any, where: str, *, is_left: bool = False) -> Entry:
         raise ValueError(f"{own} has ahead={ahead!r}, which says nothing of a thread")
     if is_left and "left" in entry:
         raise ValueError(f"{where} is left more than once")
-    return Entry(
+    return PipeEntry(
         entry["type"],
         restores,
         entry["yielded"] if restores else 0,
@@ -273,7 +273,7 @@ def _check_numpy(state: Any) -> None:
         raise ValueError(f"the state of NumPy's generator stands at {position!r}, with {gauss!r} held")
 
 
-def refuse_pickled_entries(entries: Iterable[Entry]) -> None:
+def refuse_pickled_entries(entries: Iterable[PipeEntry]) -> None:
     """Raises ValueError, which names the pipe, if something in the entries has to be unpickled."""
     for entry in entries:
         refuse_pickled(entry.state, entry.type)

@@ -14,9 +14,9 @@ from torchdata._native import IterationToken
 
 if TYPE_CHECKING:
     from torchdata.datapipes._pipe.graph.fingerprint import Fingerprint
-    from torchdata.datapipes._pipe.state.layout import Entry
+    from torchdata.datapipes._pipe.state.layout import PipeEntry
 
-__all__ = ["NEVER", "Beginning", "Record", "existing_record", "passed", "record_of", "token_of"]
+__all__ = ["NEVER", "Beginning", "PassRecord", "existing_record", "passed", "record_of", "token_of"]
 
 _TOKEN, _RECORD = "_iteration_token", "_iteration_record"
 
@@ -42,17 +42,17 @@ class Beginning:
     #: The iteration numbers of PyTorch's pipes.
     torchs: dict[int, Any] = field(default_factory=dict)
     #: Each pipe of the graph with its entry, and the state that is to be put into it, if there is one.
-    parts: list[tuple[Any, Entry, Any]] = field(default_factory=list)
+    parts: list[tuple[Any, PipeEntry, Any]] = field(default_factory=list)
     #: The number of passes that pipes with reading threads had begun.
     passes: dict[int, int] = field(default_factory=dict)
 
-    def entries(self) -> list[tuple[Any, Entry]]:
+    def entries(self) -> list[tuple[Any, PipeEntry]]:
         """Each pipe with its entry."""
         return [(pipe, entry) for pipe, entry, _ in self.parts]
 
 
 @dataclass(slots=True, eq=False)
-class Record:
+class PassRecord:
     """Data about the passes of a pipe. It is never pickled or copied, so a copy of the pipe starts without a record."""
 
     #: The current iteration of a PyTorch pipe when the next one was requested.
@@ -64,7 +64,7 @@ class Record:
     #: Whether `iterate`, which records the end, began the running pass of a PyTorch pipe.
     tells_end: bool = False
     #: The loaded entry that was not resumed yet.
-    loaded: Entry | None = None
+    loaded: PipeEntry | None = None
     #: Whether the running pass resumes from a state that was saved after the last item.
     ended: bool = False
     #: Whether a state was loaded into the pipe's graph since its last pass that started from the beginning.
@@ -110,11 +110,11 @@ def token_of(datapipe: Any) -> IterationToken:
     return token
 
 
-def record_of(datapipe: Any) -> Record:
+def record_of(datapipe: Any) -> PassRecord:
     """Returns the record of a pipe, created on first use."""
-    record: Record | None = datapipe.__dict__.get(_RECORD)
+    record: PassRecord | None = datapipe.__dict__.get(_RECORD)
     if record is None:
-        record = datapipe.__dict__[_RECORD] = Record()
+        record = datapipe.__dict__[_RECORD] = PassRecord()
     return record
 
 
@@ -125,7 +125,7 @@ def passed(datapipe: Any) -> int:
     return token_of(datapipe).yielded + skipped
 
 
-def existing_record(datapipe: Any) -> Record | None:
+def existing_record(datapipe: Any) -> PassRecord | None:
     """Returns the record of a pipe, or None if it has none."""
-    record: Record | None = vars(datapipe).get(_RECORD)
+    record: PassRecord | None = vars(datapipe).get(_RECORD)
     return record

@@ -145,7 +145,7 @@ def explained(kind: type[Exception], what: str, error: Exception) -> Exception:
     return damage
 
 
-class Counted:
+class CountedStream:
     """A compressed stream from its current position, which counts the bytes that were read."""
 
     def __init__(self, file_obj: Any) -> None:
@@ -247,7 +247,7 @@ class MemberFile(io.RawIOBase):
         return seekable(self._file_obj)
 
 
-class Entry(MemberFile):
+class LibraryMember(MemberFile):
     """The bytes of one member, read through another library's file object. Errors name the member, the archive and the
     pipe.
     """

@@ -25,8 +25,8 @@ from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.streams import close_dropped
 from torchdata.datapipes.iter.archives.archive import (
     MAX_RATIO,
-    Counted,
-    Entry,
+    CountedStream,
+    LibraryMember,
     Refused,
     bare,
     check_max_ratio,
@@ -166,14 +166,14 @@ class _OpenZip(zipfile.ZipFile):
             self.owned.close()
 
 
-class _Decompressed(Entry):
+class _Decompressed(LibraryMember):
     """The bytes of a compressed stream, read with the module for its format. Seeking back decompresses them again."""
 
     mode = "rb"
 
     def __init__(self, recipe: _Recipe, source: Any) -> None:
         self._source, self._start = source, position_of(bare(source))
-        self._counted = Counted(bare(source))
+        self._counted = CountedStream(bare(source))
         super().__init__(recipe, None, recipe.path, _READERS[recipe.kind](self._counted), cheap=False)
 
     def recipe(self) -> Any:

@@ -19,9 +19,9 @@ from torchdata._redacting import shown
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.iter.archives.archive import (
     MAX_RATIO,
-    Entry,
     IndexedArchive,
     IndexedLoader,
+    LibraryMember,
     bare,
     explained,
     seekable,
@@ -90,7 +90,7 @@ class _RarArchive(IndexedArchive):
                 _mend_bsdtar(rarfile)
             return rar.open(info)
 
-        return io.BufferedReader(Entry(self, index, info.filename, _WhenRead(open_member), stored))
+        return io.BufferedReader(LibraryMember(self, index, info.filename, _WhenRead(open_member), stored))
 
 
 def _mend_bsdtar(rarfile: Any) -> None:

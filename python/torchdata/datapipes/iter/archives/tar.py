@@ -25,8 +25,8 @@ from torchdata.datapipes.iter.archives.archive import (
     SMALLEST_BOMB,
     Archive,
     ArchiveLoader,
-    Counted,
-    Entry,
+    CountedStream,
+    LibraryMember,
     MemberFile,
     bare,
     explained,
@@ -255,7 +255,7 @@ def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None, h
         return tar  # type: ignore[no-any-return]
     counted, source = None, file_obj
     if compression:
-        counted = source = Counted(file_obj)
+        counted = source = CountedStream(file_obj)
         if compression == "*":
             first = counted.look(6)
             kinds = (kind for kind, (magic, _) in _COMPRESSIONS.items() if first.startswith(magic))
@@ -281,7 +281,7 @@ def _forwards(source: Any, compression: str, ahead: bool, max_ratio: float | Non
     return Forwards(pieces_of(source), None if ahead else rewind)
 
 
-def _in_proportion(compression: str, max_ratio: float | None, source: Counted) -> Pieces:
+def _in_proportion(compression: str, max_ratio: float | None, source: CountedStream) -> Pieces:
     """Decompresses `source`, and refuses a bomb. Data must be decompressed whether members are read or skipped."""
     next_piece, size = _COMPRESSIONS[compression][1](source), 0
 
@@ -483,7 +483,7 @@ class _TarMember(MemberFile):
         return len(data)
 
 
-class _SparseMember(Entry):
+class _SparseMember(LibraryMember):
     """A member whose holes are not stored, so that its size in the archive does not limit its apparent size."""
 
     def __init__(self, archive: _TarArchive, info: tarfile.TarInfo) -> None:

@@ -15,9 +15,9 @@ from typing import Any
 from torchdata._redacting import shown
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.iter.archives.archive import (
-    Entry,
     IndexedArchive,
     IndexedLoader,
+    LibraryMember,
     bare,
     explained,
     seekable,
@@ -58,7 +58,7 @@ class _ZipArchive(IndexedArchive):
             file_obj = self.zip.open(info)
         except UnicodeDecodeError as error:
             raise zipfile.BadZipFile(f"the name before {shown(info.filename)} does not decode ({error})") from error
-        return io.BufferedReader(Entry(self, index, info.filename, file_obj, stored))
+        return io.BufferedReader(LibraryMember(self, index, info.filename, file_obj, stored))
 
 
 def open_zip(file_obj: Any, path: str, kind: type[zipfile.ZipFile] = zipfile.ZipFile) -> zipfile.ZipFile:

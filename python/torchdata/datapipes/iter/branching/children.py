@@ -18,14 +18,14 @@ from torchdata._native import IterationToken
 from torchdata._reporting import warn_outside
 from torchdata.datapipes._pipe.checks import check_int, check_source, length_of
 from torchdata.datapipes._pipe.explaining import no_fault_of_an_item
-from torchdata.datapipes._pipe.state.declared import State, state
+from torchdata.datapipes._pipe.state.declared import DeclaredState, state
 from torchdata.datapipes._pipe.state.iteration import start_pass
 from torchdata.datapipes._pipe.state.record import token_of
 from torchdata.datapipes._pipe.streams import close_dropped, with_detached_streams
 from torchdata.datapipes.datapipe import IterDataPipe, share_token
 
 
-class Queues(State):
+class Queues(DeclaredState):
     """A queue of items for each child. An item in several queues remains a single object."""
 
     __slots__ = ()

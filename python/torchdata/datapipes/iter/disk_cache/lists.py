@@ -17,7 +17,7 @@ from collections.abc import Iterable
 
 from torchdata.datapipes.iter.streams.atomic_files import open_regular
 
-__all__ = ["LIST_SUFFIX", "Within", "dumped", "is_reserved", "read_list"]
+__all__ = ["LIST_SUFFIX", "FolderSearch", "dumped", "is_reserved", "read_list"]
 
 #: The suffix of the list, which is appended to the path of the item.
 LIST_SUFFIX = ".torchdata_list"
@@ -62,7 +62,7 @@ def _unescaped(match: re.Match[bytes]) -> bytes:
     return {b"\\": b"\\", b"n": b"\n"}[match[1]]
 
 
-class Within:
+class FolderSearch:
     """Finds regular files under a folder, and nothing else. A link counts as its target.
 
     Args:

@@ -21,7 +21,7 @@ from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.state.layout import explaining_damage
 from torchdata.datapipes._pipe.streams import close_dropped
 from torchdata.datapipes.datapipe import IterDataPipe
-from torchdata.datapipes.iter.disk_cache.lists import LIST_SUFFIX, Within, is_reserved, read_list
+from torchdata.datapipes.iter.disk_cache.lists import LIST_SUFFIX, FolderSearch, is_reserved, read_list
 from torchdata.datapipes.iter.disk_cache.record import mark_of
 from torchdata.datapipes.iter.disk_cache.section import Section
 from torchdata.datapipes.iter.streams.atomic_files import digest_of_file, write_file
@@ -143,7 +143,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
         if len(paths) == 1:
             members = read_list(paths[0] + LIST_SUFFIX, self._valid_since)
             if members is not None:
-                look = Within(self.folder_for(paths[0]))
+                look = FolderSearch(self.folder_for(paths[0]))
                 return members if all(self._will_do(member, look(member)) for member in members) else None
         return list(paths) if all(self._will_do(path, _look(path)) for path in paths) else None
 

@@ -21,7 +21,7 @@ from typing import Any
 from torchdata._redacting import shown
 from torchdata._reporting import warn_outside
 from torchdata.datapipes.iter.disk_cache import locks
-from torchdata.datapipes.iter.disk_cache.lists import LIST_SUFFIX, Within, dumped
+from torchdata.datapipes.iter.disk_cache.lists import LIST_SUFFIX, FolderSearch, dumped
 from torchdata.datapipes.iter.disk_cache.record import Record
 from torchdata.datapipes.iter.streams.atomic_files import write_file
 
@@ -287,7 +287,7 @@ class Section:
     def _list_members(self, record: Record) -> None:
         """Lists the files that were created for a record, which makes it cached for all processes."""
         folder = self._folder_for(record.paths[0])
-        lies_within = Within(folder)  # a file that has vanished will be found missing
+        lies_within = FolderSearch(folder)  # a file that has vanished will be found missing
         outside = next((path for path in record.members if not lies_within(path) and os.path.lexists(path)), None)
         if outside is None:
             listed = record.paths[0] + LIST_SUFFIX

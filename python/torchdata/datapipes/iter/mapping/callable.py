@@ -22,7 +22,7 @@ from torchdata.datapipes._pipe.columns import chosen, on_columns, replacing_colu
 from torchdata.datapipes._pipe.item_by_item import ItemByItem
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.unfolding import Unfolding
-from torchdata.datapipes._pipe.unloaded import Load, Step, begin_unloaded, can_wait
+from torchdata.datapipes._pipe.unloaded import Load, PipeStep, begin_unloaded, can_wait
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.utils.collate import collate_columns, default_collate
 
@@ -93,10 +93,10 @@ class Mapper(ItemByItem[T_co]):
 
     def _iter_unloaded(self) -> tuple[Iterator[Any], Load]:
         indices, load = begin_unloaded(self.datapipe)
-        return indices, Step(self, self._function(), load)
+        return indices, PipeStep(self, self._function(), load)
 
     def _loads(self) -> Load:
-        return Step(self, self._function(), self.datapipe._loads())  # type: ignore[attr-defined]
+        return PipeStep(self, self._function(), self.datapipe._loads())  # type: ignore[attr-defined]
 
 
 @functional_datapipe("collate")

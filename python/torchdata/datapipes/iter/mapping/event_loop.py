@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from torchdata._threads import Flag, start
+from torchdata._threads import Latch, start
 
 __all__ = ["EventLoop"]
 
@@ -38,7 +38,7 @@ def _outside_running_loop(function: Callable[[], T], interrupt: Callable[[], Any
         return function()
     results: list[T] = []
     errors: list[BaseException] = []
-    done = Flag()  # an interrupted join would mark the thread as ended
+    done = Latch()  # an interrupted join would mark the thread as ended
 
     def call() -> None:
         try:

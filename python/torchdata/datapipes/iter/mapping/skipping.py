@@ -91,9 +91,7 @@ class OnError(IterDataPipe[T_co]):
     def _end(self) -> Iterator[Any]:
         """Yields nothing, and warns about skipped items."""
         skipped = skipping.skipped_of(self)
-        is_over = skipping.is_over(self, self.limit, at_the_end=True)
-        told = skipping.too_many(self, self.limit) if is_over else None
-        if told is not None:
+        if (told := skipping.limit_error(self, at_the_end=True)) is not None:
             raise told
         skipping.release(self)
         if skipping.worker is None:

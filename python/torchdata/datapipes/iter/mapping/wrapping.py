@@ -38,7 +38,7 @@ from torchdata.datapipes._pipe.seeking import (
 )
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.state.record import record_of
-from torchdata.datapipes._pipe.unloaded import Load, Step
+from torchdata.datapipes._pipe.unloaded import Load, PipeStep
 from torchdata.datapipes.datapipe import IterDataPipe, token_of
 
 __all__ = ["IterableWrapper", "LengthSetter"]
@@ -299,10 +299,10 @@ class IterableWrapper(IterDataPipe[T_co]):
 
     def _iter_unloaded(self) -> tuple[Iterator[Any], Load]:
         source = self._source()
-        return iterate_by_index(range(len(source)), token_of(self).yielded), Step(self, source.__getitem__)
+        return iterate_by_index(range(len(source)), token_of(self).yielded), PipeStep(self, source.__getitem__)
 
     def _loads(self) -> Load:
-        return Step(self, self._source().__getitem__)
+        return PipeStep(self, self._source().__getitem__)
 
     def __len__(self) -> int:
         if isinstance(self.iterable, Sized):

@@ -19,7 +19,7 @@ from torchdata.datapipes._pipe.streams import PLAIN_TYPES, with_detached_streams
 __all__ = ["Pool"]
 
 
-class _Work(ReadAhead):
+class _PoolWork(ReadAhead):
     """The tasks of a pool's threads. The threads keep this object alive, so it refers to nothing else of the pool."""
 
     def __init__(
@@ -79,7 +79,7 @@ class Pool:
     """
 
     def __init__(self, function: Callable[[Any], Any], max_workers: int, **options: Any) -> None:
-        self._work = _Work(function, max_workers, **options)
+        self._work = _PoolWork(function, max_workers, **options)
         self._queue = self._work.queue
         #: Returns the next result, or raises the error of its call. Raises StopIteration if the pool was closed.
         self.take = self._queue.pop

@@ -17,12 +17,12 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from torchdata._native import ReadAheadHold
 from torchdata._read_ahead import ReadAhead, without_own_frame
-from torchdata._threads import Flag, Work, are_there_any
+from torchdata._threads import Latch, Work, are_there_any
 from torchdata.datapipes._pipe.checks import POSITIVE, check_int, check_source, length_of
 from torchdata.datapipes._pipe.graph.graph import Graph, graph_of
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
-from torchdata.datapipes._pipe.state.halting import Ahead, Halt, await_beginning
+from torchdata.datapipes._pipe.state.halting import Halt, Lead, await_beginning
 from torchdata.datapipes._pipe.state.record import token_of
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.threads.depth import LEAST_DEPTH, Depth
@@ -55,7 +55,7 @@ class _PrefetchData(ReadAhead):
         #: The point at which the thread pauses, if any.
         self.halt: Halt | None = None
         #: Set when the thread has released the source's iterator, which may have been in the middle of an item.
-        self.released = Flag()
+        self.released = Latch()
 
     def begin(self, worker: Callable[[_PrefetchData], None]) -> None:
         """Starts the thread."""
@@ -219,7 +219,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
     def _passes_begun(self) -> int:
         return self._passes
 
-    def _read_ahead(self, passes: int) -> Ahead | None:
+    def _read_ahead(self, passes: int) -> Lead | None:
         """Returns how far the thread has read since `passes` passes had begun; None if there is no thread.
 
         The thread is paused during this call.
@@ -228,9 +228,9 @@ class _PrefetchBase(IterDataPipe[T_co]):
         if data is None or data.is_inherited or self._passes == passes:
             return None
         taken = data.taken if data.before is None else token_of(self.source_datapipe).yielded - data.before
-        return Ahead(self._passes - passes, taken, data.is_over)
+        return Lead(self._passes - passes, taken, data.is_over)
 
-    def _halt_at(self, ahead: Ahead) -> Halt:
+    def _halt_at(self, ahead: Lead) -> Halt:
         """Makes the thread pause at the given point of a later pass."""
         self._halt = Halt(self._passes + ahead.passes, ahead)
         return self._halt

@@ -87,7 +87,7 @@ class Retrying:
 
         retrying = self
 
-        class Counted(Retry):  # `new` creates further instances of this class
+        class CountedRetry(Retry):  # `new` creates further instances of this class
             def increment(self, *args: Any, **kwargs: Any) -> Any:
                 more = super().increment(*args, **kwargs)
                 if retrying.count is not None:
@@ -98,7 +98,7 @@ class Retrying:
                 asked = super().get_retry_after(response)
                 return None if asked is None else min(asked, LONGEST_WAIT)
 
-        return Counted(
+        return CountedRetry(
             self.max_retries,
             other=0,
             status_forcelist=_TEMPORARY,

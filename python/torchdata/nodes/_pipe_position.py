@@ -11,19 +11,21 @@ from typing import Any
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.state import forget_state, iterate, load_state, save_state
-from torchdata.nodes._fields import Fields
+from torchdata.nodes._fields import StateFields
 from torchdata.nodes.base_node import BaseNode, is_repeatable
 
-__all__ = ["PipePlace"]
+__all__ = ["PipePosition"]
 
 
-class PipePlace:
+class PipePosition:
     """Iterates over a pipe in successive epochs, and saves its exact position.
 
     Args:
         pipe: the last pipe of the graph.
         seed: the seed for the random pipes of the graph in each epoch; None does not seed them.
     """
+
+    EPOCH_KEY, PIPE_KEY = "epoch", "pipe"
 
     def __init__(self, pipe: IterDataPipe[Any], seed: int | None = None) -> None:
         self.pipe = pipe
@@ -44,7 +46,7 @@ class PipePlace:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the pipe's graph. It does not change when the iteration continues."""
-        return {"epoch": self._epoch, "pipe": save_state(self.pipe)}
+        return {self.EPOCH_KEY: self._epoch, self.PIPE_KEY: save_state(self.pipe)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next iteration resume from the saved position. The state can be loaded again.
@@ -52,9 +54,9 @@ class PipePlace:
         Raises:
             ValueError: the state belongs to another graph, or its epoch number is out of range.
         """
-        fields = Fields("from_pipe", state_dict)
-        epoch = fields.integer("epoch", least=0)
-        load_state(self.pipe, fields["pipe"])
+        fields = StateFields("from_pipe", state_dict, begins=False)
+        epoch = fields.integer(self.EPOCH_KEY, least=0)
+        load_state(self.pipe, fields[self.PIPE_KEY])
         self._epoch = epoch
         self._loaded = True
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from torchdata.nodes.base_node import BaseNode
 
-__all__ = ["Unsaved", "place_of", "state_at"]
+__all__ = ["Unsaved", "position_of", "state_at"]
 
 
 class Unsaved:
@@ -25,7 +25,7 @@ class Unsaved:
         self.error = error.with_traceback(None)  # its frames would keep their variables alive
 
 
-def place_of(node: BaseNode[Any]) -> Any:
+def position_of(node: BaseNode[Any]) -> Any:
     """Returns the state of a node, or `Unsaved` if it raises NotImplementedError."""
     try:
         return node.state_dict()
@@ -33,12 +33,12 @@ def place_of(node: BaseNode[Any]) -> Any:
         return Unsaved(error)
 
 
-def state_at(place: Any) -> Any:
-    """Returns a state that `place_of` returned.
+def state_at(position: Any) -> Any:
+    """Returns a state that `position_of` returned.
 
     Raises:
         NotImplementedError: the node does not support states.
     """
-    if type(place) is Unsaved:
-        raise place.error.with_traceback(None)
-    return place
+    if type(position) is Unsaved:
+        raise position.error.with_traceback(None)
+    return position
