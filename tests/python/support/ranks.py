@@ -200,6 +200,9 @@ def mpi_job(tmp_path: Path, body: str, ranks: int = 2) -> Iterator[Job]:
                 left.unlink(missing_ok=True)
 
 
+BACKENDS = {"gloo": gloo_job, "mpi": mpi_job}
+
+
 def mpirun() -> str:
     """Returns the launcher of the MPI in the test environment."""
     beside = Path(sys.executable).parent / "mpiexec"
