@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from one_rank import Alone
+from resuming import begun, continued, resumed
 from torchdata.dataloader2 import (
     DataLoader2,
     DistributedReadingService,
@@ -140,9 +142,7 @@ def shuffled(count: int = 20) -> Any:
 
 
 def loader_of(pipe: Any, service: Any = None, seed: int = 3) -> DataLoader2[Any]:
-    loader: DataLoader2[Any] = DataLoader2(pipe, reading_service=service or OwnService())
-    loader.seed(seed)
-    return loader
+    return begun(DataLoader2(pipe, reading_service=service or OwnService()), seed=seed)
 
 
 def test_it_yields_every_item_in_an_order_of_the_epochs_seed() -> None:
@@ -271,19 +271,9 @@ def _state_after_one(workers: int) -> dict[str, Any]:
             return loader.state_dict()
 
 
-class _Alone:
-    rank, world_size = 0, 1
-
-    def broadcast(self, value: int) -> int:
-        return value
-
-    def all_reduce_min(self, value: int) -> int:
-        return value
-
-
 def test_an_own_service_works_after_a_distributed_service_with_length_state_and_pausing() -> None:
     def service() -> SequentialReadingService:
-        return SequentialReadingService(DistributedReadingService(process_group=_Alone()), OwnService())
+        return SequentialReadingService(DistributedReadingService(process_group=Alone()), OwnService())
 
     with loader_of(shuffled(), service()) as loader:
         iterator = iter(loader)
@@ -331,14 +321,8 @@ def test_a_sequence_with_a_service_of_0_9_resumes_without_a_warning() -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with loader() as run:
-            epoch = iter(run)
-            next(epoch)
-            state = run.state_dict()
-            rest = list(epoch)
-        with loader() as other:
-            other.load_state_dict(state)
-            assert list(other) == rest
+        _, state, rest = continued(loader(), 1)
+        assert resumed(loader(), state) == [rest]
 
 
 def test_a_service_with_the_methods_of_0_9_alone_works_as_it_did() -> None:
