@@ -124,11 +124,11 @@ def test_a_state_saved_after_ctrl_c_resumes_with_the_interrupted_item(kind: str,
 @pytest.mark.parametrize("kind", [SystemExit, GeneratorExit, KeyboardInterrupt])
 def test_a_state_saved_after_an_exit_or_interrupt_has_the_interrupted_item(kind: type[BaseException]) -> None:
     [whole] = epochs_of(loader("batch", "in process"), 1)
-    with loader("batch", "in process") as made:
-        got = read_until_cut(iter(made), 17, kind)
-        state = saved(made)
-    for each in state, saved(made):  # the second one is saved after the loader has been shut down
-        [rest] = epochs_of(loader("batch", "in process", each), 1)
+    for is_shut_down in False, True:
+        with loader("batch", "in process") as made:
+            got = read_until_cut(iter(made), 17, kind)
+            state = None if is_shut_down else saved(made)
+        [rest] = epochs_of(loader("batch", "in process", state or saved(made)), 1)
         assert got + rest == whole
 
 
@@ -334,7 +334,10 @@ def test_another_state_can_be_loaded_after_a_resume_has_failed(workers: int) -> 
 def test_a_loader_that_was_shut_down_still_has_its_state(service: str, count: int, monkeypatch: Any) -> None:
     monkeypatch.setitem(SERVICES, "in process, ahead", lambda: InProcessReadingService(prefetch_cnt=3))
     epochs = epochs_of(halting_loader(service), 3)
-    stopped(made := halting_loader(service), count)
+    with halting_loader(service) as made:
+        reading = iter(made)
+        for _ in range(count):
+            next(reading)
     state = saved(made)
     with pytest.raises(ValueError, match="shut down"):
         made.state_dict(items_ago=1)
