@@ -247,31 +247,20 @@ def keep(pipe: Any, *args: Any) -> Any:
     return pipe
 
 
-@pytest.mark.parametrize(
-    ("make", "options"),
-    [
-        (sharded, {}),
-        (lambda: ints().sharding_filter(), {}),
-        (lambda: dispatched(ints()).shuffle(), {}),
-        (lambda: Mine(ints()), {}),
-        (lambda: Mine(sharded(), ints()), {}),
-        (lambda: MySharding(ints()), {}),
-        (ints, {"num_workers": 1}),
-        (ints, {"worker_init_fn": keep}),
-        (ints, {"worker_reset_fn": keep}),
-    ],
-    ids=[
-        "sharded",
-        "sharded without shuffle",
-        "shuffled after dispatch",
-        "a pipe of one's own",
-        "a join of one's own",
-        "sharding of one's own",
-        "one worker",
-        "worker_init_fn",
-        "worker_reset_fn",
-    ],
-)
+UNCERTAIN: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+    "sharded": (sharded, {}),
+    "sharded without shuffle": (lambda: ints().sharding_filter(), {}),
+    "shuffled after dispatch": (lambda: dispatched(ints()).shuffle(), {}),
+    "a pipe of one's own": (lambda: Mine(ints()), {}),
+    "a join of one's own": (lambda: Mine(sharded(), ints()), {}),
+    "sharding of one's own": (lambda: MySharding(ints()), {}),
+    "one worker": (ints, {"num_workers": 1}),
+    "worker_init_fn": (ints, {"worker_init_fn": keep}),
+    "worker_reset_fn": (ints, {"worker_reset_fn": keep}),
+}
+
+
+@pytest.mark.parametrize(("make", "options"), UNCERTAIN.values(), ids=UNCERTAIN)
 def test_the_service_does_not_warn_if_it_is_not_certain(make: Callable[[], Any], options: dict[str, Any]) -> None:
     assert run(make(), **options)[1] == []
 

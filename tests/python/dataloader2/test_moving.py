@@ -121,8 +121,7 @@ def test_an_error_that_was_read_ahead_is_raised_at_its_position(ahead: str, befo
     def read(made: DataLoader2[Any]) -> list[Any]:
         got = []
         with pytest.raises(Bad):
-            for item in made:
-                got.append(item)
+            got.extend(made)
         return got
 
     with loader(pipe, service(before)) as made:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from one_rank import Alone
-from resuming import begun, continued, resumed
+from resuming import begun, continued, epochs_of, resumed, stopped
 from torchdata.dataloader2 import (
     DataLoader2,
     DistributedReadingService,
@@ -198,15 +198,9 @@ def test_a_state_inside_an_epoch_resumes_with_exactly_the_remaining_items_in_a_n
 
 
 def test_a_state_after_the_last_item_and_before_the_end_has_an_empty_rest() -> None:
-    with DataLoader2.from_state(_state_after_all(), OwnService()) as loader:
-        assert list(loader) == []
-        assert len(list(loader)) == 20
-
-
-def _state_after_all() -> dict[str, Any]:
-    with loader_of(shuffled()) as loader:
-        assert len(list(islice(loader, 20))) == 20
-        return loader.state_dict()
+    _, state = stopped(loader_of(shuffled()), 20)
+    rest, following = epochs_of(DataLoader2.from_state(state, OwnService()))
+    assert (rest, len(following)) == ([], 20)
 
 
 def test_a_limit_pauses_the_pipe_and_its_thread() -> None:
