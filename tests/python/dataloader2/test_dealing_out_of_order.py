@@ -183,6 +183,5 @@ def test_an_error_before_the_dispatch_reaches_main() -> None:
     with DataLoader2(pipe, reading_service=service) as failed:
         got = []
         with pytest.raises(KeyError, match="77 is not there"):
-            for item in failed:
-                got.append(item)
+            got.extend(failed)
     assert Counter(got) <= Counter(range(77))

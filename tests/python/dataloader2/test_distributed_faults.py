@@ -57,8 +57,7 @@ def test_the_item_of_an_open_vote_is_in_the_state_when_another_rank_fails(tmp_pa
     def main(rank):
         pipe, seen = build(rank == 1), []
         try:
-            for item in pipe:
-                seen.append(item)
+            seen.extend(pipe)
         except (RuntimeError, ValueError):
             state = save_state(pipe)
         again = build(False)

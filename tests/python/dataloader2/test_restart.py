@@ -34,10 +34,7 @@ from torchdata.dataloader2 import (
 from torchdata.dataloader2.error import WorkerExitedError
 from torchdata.datapipes.iter import IterableWrapper
 
-pytestmark = [
-    pytest.mark.alone,
-    pytest.mark.filterwarnings("ignore:.* has taken its place"),
-]
+pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore:.* has taken its place")]
 
 #: The words that report an exit.
 TOLD = "has taken its place"
@@ -138,8 +135,7 @@ def test_an_item_that_kills_its_process_each_time_is_named_after_three_tries(tmp
         with pytest.raises(
             WorkerExitedError, match=r"worker process 1 .*its item number 10 .*as 2 before it"
         ) as caught:
-            for item in loader:
-                got.append(item)
+            got.extend(loader)
     assert got == list(range(21))
     assert (caught.value.item, caught.value.worker, caught.value.exitcode) == (10, 1, -signal.SIGKILL)
     assert len(os.listdir(tmp_path)) == 3
@@ -151,8 +147,7 @@ def test_a_poisoned_item_of_the_dispatching_process_is_named_too(tmp_path):
     with restarting(pipe) as loader:
         got = []
         with pytest.raises(WorkerExitedError, match="the dispatching process .*the item number 21") as caught:
-            for item in loader:
-                got.append(item)
+            got.extend(loader)
     assert got == list(range(len(got)))
     assert (caught.value.item, caught.value.worker, caught.value.stage) == (21, None, "dispatching items")
 
