@@ -191,9 +191,7 @@ def test_items_that_a_rank_had_read_ahead_are_in_its_state_and_are_voted_on_agai
             assert restored == rest
 
 
-def test_ranks_that_pause_and_meet_between_two_pauses_do_not_wait_for_each_others_votes(
-    tmp_path: Path,
-) -> None:
+def test_ranks_that_pause_and_meet_between_two_pauses_do_not_wait_for_each_others_votes(tmp_path: Path) -> None:
     body = """
     def main(rank):
         import torch.distributed as dist

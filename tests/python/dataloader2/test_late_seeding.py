@@ -124,10 +124,7 @@ def test_recomputed_items_draw_the_same_numbers_if_numpy_was_imported_within_the
 
 @pytest.mark.parametrize(
     ("module", "draw", "seed"),
-    [
-        ("numpy.random", "module.random()", "module.seed"),
-        ("torch", "module.rand(()).item()", "module.manual_seed"),
-    ],
+    [("numpy.random", "module.random()", "module.seed"), ("torch", "module.rand(()).item()", "module.manual_seed")],
 )
 def test_an_awaited_module_is_seeded_once_with_the_last_seed_and_keeps_its_loader(
     module: str, draw: str, seed: str

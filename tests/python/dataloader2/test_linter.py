@@ -95,10 +95,7 @@ GRAPHS: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "shuffled by a map pipe": (lambda: SequenceWrapper(range(6)).shuffle().sharding_filter(), []),
     "one pipe": (lambda: ints(), ["not-sharded!"]),
     "not sharded": (lambda: ints().map(str).shuffle().batch(2), ["not-sharded!"]),
-    "a map pipe, not sharded": (
-        lambda: SequenceWrapper(range(6)).to_iter_datapipe().batch(2),
-        ["not-sharded!"],
-    ),
+    "a map pipe, not sharded": (lambda: SequenceWrapper(range(6)).to_iter_datapipe().batch(2), ["not-sharded!"]),
     "sharded among ranks only": (
         lambda: ints().shuffle().sharding_filter(SHARDING_PRIORITIES.DISTRIBUTED),
         ["not-sharded!"],
@@ -144,10 +141,7 @@ GRAPHS: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "looking up in a whole": (lambda: sharded().zip_with_iter(ints(), key), []),
     "looking up in a share": (lambda: ints().zip_with_iter(sharded(), key), ["partly-sharded"]),
     "looking up in a map pipe": (lambda: sharded().zip_with_map(SequenceWrapper(range(6)), key), []),
-    "a whole looked up in a map pipe": (
-        lambda: ints().zip_with_map(SequenceWrapper(range(6)), key),
-        ["not-sharded!"],
-    ),
+    "a whole looked up in a map pipe": (lambda: ints().zip_with_map(SequenceWrapper(range(6)), key), ["not-sharded!"]),
     "chosen from a share and a whole": (
         lambda: SampleMultiplexer({sharded(): 0.5, ints(): 0.5}, seed=1),
         ["partly-sharded!"],

@@ -234,10 +234,7 @@ def test_a_service_learns_whether_pipes_are_timed_and_which_shards_a_resumed_epo
 
     class Told(OwnService):
         def before_initialize(
-            self,
-            full_stats: bool,
-            resumed: Callable[[], Sequence[Any] | None],
-            ranks: Callable[[], RankInEpoch | None],
+            self, full_stats: bool, resumed: Callable[[], Sequence[Any] | None], ranks: Callable[[], RankInEpoch | None]
         ) -> None:
             shards = resumed()
             told.append((full_stats, None if shards is None else len(shards), ranks()))

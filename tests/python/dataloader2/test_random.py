@@ -17,8 +17,7 @@ from torchdata.datapipes.iter import IterableWrapper
 
 
 @pytest.mark.parametrize(
-    ("seed", "error"),
-    [(-1, ValueError), (2**64, ValueError), (True, TypeError), (1.0, TypeError), ("1", TypeError)],
+    ("seed", "error"), [(-1, ValueError), (2**64, ValueError), (True, TypeError), (1.0, TypeError), ("1", TypeError)]
 )
 def test_a_wrong_seed_is_refused_with_its_value(seed: Any, error: type[Exception]) -> None:
     for take in (SeedGenerator, SeedGenerator(0).seed, DataLoader2(IterableWrapper([])).seed):

@@ -302,11 +302,7 @@ def test_the_reset_functions_run_after_seeding_the_services_before_the_users():
 
     generator = SeedGenerator(1)
     end = process_reset_fn(
-        IterableWrapper([1]),
-        WorkerInfo(2, 1),
-        generator,
-        iter_reset_fn=from_service,
-        custom_reset_fn=from_user,
+        IterableWrapper([1]), WorkerInfo(2, 1), generator, iter_reset_fn=from_service, custom_reset_fn=from_user
     )
     assert calls == ["service", (WorkerInfo(2, 1), True)]
     assert list(end) == ["1"]
@@ -335,9 +331,7 @@ def test_ranks_share_the_order_and_divide_the_items(tmp_path):
     pytest.importorskip("torch")
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", RANKS, str(tmp_path / "store"), str(rank)],
-            stdout=subprocess.PIPE,
-            text=True,
+            [sys.executable, "-c", RANKS, str(tmp_path / "store"), str(rank)], stdout=subprocess.PIPE, text=True
         )
         for rank in range(2)
     ]
