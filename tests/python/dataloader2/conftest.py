@@ -1,4 +1,4 @@
-"""A shared fixture of the loader tests, which simulates another number of cores and amount of memory."""
+"""Shared fixtures of the loader tests."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from torchdata import _machine as machine
+from torchdata._engine import snapshots
 
 
 @pytest.fixture
@@ -18,3 +19,10 @@ def machine_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(machine, "memory_left", lambda: memory)
 
     return of
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes a snapshot after each item."""
+    monkeypatch.setattr(snapshots, "SECONDS", 0.0)
+    monkeypatch.setattr(snapshots, "FACTOR", 0.0)

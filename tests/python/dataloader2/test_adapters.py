@@ -10,14 +10,7 @@ from torchdata.dataloader2 import (
     MultiProcessingReadingService,
     SequentialReadingService,
 )
-from torchdata.dataloader2.adapter import (
-    Adapter,
-    CacheTimeout,
-    Headroom,
-    PrefetchPolicy,
-    ShardingPolicy,
-    Shuffle,
-)
+from torchdata.dataloader2.adapter import Adapter, CacheTimeout, Headroom, PrefetchPolicy, ShardingPolicy, Shuffle
 from torchdata.dataloader2.graph import list_dps, traverse_dps
 from torchdata.datapipes import iter as iter_pipes
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Shuffler
@@ -104,10 +97,7 @@ def test_prefetch_policy_sets_every_prefetcher_and_the_service():
     service = SequentialReadingService(InProcessReadingService(), MultiProcessingReadingService(2))
     pipe = numbers().prefetch(3).map(str).prefetch(5)
     loader = DataLoader2(pipe, PrefetchPolicy(7, worker=4), service)
-    assert [p.buffer_size for p in list_dps(traverse_dps(loader.datapipe)) if hasattr(p, "buffer_size")] == [
-        7,
-        7,
-    ]
+    assert [p.buffer_size for p in list_dps(traverse_dps(loader.datapipe)) if hasattr(p, "buffer_size")] == [7, 7]
     in_process, workers = loader.reading_service.reading_services
     assert in_process._prefetch_cnt == 7
     assert (workers.main_prefetch_cnt, workers.worker_prefetch_cnt) == (7, 4)
@@ -118,10 +108,7 @@ def test_prefetch_policy_sets_every_prefetcher_and_the_service():
 def test_prefetch_policy_of_zero_removes_prefetching():
     pipe = numbers(3).prefetch(3).map(str).prefetch(5).prefetch(2)
     loader = DataLoader2(pipe, PrefetchPolicy(0), InProcessReadingService(4))
-    assert [type(p).__name__ for p in list_dps(traverse_dps(loader.datapipe))] == [
-        "Mapper",
-        "IterableWrapper",
-    ]
+    assert [type(p).__name__ for p in list_dps(traverse_dps(loader.datapipe))] == ["Mapper", "IterableWrapper"]
     assert loader.reading_service._prefetch_cnt == 0
     assert list(loader) == ["0", "1", "2"]
 

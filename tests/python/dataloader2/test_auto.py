@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import pickle
 import subprocess
 import sys
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from process_checks import nothing_is_left  # noqa: F401
+from resuming import begun, continued, resumed
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.graph.settings import apply_sharding
 from torchdata.datapipes.iter import SHARDING_PRIORITIES, FullSync, IterableWrapper
@@ -60,17 +60,11 @@ def test_without_logging_configured_the_line_is_printed() -> None:
 @pytest.mark.parametrize(("cores", "workers"), [(3, 2), (4, 3), (6, 5)])
 def test_the_shards_of_a_state_run_in_the_workers_that_are_chosen(machine_of, saved_by, cores, workers) -> None:
     machine_of(4)
-    with DataLoader2(batches(), reading_service=MultiProcessingReadingService(saved_by, "fork")) as loader:
-        loader.seed(9)
-        items = iter(loader)
-        for _ in range(7):
-            next(items)
-        state = pickle.loads(pickle.dumps(loader.state_dict()))
-        rest = list(items)
+    loader = DataLoader2(batches(), reading_service=MultiProcessingReadingService(saved_by, "fork"))
+    _, state, rest = continued(begun(loader), 7)
     assert state["iteration_state"]["processes"] == [3, False, True]
-    with DataLoader2(batches(), reading_service=MultiProcessingReadingService(workers, "fork")) as loader:
-        loader.load_state_dict(state)
-        expected = [list(loader) for _ in range(3)]
+    loader = DataLoader2(batches(), reading_service=MultiProcessingReadingService(workers, "fork"))
+    expected = resumed(loader, state, 3)
     assert expected[0] == rest
     machine_of(cores)
     with auto(batches()) as other:

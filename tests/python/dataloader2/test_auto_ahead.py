@@ -32,11 +32,19 @@ def wide(item: int) -> Any:
 
 
 def test_a_thread_reads_further_ahead_if_that_saves_waiting():
+    pace = 0.0025  # seconds for an item, which are more on a slow machine
+
+    def unsteady(item: int) -> int:
+        time.sleep(12 * pace if item % 32 < 2 else 0.0)
+        return item
+
     pipe = IterableWrapper(range(640)).map(unsteady).prefetch("auto")
     reading, got = iter(pipe), []
     for item in reading:
         got.append(item)
+        began = time.monotonic()
         time.sleep(0.0025)
+        pace = time.monotonic() - began
     assert got == list(range(640))
     assert pipe._data is not None
     assert pipe._data.queue.capacity >= 16

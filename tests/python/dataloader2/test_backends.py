@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import os
-import pickle
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -20,6 +19,7 @@ from one_rank import Alone
 from process_checks import is_gone, nothing_is_left  # noqa: F401 - one is a fixture
 from ray_cluster import of_ray
 from remote_pipelines import DEALT, PIPELINES, array, dealt, double, failing, numbered, plain, wide
+from resuming import begun, continued, epochs_of, resumed, saved
 from torchdata.dataloader2 import (
     DataLoader2,
     DistributedReadingService,
@@ -75,9 +75,8 @@ def local(workers: int = WORKERS, **options: Any) -> MultiProcessingReadingServi
 
 
 def epochs(make: Any, service: Any, count: int = 2) -> list[list[Any]]:
-    with DataLoader2(make(), reading_service=service) as loader:
-        loader.seed(5)
-        return [list(map(plain, loader)) for _ in range(count)]
+    loader = begun(DataLoader2(make(), reading_service=service), seed=5)
+    return [list(map(plain, epoch)) for epoch in epochs_of(loader, count)]
 
 
 @functools.cache
@@ -147,24 +146,17 @@ def _go_on_here_and_there(backend: Spawned, make: Any) -> None:
 def test_a_state_resumes_exactly_with_other_numbers_of_workers(backend: Spawned, is_far_first: bool) -> None:
     make = PIPELINES["random"]
     first, second = (backend.service, local) if is_far_first else (local, backend.service)
-    with DataLoader2(make(), reading_service=first(3)) as loader:
-        loader.seed(5)
-        iterator = iter(loader)
-        for _ in range(17):
-            next(iterator)
-        state = pickle.dumps(loader.state_dict())
-        rest = list(iterator)
+    _, state, rest = continued(begun(DataLoader2(make(), reading_service=first(3))), 17)
     with DataLoader2(make(), reading_service=second(2)) as loader:
-        loader.load_state_dict(pickle.loads(state))
+        loader.load_state_dict(state)
         iterator = iter(loader)
-        begun = [next(iterator) for _ in range(5)]
-        state = pickle.dumps(loader.state_dict())
-        assert begun + list(iterator) == rest
+        head = [next(iterator) for _ in range(5)]
+        state = saved(loader)
+        assert head + list(iterator) == rest
         assert len(list(loader)) == 100
         assert len(loader.worker_pids()) == 2
-    with DataLoader2(make(), reading_service=first(4)) as loader:
-        loader.load_state_dict(pickle.loads(state))
-        assert begun + list(loader) == rest
+    [tail] = resumed(DataLoader2(make(), reading_service=first(4)), state)
+    assert head + tail == rest
 
 
 # -- exits ------------------------------------------------------------------------------------------------------------
@@ -199,8 +191,7 @@ def _kill(backend: Spawned, deals: bool, victims: list[str], function: Any, dice
     make = _long(deals, function)
     wanted = of_forked_workers(make)
     service = backend.service(worker_prefetch_cnt=100, on_worker_exit="restart")
-    with DataLoader2(make(), reading_service=service) as loader:
-        loader.seed(5)
+    with begun(DataLoader2(make(), reading_service=service), seed=5) as loader:
         for epoch in wanted:
             got: list[Any] = []
             kill_at = set(dice.sample(range(10, LONG - 100), 2))
@@ -224,8 +215,7 @@ def test_an_error_of_a_function_comes_after_the_earlier_items_and_names_the_func
     with DataLoader2(pipe, reading_service=backend.service()) as loader:
         got = []
         with pytest.raises(LookupError, match="nothing at 7") as caught:
-            for item in loader:
-                got.append(item)
+            got.extend(loader)
     assert got == list(range(7))
     told = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
     assert "in failing" in told
@@ -239,8 +229,7 @@ def test_an_error_in_the_dispatching_process_comes_after_the_earlier_items(backe
     ) as loader:
         got = []
         with pytest.raises(LookupError, match="nothing at 7"):
-            for item in loader:
-                got.append(item)
+            got.extend(loader)
     assert got == list(range(0, 14, 2))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import random
 import signal
 from collections.abc import Iterator
@@ -10,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from random_graphs.users import unpinned
+from resuming import begun, continued, epochs_of, resumed, saved, stopped
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 
@@ -61,10 +62,6 @@ def drawing(item: Any) -> Any:
     return Cut(item) * 100 + random.randrange(100)
 
 
-def unpinned(item: Any, device: Any) -> Any:
-    return item
-
-
 #: Pipes that are interrupted in the middle of an item, over a shuffled source.
 PIPES: dict[str, Any] = {
     "map": lambda pipe: pipe.map(Cut),
@@ -88,12 +85,7 @@ def loader(kind: str, service: str, state: Any = None) -> DataLoader2[Any]:
     if service == "over workers":
         pipe = pipe.pin_memory(pin_memory_fn=unpinned)  # later pipes run in the main process
     random.seed(3)
-    made = DataLoader2(PIPES[kind](pipe), reading_service=SERVICES[service]())
-    if state is None:
-        made.seed(5)
-    else:
-        made.load_state_dict(pickle.loads(pickle.dumps(state)))
-    return made
+    return begun(DataLoader2(PIPES[kind](pipe), reading_service=SERVICES[service]()), state)
 
 
 def read_until_cut(iterator: Iterator[Any], at: int, kind: type[BaseException] = KeyboardInterrupt) -> list[Any]:
@@ -117,29 +109,27 @@ def read_until_cut(iterator: Iterator[Any], at: int, kind: type[BaseException] =
     ],
 )
 def test_a_state_saved_after_ctrl_c_resumes_with_the_interrupted_item(kind: str, service: str) -> None:
-    with loader(kind, service) as made:
-        epochs = [list(made), list(made)]
+    epochs = epochs_of(loader(kind, service))
     for at, limited in ((0, False), (17, False), (17, True)) if kind == "map" else ((0, False), (17, True)):
         with loader(kind, service) as made:
             reading = iter(made)
             if limited:
                 reading.limit(1000)
             got = read_until_cut(reading, at)
-            state = made.state_dict()
-        with loader(kind, service, state) as made:
-            assert got + list(made) == epochs[0]
-            assert list(made) == epochs[1]
+            state = saved(made)
+        rest, following = epochs_of(loader(kind, service, state))
+        assert [got + rest, following] == epochs
 
 
-@pytest.mark.parametrize("kind", [SystemExit, GeneratorExit])
+@pytest.mark.parametrize("kind", [SystemExit, GeneratorExit, KeyboardInterrupt])
 def test_a_state_saved_after_an_exit_or_interrupt_has_the_interrupted_item(kind: type[BaseException]) -> None:
-    with loader("batch", "in process") as made:
-        whole = list(made)
-    with loader("batch", "in process") as made:
-        got = read_until_cut(iter(made), 17, kind)
-        state = made.state_dict()
-    with loader("batch", "in process", state) as made:
-        assert got + list(made) == whole
+    [whole] = epochs_of(loader("batch", "in process"), 1)
+    for is_shut_down in False, True:
+        with loader("batch", "in process") as made:
+            got = read_until_cut(iter(made), 17, kind)
+            state = None if is_shut_down else saved(made)
+        [rest] = epochs_of(loader("batch", "in process", state or saved(made)), 1)
+        assert got + rest == whole
 
 
 def test_a_state_from_before_an_interrupt_keeps_the_items_before_it() -> None:
@@ -186,9 +176,7 @@ def test_states_saved_after_reading_on_after_ctrl_c_are_those_of_the_continued_r
         following = list(made)
     assert len(states) == 4
     for place, state in states.items():
-        with loader(kind, service, state) as made:
-            assert list(made) == got[place:]
-            assert list(made) == following
+        assert epochs_of(loader(kind, service, state)) == [got[place:], following]
 
 
 class Unsaved(IterDataPipe):
@@ -233,24 +221,19 @@ def test_skipping_after_ctrl_c_skips_in_the_continued_run(service: str) -> None:
         reading = iter(made)
         assert read_until_cut(reading, 17) == got
         assert made.skip(3) == 3
-        state = made.state_dict()
+        state = saved(made)
         assert list(reading) == rest[3:]
-    with loader("map", service, state) as made:
-        assert list(made) == rest[3:]
+    assert epochs_of(loader("map", service, state), 1) == [rest[3:]]
 
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_the_epoch_after_one_that_ctrl_c_has_ended_is_complete(service: str) -> None:
-    with loader("batch", service) as made:
-        epochs = [list(made), list(made)]
-    with loader("batch", service) as made:
-        read_until_cut(iter(made), 17)
-        reading = iter(made)
-        got = [next(reading), next(reading)]
-        state = made.state_dict()
-        assert got + list(reading) == epochs[1]
-    with loader("batch", service, state) as made:
-        assert list(made) == epochs[1][2:]
+    epochs = epochs_of(loader("batch", service))
+    made = loader("batch", service)
+    read_until_cut(iter(made), 17)
+    got, state, rest = continued(made, 2)
+    assert got + rest == epochs[1]
+    assert epochs_of(loader("batch", service, state), 1) == [epochs[1][2:]]
 
 
 # -- beginnings and ends ----------------------------------------------------------------------------------------------
@@ -296,17 +279,14 @@ def cuts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_an_epoch_whose_beginning_ctrl_c_interrupted_begins_again_and_its_state_is_from_before(
     service: str, cuts: list[int]
 ) -> None:
-    with halting_loader(service) as made:
-        epochs = [list(made) for _ in range(3)]
+    epochs = epochs_of(halting_loader(service), 3)
     with halting_loader(service) as made:
         for epoch in epochs:
             cuts.append(0)
             with pytest.raises(KeyboardInterrupt):
                 iter(made)
-            state = pickle.loads(pickle.dumps(made.state_dict()))
-            with halting_loader(service, state) as other:
-                other.load_state_dict(state)
-                assert list(other) == epoch
+            state = saved(made)
+            assert resumed(halting_loader(service, state), state) == [epoch]
             assert list(made) == epoch
 
 
@@ -315,25 +295,17 @@ def test_an_epoch_whose_beginning_ctrl_c_interrupted_begins_again_and_its_state_
 def test_a_state_is_not_lost_if_ctrl_c_interrupts_its_way_to_the_main_process(
     service: str, after_iter: bool, cuts: list[int]
 ) -> None:
-    with halting_loader(service) as made:
-        epochs = [list(made) for _ in range(2)]
-    with halting_loader(service) as made:
-        reading = iter(made)
-        for _ in range(7):
-            next(reading)
-        state = made.state_dict()
+    epochs = epochs_of(halting_loader(service))
+    _, state = stopped(halting_loader(service), 7)
     with halting_loader(service, state, after_iter) as made:
         cuts.append(0)
         with pytest.raises(KeyboardInterrupt):
             made.load_state_dict(state)
             iter(made)
-        again = pickle.loads(pickle.dumps(made.state_dict()))
+        again = saved(made)
         assert again["iteration_state"]["given"] == 7
-        assert list(made) == epochs[0][7:]
-        assert list(made) == epochs[1]
-    with halting_loader(service, again) as made:
-        made.load_state_dict(again)
-        assert list(made) == epochs[0][7:]
+        assert [list(made), list(made)] == [epochs[0][7:], epochs[1]]
+    assert resumed(halting_loader(service, again), again) == [epochs[0][7:]]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -346,11 +318,7 @@ def test_another_state_can_be_loaded_after_a_resume_has_failed(workers: int) -> 
 
     states, rests = {}, {}
     for number in 0, 2:
-        with made(number) as loader:
-            loader.seed(5)
-            reading = iter(loader)
-            next(reading)
-            states[number], rests[number] = loader.state_dict(), list(reading)
+        _, states[number], rests[number] = continued(begun(made(number)), 1)
     other = 2 - workers
     with made(workers) as loader:
         loader.load_state_dict(states[other])
@@ -365,29 +333,15 @@ def test_another_state_can_be_loaded_after_a_resume_has_failed(workers: int) -> 
 @pytest.mark.parametrize("count", [0, 7, 20])
 def test_a_loader_that_was_shut_down_still_has_its_state(service: str, count: int, monkeypatch: Any) -> None:
     monkeypatch.setitem(SERVICES, "in process, ahead", lambda: InProcessReadingService(prefetch_cnt=3))
-    with halting_loader(service) as made:
-        epochs = [list(made), list(made)]
+    epochs = epochs_of(halting_loader(service), 3)
     with halting_loader(service) as made:
         reading = iter(made)
         for _ in range(count):
             next(reading)
-    state = pickle.loads(pickle.dumps(made.state_dict()))
+    state = saved(made)
     with pytest.raises(ValueError, match="shut down"):
         made.state_dict(items_ago=1)
-    with halting_loader(service, state) as other:
-        other.load_state_dict(state)
-        assert list(other) == epochs[0][count:]
-        assert list(other) == epochs[1]
-    state = other.state_dict()
-    with halting_loader(service, state) as other:
-        other.load_state_dict(state)
-        assert list(other) != epochs[1]
-
-
-def test_a_state_saved_after_the_loader_s_with_block_has_the_interrupted_item() -> None:
-    with loader("batch", "in process") as made:
-        whole = list(made)
-    with loader("batch", "in process") as made:
-        got = read_until_cut(iter(made), 17)
-    with loader("batch", "in process", made.state_dict()) as made:
-        assert got + list(made) == whole
+    other = halting_loader(service, state)
+    assert resumed(other, state, 2) == [epochs[0][count:], epochs[1]]
+    state = saved(other)
+    assert resumed(halting_loader(service, state), state) == [epochs[2]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import sys
 import types
 
@@ -132,16 +131,3 @@ def test_an_error_names_the_missing_module_of_a_state_and_the_remedy(monkeypatch
     with pytest.raises(ValueError, match="AttributeError: .*double") as caught:
         DataLoader2.from_state(state, None)
     assert isinstance(caught.value.__cause__, AttributeError)
-
-
-def test_a_sequence_refuses_the_state_of_another_service():
-    other = {**STATE, "reading_service_state": pickle.dumps({"not": "a list"}), "checksums": None}
-    with pytest.raises(ValueError, match="not that of a SequentialReadingService"):
-        iter(DataLoader2.from_state(other, services()))
-
-
-def test_a_state_can_be_pickled_and_loaded():
-    again = pickle.loads(pickle.dumps(STATE))
-    loader = DataLoader2.from_state(again, services())
-    items = list(loader)
-    assert sorted(items, key=int) == list(map(str, range(50)))

@@ -309,11 +309,6 @@ def test_a_loader_pauses_and_resumes_by_the_names_of_0_9(workers):
             loader._resume()
 
 
-def test_resuming_what_is_not_paused_warns():
-    with pytest.warns(UserWarning, match="not paused"):
-        iter(DataLoader2(numbers())).resume()
-
-
 @pytest.mark.parametrize(("count", "error"), [(0, ValueError), (-1, ValueError), (1.5, TypeError), (True, TypeError)])
 def test_a_wrong_limit_is_refused(count, error):
     with pytest.raises(error, match="limit takes a number of items"):
@@ -336,15 +331,6 @@ def test_the_seed_decides_all_epochs():
     assert list(first) == epochs[0]
     first.seed(2**64 - 1)
     assert list(first) != epochs[0]
-
-
-@pytest.mark.parametrize(
-    ("seed", "error"),
-    [(-1, ValueError), (2**64, ValueError), ("1", TypeError), (1.0, TypeError), (None, TypeError)],
-)
-def test_a_seed_that_is_no_64_bit_number_is_refused(seed, error):
-    with pytest.raises(error):
-        DataLoader2(numbers()).seed(seed)
 
 
 def test_after_shutdown_nothing_can_be_read():

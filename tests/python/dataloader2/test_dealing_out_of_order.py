@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import time
 from collections import Counter
@@ -12,11 +11,13 @@ from typing import Any
 
 import pytest
 
-from torchdata._engine import snapshots
+from random_graphs.users import unpinned
+from resuming import begun, resumed, stopped
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.services.program import WorkerInfo
 from torchdata.datapipes.iter import IterableWrapper
 
+pytestmark = pytest.mark.usefixtures("often")
 State = dict[str, Any]
 Build = Callable[[Any], Any]
 
@@ -56,17 +57,7 @@ def filtered(pipe: Any) -> Any:
 def loader(build: Build = plain, workers: int = 3, count: int = COUNT, **options: Any) -> DataLoader2[Any]:
     options = {"in_order": False, "worker_init_fn": note, "worker_prefetch_cnt": 2, "main_prefetch_cnt": 0, **options}
     pipe = build(IterableWrapper(range(count)).shuffle().sharding_round_robin_dispatch())
-    service = MultiProcessingReadingService(workers, "fork", **options)
-    made: DataLoader2[Any] = DataLoader2(pipe, reading_service=service)
-    made.seed(3)
-    return made
-
-
-@pytest.fixture(autouse=True)
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Takes a snapshot after each item."""
-    monkeypatch.setattr(snapshots, "SECONDS", 0.0)
-    monkeypatch.setattr(snapshots, "FACTOR", 0.0)
+    return begun(DataLoader2(pipe, reading_service=MultiProcessingReadingService(workers, "fork", **options)))
 
 
 def elements(items: list[Any]) -> Counter[int]:
@@ -98,34 +89,22 @@ def test_a_state_of_any_moment_resumes_with_the_remaining_items(build: Build, wo
             got.append(item)
     assert elements(got) == expected(build)
     for at, state in (states[0], states[-1]):
-        with loader(build, workers) as again:
-            again.load_state_dict(pickle.loads(pickle.dumps(state)))
-            iterator = iter(again)
-            some = [next(iterator) for _ in range(min(4, len(got) - at))]
-            second = again.state_dict()
-        with loader(build, workers) as last:
-            last.load_state_dict(second)
-            assert elements([*got[:at], *some, *last]) == expected(build), at
-            assert elements(list(last)) == expected(build), "the next epoch"
+        some, second = stopped(begun(loader(build, workers), state), min(4, len(got) - at))
+        rest, following = resumed(loader(build, workers), second, 2)
+        assert elements([*got[:at], *some, *rest]) == expected(build), at
+        assert elements(following) == expected(build)
 
 
 def test_a_state_of_a_later_epoch_of_a_graph_with_lasting_state_resumes_with_the_remaining_items() -> None:
-    def remembering(pipe: Any) -> Any:
-        return pipe.map(uneven)
-
     def made() -> DataLoader2[Any]:
-        pipe = IterableWrapper(range(60)).in_memory_cache().sharding_round_robin_dispatch()
+        pipe = IterableWrapper(range(60)).in_memory_cache().sharding_round_robin_dispatch().map(uneven)
         service = MultiProcessingReadingService(3, "fork", in_order=False, worker_init_fn=note)
-        return DataLoader2(remembering(pipe), reading_service=service)
+        return DataLoader2(pipe, reading_service=service)
 
-    with made() as whole:
-        assert sorted(whole) == list(range(60))
-        iterator = iter(whole)
-        got = [next(iterator) for _ in range(25)]
-        state = whole.state_dict()
-    with made() as again:
-        again.load_state_dict(state)
-        assert sorted([*got, *again]) == list(range(60))
+    whole = made()
+    assert sorted(whole) == list(range(60))
+    got, state = stopped(whole, 25)
+    assert sorted([*got, *resumed(made(), state)[0]]) == list(range(60))
 
 
 def read(dying: DataLoader2[Any], child: int, kills: tuple[int, ...], look: Callable[[list[Any]], None]) -> list[Any]:
@@ -147,11 +126,7 @@ def test_nothing_is_lost_or_doubled_when_processes_exit(build: Build, child: int
 
 
 def pinned(pipe: Any) -> Any:
-    return pipe.map(uneven).prefetch(20).pin_memory(pin_memory_fn=as_it_is)
-
-
-def as_it_is(item: int, _device: Any) -> int:
-    return item
+    return pipe.map(uneven).prefetch(20).pin_memory(pin_memory_fn=unpinned)
 
 
 def test_a_state_from_before_a_worker_exit_stays_valid() -> None:
@@ -164,50 +139,34 @@ def test_a_state_from_before_a_worker_exit_stays_valid() -> None:
     with loader(pinned, on_worker_exit="restart") as dying, pytest.warns(RuntimeWarning, match="taken its place"):
         got = read(dying, -1, (50,), look)
     for at, state in states:
-        with loader(pinned) as again:
-            again.load_state_dict(state)
-            assert elements([*got[:at], *again]) == expected(plain), at
-
-
-def state_at(count: int, **options: Any) -> tuple[list[Any], State]:
-    with loader(**options) as left:
-        iterator = iter(left)
-        return [next(iterator) for _ in range(count)], left.state_dict()
+        assert elements([*got[:at], *resumed(loader(pinned), state)[0]]) == expected(plain), at
 
 
 @pytest.mark.parametrize(
     "options", [{"workers": 2}, {"workers": 5}, {"in_order": True}, {"workers": 2, "in_order": True}]
 )
 def test_a_state_resumes_with_another_number_of_workers_in_order(options: dict[str, Any]) -> None:
-    got, state = state_at(30)
-    with loader(**options) as other:
-        other.load_state_dict(state)
-        assert elements([*got, *other]) == expected(plain)
-        assert sorted(other) == list(range(COUNT)), "the next epoch"
+    got, state = stopped(loader(), 30)
+    rest, following = resumed(loader(**options), state, 2)
+    assert elements([*got, *rest]) == expected(plain)
+    assert sorted(following) == list(range(COUNT))
 
 
 def test_a_state_saved_in_order_resumes_out_of_order() -> None:
-    got, state = state_at(30, in_order=True)
-    with loader() as again:
-        again.load_state_dict(state)
-        iterator = iter(again)
-        got += [next(iterator) for _ in range(30)]
-        second = again.state_dict()
-    with loader() as last:
-        last.load_state_dict(second)
-        assert elements([*got, *last]) == expected(plain)
-        assert sorted(last) == list(range(COUNT)), "the next epoch"
+    got, state = stopped(loader(in_order=True), 30)
+    more, second = stopped(begun(loader(), state), 30)
+    rest, following = resumed(loader(), second, 2)
+    assert elements([*got, *more, *rest]) == expected(plain)
+    assert sorted(following) == list(range(COUNT))
 
 
 def test_a_state_of_the_beginning_loads_with_any_number_of_workers() -> None:
-    _, state = state_at(0)
-    with loader(workers=2) as other:
-        other.load_state_dict(state)
-        assert sorted(other) == list(range(COUNT))
+    _, state = stopped(loader(), 0)
+    assert sorted(resumed(loader(workers=2), state)[0]) == list(range(COUNT))
 
 
 def test_a_state_of_items_that_were_dealt_out_of_turn_is_refused() -> None:
-    _, state = state_at(30)
+    _, state = stopped(loader(), 30)
     state["iteration_state"]["workers"]["owners"] = (0, b"")
     with loader() as again, pytest.raises(ValueError, match="dealt out of turn"):
         again.load_state_dict(state)
@@ -224,6 +183,5 @@ def test_an_error_before_the_dispatch_reaches_main() -> None:
     with DataLoader2(pipe, reading_service=service) as failed:
         got = []
         with pytest.raises(KeyError, match="77 is not there"):
-            for item in failed:
-                got.append(item)
+            got.extend(failed)
     assert Counter(got) <= Counter(range(77))

@@ -5,15 +5,16 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ranks import Job, gloo_job, mpi_job
+from one_rank import Alone
+from rank_threads import ThreadGroup, in_ranks
+from ranks import BACKENDS, gloo_job, mpi_job
 from refusals import refuses
+from resuming import epochs_of
 from torchdata.dataloader2 import (
     DataLoader2,
     DistributedReadingService,
@@ -28,18 +29,10 @@ from torchdata.datapipes.state import load_state, save_state
 pytest.importorskip("torch", reason="ranks on gloo need torch")
 pytest.importorskip("mpi4py", reason="ranks on MPI need mpi4py")
 
-Start = Callable[..., AbstractContextManager[Job]]
 
-each_backend = pytest.mark.parametrize(
-    ("start", "backend"), [(gloo_job, "gloo"), (mpi_job, "mpi")], ids=["gloo", "mpi"]
-)
-
-
-@each_backend
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_divide_the_items_evenly_and_a_seed_decides_the_order(
-    start: Start, backend: str, ranks: int, tmp_path: Path
-) -> None:
+def test_ranks_divide_the_items_evenly_and_a_seed_decides_the_order(backend: str, ranks: int, tmp_path: Path) -> None:
     body = f"""
     def main(rank):
         pipe = IterableWrapper(range(23)).shuffle().sharding_filter().map(identity)
@@ -50,7 +43,7 @@ def test_ranks_divide_the_items_evenly_and_a_seed_decides_the_order(
                 runs.append(list(loader))
             return runs + [list(loader), list(loader)]
     """
-    with start(tmp_path, body, ranks) as job:
+    with BACKENDS[backend](tmp_path, body, ranks) as job:
         outcomes = job.outcomes()
     for number in range(5):
         shares = [runs[number] for runs in outcomes]
@@ -97,23 +90,15 @@ def test_mpi_ranks_with_workers_and_without_torch(method: str, tmp_path: Path) -
     assert not outcomes[0][1]
 
 
-def test_uneven_ranks_end_together_epoch_after_epoch(tmp_path: Path) -> None:
-    body = """
+@pytest.mark.parametrize("shortest", [0, 5])
+def test_uneven_ranks_end_together_epoch_after_epoch(shortest: int, tmp_path: Path) -> None:
+    body = f"""
     def main(rank):
-        pipe = FullSync(Counting(5 + 3 * rank), timeout=20)
+        pipe = FullSync(Counting({shortest} + 3 * rank), timeout=20)
         return [list(pipe) for _ in range(3)]
     """
     with gloo_job(tmp_path, body, 3) as job:
-        assert job.outcomes() == [[[0, 1, 2, 3, 4]] * 3] * 3
-
-
-def test_a_rank_without_items_ends_the_epoch_of_all_ranks(tmp_path: Path) -> None:
-    body = """
-    def main(rank):
-        return list(FullSync(Counting(4 * rank), timeout=20))
-    """
-    with gloo_job(tmp_path, body) as job:
-        assert job.outcomes() == [[], []]
+        assert job.outcomes() == [[list(range(shortest))] * 3] * 3
 
 
 def test_when_all_ranks_leave_their_loops_the_next_epoch_begins_at_once(tmp_path: Path) -> None:
@@ -158,47 +143,12 @@ def test_the_adapter_and_the_form_append_the_same_pipe_once(tmp_path: Path) -> N
     assert isinstance(IterableWrapper(range(3)).fullsync(), FullSync)
 
 
-class Together:
-    """The ranks of a job as threads of one process, like a group that a user passes."""
-
-    def __init__(self, rank: int, shared: Any) -> None:
-        self.rank, self.world_size, self.shared = rank, 2, shared
-
-    def all_reduce_min(self, value: int) -> int:
-        self.shared.values[self.rank] = value
-        self.shared.barrier.wait(120)
-        least = min(self.shared.values)
-        self.shared.barrier.wait(120)
-        return least
-
-    def broadcast(self, value: int) -> int:
-        self.shared.values[self.rank] = value
-        self.shared.barrier.wait(120)
-        first = self.shared.values[0]
-        self.shared.barrier.wait(120)
-        return first
-
-
-class Shared:
-    def __init__(self) -> None:
-        self.values, self.barrier = [0, 0], threading.Barrier(2)
-
-
 def test_ranks_that_a_user_brings_are_used_as_they_are() -> None:
-    shared, outcomes = Shared(), {}
+    def run(group: ThreadGroup) -> list[list[int]]:
+        service = DistributedReadingService(20, process_group=group)
+        return epochs_of(DataLoader2(IterableWrapper(range(9)).shuffle().sharding_filter(), reading_service=service))
 
-    def run(rank: int) -> None:
-        service = DistributedReadingService(20, process_group=Together(rank, shared))
-        with DataLoader2(IterableWrapper(range(9)).shuffle().sharding_filter(), reading_service=service) as loader:
-            outcomes[rank] = [list(loader), list(loader)]
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-        assert not thread.is_alive()
-    for first, second in zip(*outcomes.values(), strict=True):
+    for first, second in zip(*in_ranks(2, run), strict=True):
         assert len(first) == len(second) == 4
         assert not set(first) & set(second)
 
@@ -241,9 +191,7 @@ def test_items_that_a_rank_had_read_ahead_are_in_its_state_and_are_voted_on_agai
             assert restored == rest
 
 
-def test_ranks_that_pause_and_meet_between_two_pauses_do_not_wait_for_each_others_votes(
-    tmp_path: Path,
-) -> None:
+def test_ranks_that_pause_and_meet_between_two_pauses_do_not_wait_for_each_others_votes(tmp_path: Path) -> None:
     body = """
     def main(rank):
         import torch.distributed as dist
@@ -265,14 +213,7 @@ def test_ranks_that_pause_and_meet_between_two_pauses_do_not_wait_for_each_other
             assert items == list(range(rank, 400, 2))
 
 
-class OnlyVotes:
-    rank, world_size = 0, 1
-
-    def all_reduce_min(self, value: int) -> int:
-        return value
-
-
-class Agrees(OnlyVotes):
+class Agrees(Alone):
     """A job of two ranks; the other rank always has an item."""
 
     world_size = 2
@@ -311,9 +252,8 @@ def test_one_rank_alone_needs_no_others(tmp_path: Path) -> None:
 
 def test_a_seed_is_shared_in_the_whole_job_and_in_a_group_of_it(tmp_path: Path) -> None:
     body = """
-    from torchdata.dataloader2.random import dist_share_seed
-
     def main(rank):
+        from torchdata.dataloader2.random import dist_share_seed
         import torch.distributed as dist
         pair = dist.new_group([1, 2])
         shared = [dist_share_seed(2**64 - 1 - rank)]
@@ -338,29 +278,14 @@ def test_without_a_process_group_the_remedy_is_named(build: Any) -> None:
 
 test_wrong_arguments_are_named = refuses(
     (lambda: FullSync(3), TypeError, "FullSync: datapipe"),
-    (
-        lambda: FullSync(IterableWrapper([1]), timeout=0),
-        ValueError,
-        "timeout is a number of seconds above 0",
-    ),
-    (
-        lambda: FullSync(IterableWrapper([1]), timeout="1"),
-        ValueError,
-        "timeout is a number of seconds above 0",
-    ),
+    (lambda: FullSync(IterableWrapper([1]), timeout=0), ValueError, "timeout is a number of seconds above 0"),
+    (lambda: FullSync(IterableWrapper([1]), timeout="1"), ValueError, "timeout is a number of seconds above 0"),
     (lambda: FullSync(IterableWrapper([1]), process_group=3), TypeError, "has no rank, world_size"),
     (lambda: DistributedReadingService(-1), ValueError, "timeout is a number of seconds above 0"),
+    (lambda: DistributedReadingService(timeout=0), ValueError, "timeout is a number of seconds above 0"),
     (lambda: DistributedReadingService(float("inf")), ValueError, r"and at most 1e\+08, but got inf"),
-    (
-        lambda: FullSync(IterableWrapper([1]), timeout=float("nan")),
-        ValueError,
-        "FullSync: timeout is a number",
-    ),
-    (
-        lambda: DistributedReadingService(backend="nccl"),
-        ValueError,
-        "backend must be one of 'gloo', 'mpi'",
-    ),
+    (lambda: FullSync(IterableWrapper([1]), timeout=float("nan")), ValueError, "FullSync: timeout is a number"),
+    (lambda: DistributedReadingService(backend="nccl"), ValueError, "backend must be one of 'gloo', 'mpi'"),
     (lambda: DistributedReadingService(process_group=object()), TypeError, "has no rank"),
 )
 
@@ -383,23 +308,8 @@ def test_workers_that_start_before_sharding_by_rank_are_refused_with_the_remedy(
     assert multiprocessing.active_children() == []
 
 
-class Alone:
-    """A job of one rank, which cannot be copied."""
-
-    rank, world_size = 0, 1
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-
-    def broadcast(self, value: int) -> int:
-        return value
-
-    def all_reduce_min(self, value: int) -> int:
-        return value
-
-
 def test_items_read_ahead_on_two_ranks_stay_in_the_state_that_one_rank_loads() -> None:
-    def build(group: OnlyVotes) -> Any:
+    def build(group: Alone) -> Any:
         return FullSync(IterableWrapper(range(10)), process_group=group)
 
     pipe = build(Agrees())
@@ -407,7 +317,7 @@ def test_items_read_ahead_on_two_ranks_stay_in_the_state_that_one_rank_loads() -
     head = [next(items), next(items)]
     state = save_state(pipe)
     pipe.shutdown()
-    alone, again = build(OnlyVotes()), build(OnlyVotes())
+    alone, again = build(Alone()), build(Alone())
     load_state(alone, state)
     iter(alone)
     load_state(again, save_state(alone))
@@ -433,6 +343,7 @@ def test_groups_that_the_program_destroyed_do_not_keep_a_loader_from_shutting_do
 
 def test_copies_of_the_pipe_talk_through_the_group_that_the_user_brought() -> None:
     group = Alone()
+    group.lock = threading.Lock()  # so that it cannot be copied
     pipe = IterableWrapper(range(3)).fullsync(process_group=group)
     assert copy.deepcopy(pipe)._open_group() is group
     with DataLoader2(pipe) as loader:

@@ -7,28 +7,22 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from ranks import Job, gloo_job, mpi_job
+from ranks import BACKENDS, gloo_job, mpi_job
 from torchdata.dataloader2.error import PrefetchTimeoutError, RanksLostError
 from waiting import wait_for
 
 pytest.importorskip("torch", reason="ranks on gloo need torch")
 pytest.importorskip("mpi4py", reason="ranks on MPI need mpi4py")
 
-Start = Callable[..., AbstractContextManager[Job]]
-
-each_backend = pytest.mark.parametrize(
-    ("start", "backend"), [(gloo_job, "gloo"), (mpi_job, "mpi")], ids=["gloo", "mpi"]
-)
+each_backend = pytest.mark.parametrize("backend", BACKENDS)
 
 
 @each_backend
-def test_a_rank_that_raises_makes_the_others_fail_with_its_name(start: Start, backend: str, tmp_path: Path) -> None:
+def test_a_rank_that_raises_makes_the_others_fail_with_its_name(backend: str, tmp_path: Path) -> None:
     body = f"""
     def fail_on(rank):
         def check(item):
@@ -41,7 +35,7 @@ def test_a_rank_that_raises_makes_the_others_fail_with_its_name(start: Start, ba
         with DataLoader2(pipe, reading_service=DistributedReadingService(20, backend="{backend}")) as loader:
             return list(loader)
     """
-    with start(tmp_path, body, 3) as job:
+    with BACKENDS[backend](tmp_path, body, 3) as job:
         first, second, third = job.outcomes()
     assert isinstance(second, ValueError)
     for other in (first, third):
@@ -63,8 +57,7 @@ def test_the_item_of_an_open_vote_is_in_the_state_when_another_rank_fails(tmp_pa
     def main(rank):
         pipe, seen = build(rank == 1), []
         try:
-            for item in pipe:
-                seen.append(item)
+            seen.extend(pipe)
         except (RuntimeError, ValueError):
             state = save_state(pipe)
         again = build(False)
@@ -127,10 +120,9 @@ def test_errors_about_other_ranks_are_runtime_errors_and_what_python_has_for_the
 
 
 @each_backend
-def test_a_rank_that_hangs_is_reported_within_the_time_out_and_two_seconds(
-    start: Start, backend: str, tmp_path: Path
-) -> None:
-    with start(tmp_path, WAIT_AT.format(waits="time.sleep(1000)", timeout=3, backend=backend), 2) as job:
+def test_a_rank_that_hangs_is_reported_within_the_time_out_and_two_seconds(backend: str, tmp_path: Path) -> None:
+    program = WAIT_AT.format(waits="time.sleep(1000)", timeout=3, backend=backend)
+    with BACKENDS[backend](tmp_path, program) as job:
         error, _ = job.outcome(0)
         assert isinstance(error, PrefetchTimeoutError), error
         assert "rank 1 of 2 did not come along" in str(error)
@@ -138,13 +130,11 @@ def test_a_rank_that_hangs_is_reported_within_the_time_out_and_two_seconds(
 
 
 @each_backend
-def test_a_rank_that_arrives_after_the_others_gave_up_gets_their_reason(
-    start: Start, backend: str, tmp_path: Path
-) -> None:
+def test_a_rank_that_arrives_after_the_others_gave_up_gets_their_reason(backend: str, tmp_path: Path) -> None:
     """Rank 1 reaches an operation that the others have left. Otherwise it would report a broken network."""
     gave_up = """while not all(os.path.exists(os.path.join(os.environ["OUTCOMES"], rank)) for rank in "02"):
                 time.sleep(0.01)"""
-    with start(tmp_path, WAIT_AT.format(waits=gave_up, timeout=3, backend=backend), 3) as job:
+    with BACKENDS[backend](tmp_path, WAIT_AT.format(waits=gave_up, timeout=3, backend=backend), 3) as job:
         first, late, third = (job.outcome(rank)[0] for rank in range(3))
     for error in (first, late, third):
         assert isinstance(error, PrefetchTimeoutError), error
@@ -154,10 +144,9 @@ def test_a_rank_that_arrives_after_the_others_gave_up_gets_their_reason(
 
 @each_backend
 @pytest.mark.parametrize("late_by", [0.05, 0.4])
-def test_the_error_names_the_rank_that_arrives_just_too_late(
-    start: Start, backend: str, late_by: float, tmp_path: Path
-) -> None:
-    with start(tmp_path, WAIT_AT.format(waits=f"time.sleep({3 + late_by})", timeout=3, backend=backend), 3) as job:
+def test_the_error_names_the_rank_that_arrives_just_too_late(backend: str, late_by: float, tmp_path: Path) -> None:
+    program = WAIT_AT.format(waits=f"time.sleep({3 + late_by})", timeout=3, backend=backend)
+    with BACKENDS[backend](tmp_path, program, 3) as job:
         for rank in range(3):
             assert "rank 1 of 3 did not come along" in str(job.outcome(rank)[0])
 
@@ -178,21 +167,15 @@ def test_a_rank_that_is_slow_with_its_first_item_is_not_reported_as_exited(tmp_p
         assert "rank 1 of 2 did not come along" in str(error)
 
 
-@pytest.mark.parametrize(
-    ("start", "backend", "who"),
-    [(gloo_job, "gloo", "rank 1"), (mpi_job, "mpi", "another rank")],
-    ids=["gloo", "mpi"],
-)
-def test_a_rank_that_never_begins_is_reported_within_the_time_out(
-    start: Start, backend: str, who: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("backend", "who"), [("gloo", "rank 1"), ("mpi", "another rank")])
+def test_a_rank_that_never_begins_is_reported_within_the_time_out(backend: str, who: str, tmp_path: Path) -> None:
     body = f"""
     def main(rank):
         time.sleep(rank * 1000)
         with DataLoader2(Counting(3), reading_service=DistributedReadingService(2, backend="{backend}")) as loader:
             return list(loader)
     """
-    with start(tmp_path, body) as job:
+    with BACKENDS[backend](tmp_path, body) as job:
         error, seconds = job.outcome(0)
         assert isinstance(error, PrefetchTimeoutError), error
         assert f"{who} of 2 did not begin to iterate within 2 s" in str(error)

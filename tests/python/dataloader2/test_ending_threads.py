@@ -9,22 +9,9 @@ import time
 
 import pytest
 
+from random_graphs.users import InMain
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
-from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
-
-
-class InMain(IterDataPipe):
-    """A pipe that stays in the main process."""
-
-    def __init__(self, source):
-        self.source = source
-
-    def __iter__(self):
-        yield from self.source
-
-    def is_replicable(self):
-        return False
-
+from torchdata.datapipes.iter import IterableWrapper
 
 THREADS = {
     "prefetch": lambda pipe, function: pipe.map(function).prefetch(3),

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import pickle
 import random
 import sys
-from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from one_rank import Alone
+from random_graphs.users import Passing
 from rank_threads import ThreadGroup, in_ranks
 from ranks import gloo_job
+from resuming import begun, epochs_of, stopped
 from torchdata.dataloader2 import DataLoader2, DistributedReadingService
-from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
+from torchdata.datapipes.iter import IterableWrapper
 
 pytest.importorskip("torch", reason="gloo is its")
 if not sys.platform.startswith("linux"):
@@ -25,13 +25,8 @@ pytestmark = pytest.mark.alone
 BODY = """
 import pickle, random
 import torch.distributed
+from random_graphs.users import Passing
 from torchdata._engine import snapshots
-
-class Generated(IterDataPipe):
-    def __init__(self, source):
-        self.source = source
-    def __iter__(self):
-        yield from self.source
 
 def drawing(item):
     random.random()  # so that all of the graph has to be replayed
@@ -40,7 +35,7 @@ def drawing(item):
 def build(case, rank, shorter):
     pipe = IterableWrapper(range(13 if rank == shorter else 18)).shuffle()
     if case == "replayed on one" and rank == 0:
-        pipe = Generated(pipe).map(drawing)
+        pipe = Passing(pipe).map(drawing)
     if case == "held behind":
         return DataLoader2(pipe.fullsync(20).prefetch(2 - rank))
     services = [DistributedReadingService(20)]
@@ -122,23 +117,10 @@ def test_a_rank_that_cannot_recompute_its_items_raises_an_error_on_all_ranks() -
     assert others.startswith("rank 0 raised an exception while it read its items")
 
 
-class Agreeing:
+class Agreeing(Alone):
     """Represents another rank that has an item whenever this one does."""
 
-    rank, world_size = 0, 2
-
-    def all_reduce_min(self, value: int) -> int:
-        return value
-
-
-class Generated(IterDataPipe[Any]):
-    """Declares no state, so it is replayed."""
-
-    def __init__(self, source: Any) -> None:
-        self.source = source
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from self.source
+    world_size = 2
 
 
 def drawn(item: int) -> tuple[int, float]:
@@ -148,31 +130,20 @@ def drawn(item: int) -> tuple[int, float]:
 @pytest.mark.parametrize("replayed", [False, True])
 @pytest.mark.parametrize("prefetched", [False, True])
 def test_random_functions_that_a_thread_calls_ahead_resume_exactly(replayed: bool, prefetched: bool) -> None:
-    def made(seed: int, state: bytes | None = None) -> DataLoader2[Any]:
+    def made(seed: int, state: Any = None) -> DataLoader2[Any]:
         random.seed(seed)
         pipe: Any = IterableWrapper(range(14)).shuffle()
-        pipe = (Generated(pipe) if replayed else pipe).map(drawn)
+        pipe = (Passing(pipe) if replayed else pipe).map(drawn)
         pipe = pipe.prefetch(3) if prefetched else pipe
-        loader: DataLoader2[Any] = DataLoader2(pipe.fullsync(20, process_group=Agreeing()))
-        if state is None:
-            loader.seed(3)
-        else:
-            loader.load_state_dict(pickle.loads(state))
-        return loader
+        return begun(DataLoader2(pipe.fullsync(20, process_group=Agreeing())), state)
 
-    with made(5) as whole:
-        expected = [list(whole) for _ in range(3)]
+    expected = epochs_of(made(5), 3)
     for epoch in (0, 1):
         for at in (0, 1, 6, 13, 14):
-            with made(5) as loader:
-                for _ in range(epoch):
-                    list(loader)
-                reading = iter(loader)
-                given = [next(reading) for _ in range(at)]
-                state = pickle.dumps(loader.state_dict())
-            with made(77, state) as loader:
-                reading = iter(loader)
-                given += islice(reading, min(2, 14 - at))
-                state = pickle.dumps(loader.state_dict())
-            with made(99, state) as loader:
-                assert [given + list(loader), list(loader)] == expected[epoch : epoch + 2], (epoch, at)
+            loader = made(5)
+            for _ in range(epoch):
+                list(loader)
+            given, state = stopped(loader, at)
+            more, state = stopped(made(77, state), min(2, 14 - at))
+            rest, following = epochs_of(made(99, state))
+            assert [given + more + rest, following] == expected[epoch : epoch + 2], (epoch, at)

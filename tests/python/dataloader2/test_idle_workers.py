@@ -8,16 +8,14 @@ from typing import Any
 
 import pytest
 
+from random_graphs.users import unpinned
+from resuming import resumed, stopped
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
 
 
 def shard(size: int) -> list[int]:
     return list(range(size))
-
-
-def itself(item: Any, device: Any) -> Any:
-    return item
 
 
 def is_even(number: int) -> bool:
@@ -55,7 +53,7 @@ def test_one_line_reports_fewer_shards_than_workers() -> None:
         "blocks of ShardingPolicy (1) are divided among the workers than there are workers (2). Use num_workers=1, or "
         "more and smaller shards and blocks"
     ]
-    behind = shards(50, 30).pin_memory(pin_memory_fn=itself)  # which stays in the main process
+    behind = shards(50, 30).pin_memory(pin_memory_fn=unpinned)  # which stays in the main process
     [warning] = told(behind, 3)
     assert "worker process 2 has given no item in this epoch, the others up to 50" in warning
 
@@ -83,17 +81,10 @@ def test_nothing_is_reported_about_busy_workers_or_small_datasets(
 
 def test_an_abandoned_epoch_is_not_reported_but_a_resumed_one_is() -> None:
     service = lambda: MultiProcessingReadingService(3)  # noqa: E731
-    loader = DataLoader2(shards(50, 50), reading_service=service())
-    items = iter(loader)
-    for _ in range(20):
-        next(items)
-    state = loader.state_dict()
-    loader.shutdown()
-    other = DataLoader2(shards(50, 50), reading_service=service())
-    other.load_state_dict(state)
+    _, state = stopped(DataLoader2(shards(50, 50), reading_service=service()), 20)
     with pytest.warns(UserWarning, match="worker process 2 has given no item .* up to 50"):
-        assert len(list(other)) == 80
-    other.shutdown()
+        [rest] = resumed(DataLoader2(shards(50, 50), reading_service=service()), state)
+    assert len(rest) == 80
 
 
 def test_a_warning_that_is_an_error_leaves_the_loader_between_two_epochs() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from resuming import begun, continued, epochs_of, resumed
 from torchdata._engine import snapshots
 from torchdata._engine.workers.program import ChildInfo
 from torchdata._observe.outside.stalls import StallWarning
@@ -33,12 +34,7 @@ def half_of_them(item: int) -> bool:
 def loader(workers: int, state: State | None = None) -> DataLoader2[Any]:
     """Returns a loader over items that are chosen at random in the first epoch, and stay the same in later ones."""
     pipe = IterableWrapper(range(30)).filter(half_of_them).in_memory_cache().sharding_round_robin_dispatch()
-    made: DataLoader2[Any] = DataLoader2(pipe, reading_service=MultiProcessingReadingService(workers, "fork"))
-    if state is None:
-        made.seed(3)
-    else:
-        made.load_state_dict(state)
-    return made
+    return begun(DataLoader2(pipe, reading_service=MultiProcessingReadingService(workers, "fork")), state)
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -55,8 +51,7 @@ def test_states_of_later_epochs_contain_a_cache_before_the_dispatch(workers: int
     for (epoch, at), state in list(states.items())[len(items) + 1 :: 7]:
         assert epoch > 0
         random.seed(9)
-        with loader(workers, state) as again:
-            assert [list(again), list(again)] == [items[at:], items]
+        assert epochs_of(loader(workers, state)) == [items[at:], items]
 
 
 class Counting(IterDataPipe[int]):
@@ -134,10 +129,7 @@ def test_workers_that_read_dispatched_items_late_or_never_do_not_delay_a_state(e
         middle = whole.state_dict()
         assert found + list(iterator) == epoch(2)
     for state, at in ((first, 0), (middle, 50)):
-        with made() as again:
-            again.load_state_dict(state)
-            assert list(again) == epoch(2)[at:]
-            assert list(again) == epoch(3)
+        assert resumed(made(), state, 2) == [epoch(2)[at:], epoch(3)]
 
 
 def test_an_error_at_the_beginning_of_a_later_epoch_is_raised_although_its_snapshot_is_awaited() -> None:
@@ -191,14 +183,10 @@ def slow_loader(seconds: float, dispatched: bool, **options: Any) -> DataLoader2
 
 @pytest.mark.parametrize("dispatched", [False, True])
 def test_a_state_is_exact_even_if_an_epoch_takes_long_to_begin(dispatched: bool) -> None:
-    with slow_loader(1.5, dispatched) as loader:
-        list(loader)
-        iterator = iter(loader)
-        state = loader.state_dict()
-        expected = [list(iterator)]
-    with slow_loader(1.5, dispatched) as loader:
-        loader.load_state_dict(state)  # the first epoch of its workers, which begins at once
-        assert [list(loader)] == expected
+    loader = slow_loader(1.5, dispatched)
+    list(loader)
+    _, state, rest = continued(loader, 0)
+    assert resumed(slow_loader(1.5, dispatched), state) == [rest]  # its workers begin their first epoch at once
 
 
 @pytest.mark.parametrize(
@@ -250,8 +238,7 @@ def test_lasting_state_of_the_dispatching_process_is_saved_although_no_worker_se
         pipe = ReadsTwiceAtOnce(Counting(IterableWrapper(range(6)), 0.0).sharding_round_robin_dispatch())
         return DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, "fork"))
 
-    with made() as whole:
-        expected = [list(whole) for _ in range(5)]
+    expected = epochs_of(made(), 5)
     with made() as whole:
         for epoch in range(3):
             iterator = iter(whole)
@@ -259,9 +246,7 @@ def test_lasting_state_of_the_dispatching_process_is_saved_although_no_worker_se
             for _ in iterator:
                 states.append(whole.state_dict())
             for at, state in list(enumerate(states))[::6]:
-                with made() as again:
-                    again.load_state_dict(state)
-                    assert [list(again), list(again)] == [expected[epoch][at:], expected[epoch + 1]], (epoch, at)
+                assert resumed(made(), state, 2) == [expected[epoch][at:], expected[epoch + 1]], (epoch, at)
 
 
 class CountingItsEnds(IterDataPipe[int]):
@@ -316,15 +301,9 @@ def test_work_at_the_end_of_the_dispatching_process_is_done_even_if_workers_resu
     def made(state: State | None = None) -> DataLoader2[Any]:
         dealt = CountingItsEnds(IterableWrapper(range(13))).sharding_round_robin_dispatch()
         service = MultiProcessingReadingService(2, "fork", worker_prefetch_cnt=2)
-        found: DataLoader2[Any] = DataLoader2(BEHIND_THE_END[behind](dealt), reading_service=service)
-        if state is None:
-            found.seed(1)
-        else:
-            found.load_state_dict(state)
-        return found
+        return begun(DataLoader2(BEHIND_THE_END[behind](dealt), reading_service=service), state, 1)
 
-    with made() as whole:
-        expected = [list(whole) for _ in range(5)]
+    expected = epochs_of(made(), 5)
     states: dict[tuple[int, int], State] = {}
     with made() as whole:
         for epoch in range(2):
@@ -338,8 +317,7 @@ def test_work_at_the_end_of_the_dispatching_process_is_done_even_if_workers_resu
             assert list(again) == expected[epoch][at:], (epoch, at)
             between = again.state_dict()
             assert list(again) == expected[epoch + 1], (epoch, at)
-        with made(between) as again:
-            assert [list(again), list(again)] == expected[epoch + 1 : epoch + 3], (epoch, at, "saved again")
+        assert epochs_of(made(between)) == expected[epoch + 1 : epoch + 3], (epoch, at, "saved again")
 
 
 def test_an_epoch_that_interrupts_the_wait_for_an_end_starts_again() -> None:

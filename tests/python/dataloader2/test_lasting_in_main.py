@@ -14,6 +14,7 @@ import pytest
 
 from pipes_table import ROWS
 from random_graphs.users import ByHand, NoState, Unstated, unpinned
+from resuming import begun, continued, epochs_of
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 from torchdata.dataloader2.services.worker_output import WorkerOutput
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, SampleMultiplexer
@@ -47,12 +48,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The length of this HeaderIterDat
 
 
 def loader_of(pipe: Pipe, workers: int = 2, state: dict[str, Any] | None = None) -> DataLoader2[Any]:
-    loader: DataLoader2[Any] = DataLoader2(pipe, reading_service=MultiProcessingReadingService(workers, "fork"))
-    if state is None:
-        loader.seed(3)
-    else:
-        loader.load_state_dict(state)
-    return loader
+    return begun(DataLoader2(pipe, reading_service=MultiProcessingReadingService(workers, "fork")), state)
 
 
 @each_pipe
@@ -68,8 +64,8 @@ def test_lasting_state_of_pipes_in_the_main_process_is_in_the_states_of_every_mo
             states[epoch + 1, -1] = loader.state_dict()
             whole.append(items)
     for epoch, at in [(1, -1), (1, 4), (2, 0)]:
-        with loader_of(build(), state=states[epoch, at]) as loader:
-            assert [list(loader), list(loader)] == [whole[epoch][max(at, 0) :], whole[epoch + 1]], (epoch, at)
+        found = epochs_of(loader_of(build(), state=states[epoch, at]))
+        assert found == [whole[epoch][max(at, 0) :], whole[epoch + 1]], (epoch, at)
 
 
 def drawn(item: int) -> bool:
@@ -101,8 +97,7 @@ def test_workers_end_an_epoch_whose_last_items_the_main_process_had_read_ahead(d
                 assert list(loader) == first[at:], at
             behind = loader.state_dict()
             assert [list(loader), list(loader)] == later, at
-        with loader_of(build(), state=behind) as loader:
-            assert [list(loader), list(loader)] == later, f"{at}, and a state at the end"
+        assert epochs_of(loader_of(build(), state=behind)) == later, f"{at}, and a state at the end"
 
 
 OVER_CHILDREN: dict[str, Callable[[Pipe], Pipe]] = {
@@ -136,8 +131,7 @@ def test_a_loader_whose_items_were_all_read_ahead_ends_and_continues_with_the_ne
         with loader_of(build(), state=state) as loader:
             assert list(loader) == whole[epoch][at:], (epoch, at)
             behind = loader.state_dict()
-        with loader_of(build(), state=behind) as loader:
-            assert [list(loader), list(loader)] == whole[epoch + 1 : epoch + 3], (epoch, at)
+        assert epochs_of(loader_of(build(), state=behind)) == whole[epoch + 1 : epoch + 3], (epoch, at)
 
 
 def plus_one(item: int) -> int:
@@ -166,9 +160,8 @@ def test_a_state_at_the_end_is_final_although_the_main_process_drops_the_last_it
             iter(loader)
             again = loader.state_dict()
             assert [list(loader), list(loader)] == expected
-        with loader_of(build(), state=again) as loader:
-            assert [list(loader), list(loader)] == expected
-            state = again
+        assert epochs_of(loader_of(build(), state=again)) == expected
+        state = again
 
 
 def test_a_replay_in_the_main_process_begins_where_the_workers_of_the_loaded_run_began() -> None:
@@ -226,8 +219,7 @@ def test_lasting_state_is_kept_with_another_number_of_workers_in_the_next_epoch(
         list(loader)
         state = loader.state_dict()
         expected = list(loader)
-    with loader_of(build(), 3, state) as loader:
-        found = list(loader)
+    [found] = epochs_of(loader_of(build(), 3, state), 1)
     if build is PIPES["cache"] or build is PIPES["cache of batches"]:
         assert found == expected
     else:
@@ -292,8 +284,7 @@ def drawn_by_its_own_seed(dispatched: bool) -> Pipe:
 
 
 def whole_tails(build: Callable[[], Pipe], state: dict[str, Any], epochs: int = 2) -> list[list[Any]]:
-    with loader_of(build(), state=state) as loader:
-        return [list(loader) for _ in range(epochs)]
+    return epochs_of(loader_of(build(), state=state), epochs)
 
 
 @pytest.mark.parametrize("dispatched", [False, True])
@@ -306,16 +297,15 @@ def test_passes_of_a_first_epoch_do_not_count_as_epochs(dispatched: bool) -> Non
         parts = drawn_by_its_own_seed(dispatched).random_split({"a": 1, "b": 1, "c": 1}, total_length=12, seed=1)
         return parts[0].concat(*parts[1:]).map(plus_one)
 
-    with loader_of(build()) as loader:
-        expected = [list(loader) for _ in range(3)]
+    expected = epochs_of(loader_of(build()), 3)
     assert len(set(map(tuple, expected))) == 3
     with loader_of(build()) as loader:
         iterator = iter(loader)
-        begun = loader.state_dict()
+        first = loader.state_dict()
         assert list(iterator) == expected[0]
         ended = loader.state_dict()
     assert whole_tails(build, ended) == expected[1:]
-    with loader_of(build(), state=begun) as loader:
+    with loader_of(build(), state=first) as loader:
         assert list(loader) == expected[0]
         ended = loader.state_dict()
     assert whole_tails(build, ended) == expected[1:]
@@ -378,8 +368,7 @@ def test_a_state_of_a_later_epoch_whose_first_item_the_main_process_has_read_ahe
             iterator = iter(loader)
             states.append(loader.state_dict())
             list(iterator)
-    with loader_of(build()) as loader:
-        expected = [list(loader) for _ in range(4)]
+    expected = epochs_of(loader_of(build()), 4)
     for epoch, state in enumerate(states):
         assert whole_tails(build, state) == expected[epoch : epoch + 2]
 
@@ -391,8 +380,7 @@ def test_the_end_of_a_resumed_epoch_that_needs_no_more_items_is_the_workers_end_
     def build() -> Pipe:
         return drawn_by_its_own_seed(dispatched).map(plus_one).map_batches(list, batch_size=11)
 
-    with loader_of(build()) as loader:
-        expected = [list(loader) for _ in range(2)]
+    expected = epochs_of(loader_of(build()))
     with loader_of(build()) as loader:
         iterator = iter(loader)
         assert [next(iterator) for _ in range(11)] == expected[0][:11]
@@ -459,12 +447,8 @@ def test_a_second_pass_counts_from_its_own_beginning_in_a_loader_that_resumed_in
         pipe = drawn_by_its_own_seed(dispatched)
         return pipe.concat(pipe).shuffle(buffer_size=2)
 
-    with loader_of(build()) as loader:
-        expected = list(loader)
-    with loader_of(build()) as loader:
-        iterator = iter(loader)
-        assert [next(iterator) for _ in range(6)] == expected[:6]
-        first = loader.state_dict()
+    head, first, rest = continued(loader_of(build()), 6)
+    expected = head + rest
     with loader_of(build(), state=first) as loader:
         iterator = iter(loader)
         states = []
@@ -508,12 +492,8 @@ def test_a_replay_at_the_end_fills_a_cache_with_the_same_random_items(service: A
     def made(state: dict[str, Any] | None = None) -> DataLoader2[Any]:
         pipe: Pipe = IterableWrapper(range(12)).shuffle(buffer_size=3).cycle(2).filter(drawn).in_memory_cache()
         pipe = torch_data.datapipes.iter.Mapper(pipe, plus_one)
-        loader: DataLoader2[Any] = DataLoader2(pipe, reading_service=None if service is None else service())
-        loader.seed(3)
         random.seed(5)
-        if state is not None:
-            loader.load_state_dict(state)
-        return loader
+        return begun(DataLoader2(pipe, reading_service=None if service is None else service()), state)
 
     with made() as loader:
         first, states = list(loader), [loader.state_dict()]
@@ -524,5 +504,4 @@ def test_a_replay_at_the_end_fills_a_cache_with_the_same_random_items(service: A
             random.seed(7)
             assert list(loader) == first
             again = loader.state_dict()
-        with made(again) as loader:
-            assert [list(loader), list(loader)] == [first, first]
+        assert epochs_of(made(again)) == [first, first]

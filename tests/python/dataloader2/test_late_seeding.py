@@ -124,10 +124,7 @@ def test_recomputed_items_draw_the_same_numbers_if_numpy_was_imported_within_the
 
 @pytest.mark.parametrize(
     ("module", "draw", "seed"),
-    [
-        ("numpy.random", "module.random()", "module.seed"),
-        ("torch", "module.rand(()).item()", "module.manual_seed"),
-    ],
+    [("numpy.random", "module.random()", "module.seed"), ("torch", "module.rand(()).item()", "module.manual_seed")],
 )
 def test_an_awaited_module_is_seeded_once_with_the_last_seed_and_keeps_its_loader(
     module: str, draw: str, seed: str
@@ -190,7 +187,8 @@ def test_seeds_are_drawn_after_another_thread_has_finished_importing_a_library(c
 
 
 def test_a_library_that_is_being_imported_counts_as_not_loaded_where_that_fails(tmp_path: Path) -> None:
-    (tmp_path / "broken.py").write_text("import time; time.sleep(0.3); raise ImportError('damaged')\n")
+    code = "import time, __main__; __main__.seen.wait(120); time.sleep(0.3); raise ImportError('damaged')\n"
+    (tmp_path / "broken.py").write_text(code)
     program = f"""
 import sys, threading, time
 sys.path.insert(0, {str(tmp_path)!r})
@@ -203,10 +201,11 @@ def fail():
         print(error)
 
 print(loaded("broken"))
-importing = threading.Thread(target=fail)
+seen, importing = threading.Event(), threading.Thread(target=fail)
 importing.start()
 while "broken" not in sys.modules:
     time.sleep(0)
+seen.set()
 print(loaded("broken"))
 importing.join()
 """

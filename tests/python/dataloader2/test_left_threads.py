@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from random_graphs.users import unpinned
+from resuming import begun, epochs_of
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 from waiting import wait_for
@@ -37,10 +39,6 @@ SERVICES: dict[str, Any] = {
 }
 
 
-def unpinned(item: Any, device: Any) -> Any:
-    return item
-
-
 def pipeline(service: str, said: Path) -> Any:
     pipe: Any = IterableWrapper(range(6)).shuffle().sharding_filter()
     if service == "over workers":  # later pipes run in the main process
@@ -54,13 +52,10 @@ def test_a_thread_of_an_abandoned_epoch_takes_no_seeds_of_the_next_one(service: 
     pipe = pipeline(service, said)
 
     def loader() -> DataLoader2[Any]:
-        made: DataLoader2[Any] = DataLoader2(pipe, reading_service=SERVICES[service]())
-        made.seed(3)
-        return made
+        return begun(DataLoader2(pipe, reading_service=SERVICES[service]()))
 
     said.touch()
-    with loader() as made:
-        expected = [list(made) for _ in range(3)]
+    expected = epochs_of(loader(), 3)
     said.unlink()
     with loader() as made:
         reading = iter(made)

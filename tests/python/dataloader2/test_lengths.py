@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from one_rank import Alone
 from process_checks import MULTIPROCESSING, loader, nothing_is_left  # noqa: F401
+from random_graphs.users import InMain
 from torchdata.dataloader2 import (
     DataLoader2,
     DistributedReadingService,
@@ -20,22 +22,6 @@ from torchdata.dataloader2 import (
 )
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, ShuffledFlatMapper
 from torchdata.datapipes.map import SequenceWrapper
-
-
-class InMain(IterDataPipe):
-    """A user's pipe that must not be replicated."""
-
-    def __init__(self, source: Any) -> None:
-        self.source = source
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from self.source
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def is_replicable(self) -> bool:
-        return False
 
 
 class Closing(IterDataPipe):
@@ -123,25 +109,14 @@ def test_the_length_is_known_whatever_starts_the_workers(method: str) -> None:
         assert len(loading) == len(list(loading)) == len(loading) == 4
 
 
-class Alone:
-    """A rank in a group that always agrees."""
-
-    def __init__(self, rank: int, world_size: int) -> None:
-        self.rank, self.world_size = rank, world_size
-
-    def broadcast(self, value: int) -> int:
-        return 5
-
-    def all_reduce_min(self, value: int) -> int:
-        return value
-
-
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_ranks_have_the_length_of_the_shortest_before_and_after_the_first_epoch(ranks: int, workers: int) -> None:
     counted, told = [], []
     for rank in range(ranks):
-        service: Any = DistributedReadingService(process_group=Alone(rank, ranks))
+        group = Alone()
+        group.rank, group.world_size = rank, ranks
+        service: Any = DistributedReadingService(process_group=group)
         if workers:
             service = SequentialReadingService(
                 service, MultiProcessingReadingService(workers, multiprocessing_context="fork")

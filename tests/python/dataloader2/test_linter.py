@@ -95,10 +95,7 @@ GRAPHS: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "shuffled by a map pipe": (lambda: SequenceWrapper(range(6)).shuffle().sharding_filter(), []),
     "one pipe": (lambda: ints(), ["not-sharded!"]),
     "not sharded": (lambda: ints().map(str).shuffle().batch(2), ["not-sharded!"]),
-    "a map pipe, not sharded": (
-        lambda: SequenceWrapper(range(6)).to_iter_datapipe().batch(2),
-        ["not-sharded!"],
-    ),
+    "a map pipe, not sharded": (lambda: SequenceWrapper(range(6)).to_iter_datapipe().batch(2), ["not-sharded!"]),
     "sharded among ranks only": (
         lambda: ints().shuffle().sharding_filter(SHARDING_PRIORITIES.DISTRIBUTED),
         ["not-sharded!"],
@@ -144,10 +141,7 @@ GRAPHS: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "looking up in a whole": (lambda: sharded().zip_with_iter(ints(), key), []),
     "looking up in a share": (lambda: ints().zip_with_iter(sharded(), key), ["partly-sharded"]),
     "looking up in a map pipe": (lambda: sharded().zip_with_map(SequenceWrapper(range(6)), key), []),
-    "a whole looked up in a map pipe": (
-        lambda: ints().zip_with_map(SequenceWrapper(range(6)), key),
-        ["not-sharded!"],
-    ),
+    "a whole looked up in a map pipe": (lambda: ints().zip_with_map(SequenceWrapper(range(6)), key), ["not-sharded!"]),
     "chosen from a share and a whole": (
         lambda: SampleMultiplexer({sharded(): 0.5, ints(): 0.5}, seed=1),
         ["partly-sharded!"],
@@ -247,31 +241,20 @@ def keep(pipe: Any, *args: Any) -> Any:
     return pipe
 
 
-@pytest.mark.parametrize(
-    ("make", "options"),
-    [
-        (sharded, {}),
-        (lambda: ints().sharding_filter(), {}),
-        (lambda: dispatched(ints()).shuffle(), {}),
-        (lambda: Mine(ints()), {}),
-        (lambda: Mine(sharded(), ints()), {}),
-        (lambda: MySharding(ints()), {}),
-        (ints, {"num_workers": 1}),
-        (ints, {"worker_init_fn": keep}),
-        (ints, {"worker_reset_fn": keep}),
-    ],
-    ids=[
-        "sharded",
-        "sharded without shuffle",
-        "shuffled after dispatch",
-        "a pipe of one's own",
-        "a join of one's own",
-        "sharding of one's own",
-        "one worker",
-        "worker_init_fn",
-        "worker_reset_fn",
-    ],
-)
+UNCERTAIN: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+    "sharded": (sharded, {}),
+    "sharded without shuffle": (lambda: ints().sharding_filter(), {}),
+    "shuffled after dispatch": (lambda: dispatched(ints()).shuffle(), {}),
+    "a pipe of one's own": (lambda: Mine(ints()), {}),
+    "a join of one's own": (lambda: Mine(sharded(), ints()), {}),
+    "sharding of one's own": (lambda: MySharding(ints()), {}),
+    "one worker": (ints, {"num_workers": 1}),
+    "worker_init_fn": (ints, {"worker_init_fn": keep}),
+    "worker_reset_fn": (ints, {"worker_reset_fn": keep}),
+}
+
+
+@pytest.mark.parametrize(("make", "options"), UNCERTAIN.values(), ids=UNCERTAIN)
 def test_the_service_does_not_warn_if_it_is_not_certain(make: Callable[[], Any], options: dict[str, Any]) -> None:
     assert run(make(), **options)[1] == []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import random
 import time
 from typing import Any
@@ -10,24 +9,15 @@ from typing import Any
 import pytest
 
 from process_checks import nothing_is_left  # noqa: F401
-from torchdata._engine import snapshots
+from random_graphs.users import Passing, unpinned
+from resuming import begun, continued, epochs_of, saved, stopped
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 from torchdata.dataloader2.adapter import ShardingPolicy
-from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
+from torchdata.datapipes.iter import IterableWrapper
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("often")]
 
 UNITS = 30
-
-
-class Generated(IterDataPipe):
-    """A user's pipe without a state."""
-
-    def __init__(self, source: Any) -> None:
-        self.source = source
-
-    def __iter__(self) -> Any:
-        yield from self.source
 
 
 class Bad(ValueError):
@@ -40,10 +30,6 @@ def failing(item: int) -> int:
     return item
 
 
-def unpinned(item: Any, device: Any) -> Any:
-    return item
-
-
 def shuffled(items: int = UNITS) -> Any:
     return IterableWrapper(range(items)).shuffle()
 
@@ -52,7 +38,7 @@ PIPES = {
     "items": (lambda: shuffled().sharding_filter().map(str), 1),
     "batches": (lambda: shuffled(3 * UNITS - 1).sharding_filter().batch(3).map(list), 3),
     "two passes": (lambda: shuffled(UNITS // 2).cycle(2).shuffle(buffer_size=4).sharding_filter().map(str), 1),
-    "what is replayed": (lambda: Generated(shuffled()).sharding_filter().map(str), 1),
+    "what is replayed": (lambda: Passing(shuffled()).sharding_filter().map(str), 1),
     "what main reads ahead": (lambda: shuffled().sharding_filter().pin_memory(pin_memory_fn=unpinned), 1),
 }
 SERVICES = {
@@ -62,41 +48,15 @@ SERVICES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshots, "SECONDS", 0.0)
-    monkeypatch.setattr(snapshots, "FACTOR", 0.0)
-
-
 def loader(pipe: Any, service: Any, state: Any = None, block: int = 1) -> DataLoader2[Any]:
-    made = DataLoader2(pipe, ShardingPolicy(block), service)
-    if state is None:
-        made.seed(3)
-    else:
-        made.load_state_dict(state)
-    return made
-
-
-def saved(made: DataLoader2[Any], **options: Any) -> Any:
-    return pickle.loads(pickle.dumps(made.state_dict(**options)))
-
-
-def stopped(pipe: Any, service: Any, count: int, seed: int | None = 3) -> Any:
-    with DataLoader2(pipe, reading_service=service) as made:
-        if seed is not None:
-            made.seed(seed)
-        reading = iter(made)
-        for _ in range(count):
-            next(reading)
-        return saved(made)
+    return begun(DataLoader2(pipe, ShardingPolicy(block), service), state)
 
 
 @pytest.mark.parametrize("kind", PIPES)
 @pytest.mark.parametrize("service", SERVICES)
 def test_a_state_moves_from_workers_to_none_and_back_in_the_same_order(kind: str, service: str) -> None:
     (pipe, block), in_main = PIPES[kind], SERVICES[service]
-    with loader(pipe(), in_main(), block=block) as made:
-        whole = [list(made) for _ in range(3)]
+    whole = epochs_of(loader(pipe(), in_main(), block=block), 3)
     got: list[Any] = []
     state = None
     services = [in_main(), MultiProcessingReadingService(2), in_main(), MultiProcessingReadingService(3), in_main()]
@@ -109,35 +69,28 @@ def test_a_state_moves_from_workers_to_none_and_back_in_the_same_order(kind: str
             got += [next(reading) for _ in range(6)]
             state = saved(made, items_ago=ago)
             del got[len(got) - ago :]
-    with loader(pipe(), MultiProcessingReadingService(1), state, block) as made:
-        assert got + list(made) == whole[1]
-        assert list(made) == whole[2]
+    rest, following = epochs_of(loader(pipe(), MultiProcessingReadingService(1), state, block))
+    assert [got + rest, following] == whole[1:]
 
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_a_loaded_state_of_workers_is_saved_again_in_the_main_process_before_an_item_is_requested(service: str) -> None:
     pipe, _ = PIPES["two passes"]
-    with loader(pipe(), None) as made:
-        whole = list(made)
-    state = stopped(pipe(), MultiProcessingReadingService(2), 20)
+    _, state, rest = continued(loader(pipe(), MultiProcessingReadingService(2)), 20)
     for workers in None, 3, None:
-        with loader(pipe(), MultiProcessingReadingService(workers) if workers else SERVICES[service](), state) as made:
-            iter(made)
-            state = saved(made)
-    with loader(pipe(), SERVICES[service](), state) as made:
-        assert list(made) == whole[20:]
+        each = MultiProcessingReadingService(workers) if workers else SERVICES[service]()
+        _, state = stopped(loader(pipe(), each, state), 0)
+    assert epochs_of(loader(pipe(), SERVICES[service](), state), 1) == [rest]
 
 
 def test_epochs_are_alike_with_any_number_of_workers_and_without_a_service() -> None:
-    epochs = []
-    for service in None, InProcessReadingService(), MultiProcessingReadingService(1), MultiProcessingReadingService(3):
-        with loader(PIPES["two passes"][0](), service) as made:
-            epochs.append([list(made) for _ in range(3)])
+    services = None, InProcessReadingService(), MultiProcessingReadingService(1), MultiProcessingReadingService(3)
+    epochs = [epochs_of(loader(PIPES["two passes"][0](), service), 3) for service in services]
     assert all(each == epochs[0] for each in epochs)
 
 
 def test_seeds_that_pipes_drew_by_themselves_are_not_sent_to_workers() -> None:
-    state = stopped(shuffled().sharding_filter(), None, 3, seed=None)
+    _, state = stopped(DataLoader2(shuffled().sharding_filter()), 3)
     made = loader(shuffled().sharding_filter(), MultiProcessingReadingService(2), state)
     with made, pytest.raises(ValueError, match=r"pipes drew their seeds by themselves.*Call `loader\.seed"):
         iter(made)
@@ -151,7 +104,7 @@ def test_before_the_first_item_any_pipeline_moves() -> None:
 
     for old, new in [(2, 0), (0, 2)]:
         services = [MultiProcessingReadingService(n) if n else InProcessReadingService() for n in (old, new, new)]
-        state = stopped(pipe(), services[0], 0)
+        _, state = stopped(loader(pipe(), services[0]), 0)
         with loader(pipe(), services[1], state) as made, loader(pipe(), services[2]) as other:
             assert list(made) == list(other)
 
@@ -168,8 +121,7 @@ def test_an_error_that_was_read_ahead_is_raised_at_its_position(ahead: str, befo
     def read(made: DataLoader2[Any]) -> list[Any]:
         got = []
         with pytest.raises(Bad):
-            for item in made:
-                got.append(item)
+            got.extend(made)
         return got
 
     with loader(pipe, service(before)) as made:

@@ -6,12 +6,12 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, takewhile
+from itertools import takewhile
 from typing import Any
 
 import pytest
 
-from torchdata._engine import snapshots
+from resuming import resumed, stopped
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.services.orders import Orders
 from torchdata.datapipes._pipe import witnessing
@@ -144,32 +144,23 @@ def test_epochs_that_resume_in_the_middle_raise_no_error() -> None:
     pipe = IterableWrapper(hundreds).sharding_filter()
     expected = list(hundreds())
     for place in (1, 40, 1500):
-        with loading(pipe) as loader:
-            items = list(islice(loader, place))
-            state = loader.state_dict()
-        with loading(pipe) as loader:
-            loader.load_state_dict(state)
-            assert items + list(loader) == expected
-            assert list(loader) == expected
+        items, state = stopped(loading(pipe), place)
+        rest, following = resumed(loading(pipe), state, 2)
+        assert items + rest == following == expected
 
 
 def is_sampled(_number: int) -> bool:
     return witnessing.current is not None
 
 
-def test_a_worker_that_continues_from_a_snapshot_samples_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_continues_from_a_snapshot_samples_nothing(often: None) -> None:
     """Its filters may be in another pass of the source than those of other workers, so orders cannot be compared."""
-    monkeypatch.setattr(snapshots, "SECONDS", 0.0)
-    monkeypatch.setattr(snapshots, "FACTOR", 0.0)  # a snapshot after each item
     pipe = IterableWrapper(Counting(40)).shuffle().sharding_filter().cycle(2).map(is_sampled)
-    with loading(pipe) as loader:
-        iterator = iter(loader)
-        assert all(islice(iterator, 41))
-        state = loader.state_dict()
-    with loading(pipe) as loader:
-        loader.load_state_dict(state, strict=False)  # strictness would report the repeated items
-        assert not any(loader)
-        assert all(loader), "the next epoch is compared again"
+    head, state = stopped(loading(pipe), 41)
+    assert all(head)
+    rest, following = resumed(loading(pipe), state, 2, strict=False)  # strictness would report the repeated items
+    assert not any(rest)
+    assert all(following), "the next epoch is compared again"
 
 
 @pytest.mark.parametrize("block", [1, 2, 7])

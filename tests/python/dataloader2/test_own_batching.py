@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from resuming import continued, resumed
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 from torchdata.dataloader2.adapter import ShardingPolicy
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
@@ -41,14 +42,8 @@ def loader_of(batching: Any, workers: int, size: int = 31, **options: Any) -> Da
 
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1), (2, 0), (0, 2)])
 def test_the_rest_of_an_epoch_is_distributed_among_another_number_of_workers(before: int, after: int) -> None:
-    with loader_of(Tuples, before) as loader:
-        iterator = iter(loader)
-        first = list(islice(iterator, 4))
-        state = loader.state_dict()
-        rest = list(iterator)
-    with loader_of(Tuples, after) as other:
-        other.load_state_dict(state)
-        assert list(other) == rest
+    first, state, rest = continued(loader_of(Tuples, before), 4)
+    assert resumed(loader_of(Tuples, after), state) == [rest]
     assert [item for batch in first + rest for item in batch] == list(range(31))
 
 

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from one_rank import Alone
+from resuming import begun, continued, epochs_of, resumed, stopped
 from torchdata.dataloader2 import (
     DataLoader2,
     DistributedReadingService,
@@ -140,9 +142,7 @@ def shuffled(count: int = 20) -> Any:
 
 
 def loader_of(pipe: Any, service: Any = None, seed: int = 3) -> DataLoader2[Any]:
-    loader: DataLoader2[Any] = DataLoader2(pipe, reading_service=service or OwnService())
-    loader.seed(seed)
-    return loader
+    return begun(DataLoader2(pipe, reading_service=service or OwnService()), seed=seed)
 
 
 def test_it_yields_every_item_in_an_order_of_the_epochs_seed() -> None:
@@ -198,15 +198,9 @@ def test_a_state_inside_an_epoch_resumes_with_exactly_the_remaining_items_in_a_n
 
 
 def test_a_state_after_the_last_item_and_before_the_end_has_an_empty_rest() -> None:
-    with DataLoader2.from_state(_state_after_all(), OwnService()) as loader:
-        assert list(loader) == []
-        assert len(list(loader)) == 20
-
-
-def _state_after_all() -> dict[str, Any]:
-    with loader_of(shuffled()) as loader:
-        assert len(list(islice(loader, 20))) == 20
-        return loader.state_dict()
+    _, state = stopped(loader_of(shuffled()), 20)
+    rest, following = epochs_of(DataLoader2.from_state(state, OwnService()))
+    assert (rest, len(following)) == ([], 20)
 
 
 def test_a_limit_pauses_the_pipe_and_its_thread() -> None:
@@ -240,10 +234,7 @@ def test_a_service_learns_whether_pipes_are_timed_and_which_shards_a_resumed_epo
 
     class Told(OwnService):
         def before_initialize(
-            self,
-            full_stats: bool,
-            resumed: Callable[[], Sequence[Any] | None],
-            ranks: Callable[[], RankInEpoch | None],
+            self, full_stats: bool, resumed: Callable[[], Sequence[Any] | None], ranks: Callable[[], RankInEpoch | None]
         ) -> None:
             shards = resumed()
             told.append((full_stats, None if shards is None else len(shards), ranks()))
@@ -271,19 +262,9 @@ def _state_after_one(workers: int) -> dict[str, Any]:
             return loader.state_dict()
 
 
-class _Alone:
-    rank, world_size = 0, 1
-
-    def broadcast(self, value: int) -> int:
-        return value
-
-    def all_reduce_min(self, value: int) -> int:
-        return value
-
-
 def test_an_own_service_works_after_a_distributed_service_with_length_state_and_pausing() -> None:
     def service() -> SequentialReadingService:
-        return SequentialReadingService(DistributedReadingService(process_group=_Alone()), OwnService())
+        return SequentialReadingService(DistributedReadingService(process_group=Alone()), OwnService())
 
     with loader_of(shuffled(), service()) as loader:
         iterator = iter(loader)
@@ -331,14 +312,8 @@ def test_a_sequence_with_a_service_of_0_9_resumes_without_a_warning() -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with loader() as run:
-            epoch = iter(run)
-            next(epoch)
-            state = run.state_dict()
-            rest = list(epoch)
-        with loader() as other:
-            other.load_state_dict(state)
-            assert list(other) == rest
+        _, state, rest = continued(loader(), 1)
+        assert resumed(loader(), state) == [rest]
 
 
 def test_a_service_with_the_methods_of_0_9_alone_works_as_it_did() -> None:

@@ -6,7 +6,6 @@ import os
 import random
 import subprocess
 import sys
-import threading
 import types
 import warnings
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from rank_threads import ThreadGroup, in_ranks
 from torchdata.dataloader2 import (
     DataLoader2,
     DistributedReadingService,
@@ -104,16 +104,6 @@ def test_a_state_contains_the_epoch_in_which_it_was_saved() -> None:
     assert begun + list(other) == order_of(3)
 
 
-SETS: list[Any] = [{"d", "a", "c", "b"}, frozenset({b"b", b"a"}), {3, 1, 2}, {(1, "b"), (1, "a")}, {None, 2.5, "a"}]
-
-
-@pytest.mark.parametrize("members", SETS, ids=["strings", "bytes", "numbers", "tuples", "mixed"])
-def test_a_set_is_read_in_an_order_that_follows_from_its_members(members: Any) -> None:
-    plain = [each for each in members if type(each) in (str, bytes, int)]
-    in_order = sorted(members) if len(plain) == len(members) else sorted(members, key=repr)
-    assert list(IterableWrapper(members)) == in_order
-
-
 def test_a_set_of_strings_resumes_in_a_process_with_another_hash_seed() -> None:
     code = """
 import sys
@@ -137,12 +127,6 @@ else:
     begun, state = run("1")
     [rest] = run("2", state)
     assert f"{begun} {rest}" == "a b c d e f g h i j"
-
-
-def test_workers_with_hash_seeds_of_their_own_share_out_a_set_of_strings() -> None:
-    service = MultiProcessingReadingService(2, "spawn")
-    with DataLoader2(IterableWrapper(set("abcdefghij")).sharding_filter(), reading_service=service) as loader:
-        assert list(loader) == list("abcdefghij")
 
 
 # -- datasets that split themselves -------------------------------------------------------------
@@ -222,55 +206,23 @@ def test_a_filter_over_a_source_that_divides_itself_causes_a_warning_with_its_na
 # -- ranks with uneven shares --------------------------------------------------------------------
 
 
-class Threads:
-    """Two ranks that are threads."""
-
-    world_size = 2
-
-    def __init__(self, rank: int, tables: list[list[int]], barriers: list[threading.Barrier]) -> None:
-        self.rank, self.tables, self.barriers = rank, tables, barriers
-
-    def __deepcopy__(self, memo: Any) -> Threads:
-        return self
-
-    def _exchange(self, which: int, value: int) -> list[int]:
-        self.tables[which][self.rank] = value
-        self.barriers[which].wait(60)
-        values = list(self.tables[which])
-        self.barriers[which].wait(60)
-        return values
-
-    def broadcast(self, value: int) -> int:
-        return self._exchange(0, value)[0]
-
-    def all_reduce_min(self, value: int) -> int:
-        return min(self._exchange(1, value))
-
-
 def twenty(shard: int) -> list[int]:
     return [20 * shard + number for number in range(20)]
 
 
 def lengths(pipe: IterDataPipe[Any], workers: int, take: int | None = None) -> tuple[list[Any], list[str]]:
     """Returns for each rank the lengths of two epochs, and the warnings."""
-    barriers = [threading.Barrier(2), threading.Barrier(2)]
-    found: list[Any] = [None, None]
-    tables = [[0, 0], [0, 0]]
 
-    def run(rank: int) -> None:
-        service: Any = DistributedReadingService(process_group=Threads(rank, tables, barriers))
+    def run(group: ThreadGroup) -> list[int]:
+        service: Any = DistributedReadingService(process_group=group)
         if workers:
             service = SequentialReadingService(service, MultiProcessingReadingService(workers, "fork"))
         with DataLoader2(pipe, reading_service=service) as loader:
-            found[rank] = [sum(1 for _ in zip(range(take or 10**6), loader, strict=False)) for _ in range(2)]
+            return [sum(1 for _ in zip(range(take or 10**6), loader, strict=False)) for _ in range(2)]
 
-    ranks = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for rank in ranks:
-            rank.start()
-        for rank in ranks:
-            rank.join()
+        found = in_ranks(2, run)
     return found, [str(each.message) for each in caught if issubclass(each.category, UserWarning)]
 
 

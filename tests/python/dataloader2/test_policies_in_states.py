@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from resuming import begun, resumed
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.adapter import ShardingPolicy, Shuffle
 from torchdata.datapipes.iter import IterableWrapper
@@ -30,8 +31,7 @@ def loader(pipe: Any, adapter: Any, workers: int) -> DataLoader2[Any]:
 
 
 def saved(pipe: Any, adapter: Any, workers: int, items: int) -> dict[str, Any]:
-    with loader(pipe, adapter, workers) as run:
-        run.seed(5)
+    with begun(loader(pipe, adapter, workers)) as run:
         for _, _ in zip(range(items), run, strict=False):
             pass
         return run.state_dict()
@@ -59,9 +59,8 @@ def test_another_setting_of_an_adapter_is_refused_inside_an_epoch(
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_state_between_two_epochs_is_loaded_with_another_policy(workers: int) -> None:
     state = saved(batched(), None, workers, 100)
-    with loader(batched(), ShardingPolicy(block=8), workers) as run:
-        run.load_state_dict(state)
-        assert list(run) == [list(range(start, min(start + 8, 100))) for start in range(0, 100, 8)]
+    epoch = [list(range(start, min(start + 8, 100))) for start in range(0, 100, 8)]
+    assert resumed(loader(batched(), ShardingPolicy(block=8), workers), state) == [epoch]
 
 
 def test_the_policy_of_a_loader_that_takes_its_pipe_from_the_state_is_compared() -> None:
@@ -70,10 +69,8 @@ def test_the_policy_of_a_loader_that_takes_its_pipe_from_the_state_is_compared()
     with run, pytest.raises(ValueError, match=r"ShardingPolicy\.block=1 in the state and 8"):
         run.load_state_dict(state)
     for workers in (4, 3, 6):
-        same = DataLoader2(None, ShardingPolicy(), MultiProcessingReadingService(workers))
-        with same:
-            same.load_state_dict(state)
-            assert len(list(same)) == 13 - 3 + 3  # each of the four shards has a last batch of its own
+        [rest] = resumed(DataLoader2(None, ShardingPolicy(), MultiProcessingReadingService(workers)), state)
+        assert len(rest) == 13 - 3 + 3  # each of the four shards has a last batch of its own
 
 
 def test_a_graph_with_another_block_size_refuses_a_state() -> None:

@@ -21,10 +21,7 @@ from remote_pipelines import numbered, reading
 from torchdata._engine.remote import worker as worker_module
 from torchdata._engine.remote.cluster import Cluster
 from torchdata._engine.remote.worker import RemoteWorker
-from torchdata.dataloader2 import (
-    DataLoader2,
-    RayReadingService,
-)
+from torchdata.dataloader2 import DataLoader2, RayReadingService
 from torchdata.dataloader2.linter import DataPipeLintWarning
 from torchdata.datapipes.iter import FileLister, IterableWrapper
 from waiting import wait_for
@@ -67,9 +64,6 @@ def test_functions_of_the_user_run_in_the_worker_and_see_its_number() -> None:
     service = remote(worker_init_fn=lambda pipe, info: pipe.map(lambda x: (info.worker_id, info.num_workers, x)))
     with DataLoader2(IterableWrapper(range(6)).sharding_filter(), reading_service=service) as loader:
         assert list(loader) == [(x % 2, 2, x) for x in range(6)]
-
-
-# -- states ------------------------------------------------------------------------------------------------------------
 
 
 # -- what the user is told ---------------------------------------------------------------------------------------------
@@ -116,10 +110,7 @@ def test_workers_run_in_a_placement_group_and_in_an_environment_of_the_user_s(ra
     group = ray.util.placement_group([{"CPU": 0.5}] * WORKERS)
     ray.get(group.ready(), timeout=100)
     service = RayReadingService(
-        WORKERS,
-        ray_remote_args={"num_cpus": 0.5},
-        scheduling=group,
-        runtime_env={"env_vars": {"OF_THE_USER": "yes"}},
+        WORKERS, ray_remote_args={"num_cpus": 0.5}, scheduling=group, runtime_env={"env_vars": {"OF_THE_USER": "yes"}}
     )
     pipe = IterableWrapper(range(4)).sharding_filter().map(lambda x: (x, os.environ["OF_THE_USER"]))
     with DataLoader2(pipe, reading_service=service) as loader:

@@ -24,7 +24,6 @@ from process_checks import (  # noqa: F401 - a fixture
     wait_for,
 )
 from restarted import pids_of, pipeline, restarting, undisturbed
-from torchdata._engine import snapshots
 from torchdata._engine.workers.restart import Restarts
 from torchdata.dataloader2 import (
     DataLoader2,
@@ -35,10 +34,7 @@ from torchdata.dataloader2 import (
 from torchdata.dataloader2.error import WorkerExitedError
 from torchdata.datapipes.iter import IterableWrapper
 
-pytestmark = [
-    pytest.mark.alone,
-    pytest.mark.filterwarnings("ignore:.* has taken its place"),
-]
+pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore:.* has taken its place")]
 
 #: The words that report an exit.
 TOLD = "has taken its place"
@@ -52,15 +48,23 @@ def array(item):
 def test_the_order_of_thousands_of_items_survives_processes_that_are_killed(dispatched):
     dice = random.Random(7)
     expected = undisturbed(pipeline(2000, dispatched), 2, num_workers=3)
+    every = 250 if dispatched else 131
     with restarting(pipeline(2000, dispatched), num_workers=3) as loader:
-        for epoch in range(2):
-            got = []
-            for number, item in enumerate(loader):
-                got.append(item)
-                if number % (250 if dispatched else 131) == 65:  # all are replaced together
-                    os.kill(dice.choice(pids_of(loader)), signal.SIGKILL)
-            assert got == expected[epoch]
+        for epoch in range(2):  # all are replaced together
+            assert (
+                read(loader, range(65, 2000, every), lambda _: dice.randrange(len(pids_of(loader)))) == expected[epoch]
+            )
         assert loader.stats().restarts > 0
+
+
+def read(loader, numbers, victim):
+    """Returns the items of an epoch in which a process is killed after each of these items."""
+    got = []
+    for number, item in enumerate(loader):
+        got.append(item)
+        if number in numbers:
+            os.kill(pids_of(loader)[victim(number)], signal.SIGKILL)
+    return got
 
 
 def tagged(worker, item):
@@ -79,11 +83,7 @@ def out_of_order(dispatched):
     """Returns for each worker its items while processes are killed, and its items without that."""
     options = {"in_order": False, "worker_init_fn": tag}
     with restarting(pipeline(300, dispatched), **options) as loader:
-        got = []
-        for item in loader:
-            got.append(item)
-            if len(got) in (10, 41, 70, 95):
-                os.kill(pids_of(loader)[len(got) % (2 + dispatched)], signal.SIGKILL)
+        got = read(loader, (9, 40, 69, 94), lambda number: (number + 1) % (2 + dispatched))
     return by_worker(got), by_worker(undisturbed(pipeline(300, dispatched), **options)[0])
 
 
@@ -110,12 +110,7 @@ def test_spawned_processes_are_replaced_too(method, dispatched):
     expected = undisturbed(pipeline(400, dispatched), epochs)
     with restarting(pipeline(400, dispatched), multiprocessing_context=method) as loader:
         for epoch in range(epochs):
-            got = []
-            for number, item in enumerate(loader):
-                got.append(item)
-                if number == 60 + 50 * epoch:
-                    os.kill(pids_of(loader)[-1 - epoch], signal.SIGKILL)
-            assert got == expected[epoch]
+            assert read(loader, [60 + 50 * epoch], lambda _, epoch=epoch: -1 - epoch) == expected[epoch]
         assert loader.stats().restarts > 0
 
 
@@ -140,8 +135,7 @@ def test_an_item_that_kills_its_process_each_time_is_named_after_three_tries(tmp
         with pytest.raises(
             WorkerExitedError, match=r"worker process 1 .*its item number 10 .*as 2 before it"
         ) as caught:
-            for item in loader:
-                got.append(item)
+            got.extend(loader)
     assert got == list(range(21))
     assert (caught.value.item, caught.value.worker, caught.value.exitcode) == (10, 1, -signal.SIGKILL)
     assert len(os.listdir(tmp_path)) == 3
@@ -153,8 +147,7 @@ def test_a_poisoned_item_of_the_dispatching_process_is_named_too(tmp_path):
     with restarting(pipe) as loader:
         got = []
         with pytest.raises(WorkerExitedError, match="the dispatching process .*the item number 21") as caught:
-            for item in loader:
-                got.append(item)
+            got.extend(loader)
     assert got == list(range(len(got)))
     assert (caught.value.item, caught.value.worker, caught.value.stage) == (21, None, "dispatching items")
 
@@ -163,12 +156,7 @@ def test_worker_exits_with_progress_in_between_do_not_end_the_loader():
     with restarting(
         IterableWrapper(range(300)).sharding_filter(), worker_prefetch_cnt=1, main_prefetch_cnt=1
     ) as loader:
-        got = []
-        for number, item in enumerate(loader):
-            got.append(item)
-            if number % 20 == 10:
-                os.kill(pids_of(loader)[0], signal.SIGKILL)
-        assert got == list(range(300))
+        assert read(loader, range(10, 300, 20), lambda _: 0) == list(range(300))
         assert loader.stats().restarts > 5
 
 
@@ -177,11 +165,7 @@ def test_arrays_in_the_memory_of_an_exited_worker_stay_unchanged(dispatched):
     pipe = IterableWrapper(range(120))
     pipe = pipe.sharding_round_robin_dispatch(MULTIPROCESSING) if dispatched else pipe.sharding_filter()
     with restarting(pipe.map(array)) as loader:
-        kept = []
-        for number, item in enumerate(loader):
-            kept.append(item)
-            if number in (15, 50, 90):
-                os.kill(pids_of(loader)[number % 2], signal.SIGKILL)
+        kept = read(loader, (15, 50, 90), lambda number: number % 2)
         assert all((item == number).all() for number, item in enumerate(kept))
         kept[3][:] = 1000  # it is writable memory of the previous link
         assert (kept[4] == 4).all()
@@ -191,9 +175,7 @@ def test_arrays_in_the_memory_of_an_exited_worker_stay_unchanged(dispatched):
 def test_each_worker_exit_is_reported_once_and_counted():
     with restarting(pipeline(2000)) as loader, warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        for number, _ in enumerate(loader):
-            if number in (100, 500):
-                os.kill(pids_of(loader)[1], signal.SIGKILL)
+        read(loader, (100, 500), lambda _: 1)
         stats = loader.stats()
     texts = [str(one.message) for one in told if TOLD in str(one.message)]
     assert len(texts) == 2
@@ -303,9 +285,7 @@ def _doubles(pipe):
         pipe.fn = double
 
 
-def test_states_after_a_death_are_those_of_a_run_without(monkeypatch):
-    monkeypatch.setattr(snapshots, "SECONDS", 0.0)
-    monkeypatch.setattr(snapshots, "FACTOR", 0.0)
+def test_states_after_a_death_are_those_of_a_run_without(often):
     expected = undisturbed(pipeline(100, True), 2)
     with restarting(pipeline(100, True)) as loader:
         iterator = iter(loader)
@@ -327,12 +307,7 @@ def test_states_after_a_death_are_those_of_a_run_without(monkeypatch):
 def test_worker_exits_do_not_affect_pipes_of_the_main_process_that_read_ahead():
     expected = undisturbed(pipeline(2000).prefetch(5))[0]
     with restarting(pipeline(2000).prefetch(5)) as loader:
-        got = []
-        for number, item in enumerate(loader):
-            got.append(item)
-            if number % 200 == 100:
-                os.kill(pids_of(loader)[number // 200 % 2], signal.SIGKILL)
-        assert got == expected
+        assert read(loader, range(100, 1000, 200), lambda number: number // 200 % 2) == expected
 
 
 def test_ranks_with_workers_restart_each_for_itself():

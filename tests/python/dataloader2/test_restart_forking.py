@@ -17,10 +17,7 @@ from torchdata._engine.processes import forker, forking_process
 from torchdata._engine.workers import restart as taking_places
 from torchdata.dataloader2.error import WorkerExitedError
 
-pytestmark = [
-    pytest.mark.alone,
-    pytest.mark.filterwarnings("ignore:.* has taken its place"),
-]
+pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore:.* has taken its place")]
 
 
 def forker_of(loader):

@@ -35,6 +35,8 @@ class Nameless:
 
 
 SETS: dict[str, set[Any]] = {
+    "strings": set("abcdefgh"),
+    "numbers": {3, 1, 2},
     "paths": {Path(f"folder/{name}.jpg") for name in "abcdefgh"},
     "members of an Enum": set(Color),
     "flags": {Access.READ, Access.WRITE, Access.READ | Access.WRITE, Access(0)},
@@ -84,6 +86,8 @@ def test_the_order_does_not_depend_on_how_a_set_was_made(members: str) -> None:
     ordered = in_fixed_order(SETS[members])
     assert ordered == in_fixed_order({*ordered[::-1]}) == in_fixed_order(frozenset(ordered))
     assert set(ordered) == SETS[members]
+    if members in ("strings", "numbers", "paths"):
+        assert list(IterableWrapper(SETS[members])) == sorted(SETS[members])
 
 
 def test_paths_of_two_systems_with_the_same_words_have_an_order() -> None:
@@ -91,10 +95,11 @@ def test_paths_of_two_systems_with_the_same_words_have_an_order() -> None:
     assert in_fixed_order(set(both)) == in_fixed_order({*both[::-1]}) == both
 
 
-def test_workers_with_hash_seeds_of_their_own_share_out_a_set_of_paths() -> None:
+def test_workers_with_hash_seeds_of_their_own_share_out_a_set() -> None:
+    members = SETS["paths"] | SETS["strings"]
     service = MultiProcessingReadingService(2, "spawn")
-    with DataLoader2(IterableWrapper(SETS["paths"]).sharding_filter(), reading_service=service) as loader:
-        assert list(loader) == sorted(SETS["paths"])
+    with DataLoader2(IterableWrapper(members).sharding_filter(), reading_service=service) as loader:
+        assert list(loader) == in_fixed_order(members)
 
 
 def nameless() -> set[Any]:

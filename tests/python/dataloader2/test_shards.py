@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import pickle
 import random
 import signal
 import threading
@@ -15,8 +14,9 @@ from typing import Any
 import pytest
 
 from process_checks import nothing_is_left  # noqa: F401
+from random_graphs.users import unpinned
 from rank_threads import ThreadGroup, in_ranks
-from torchdata._engine import snapshots
+from resuming import begun, continued, epochs_of, resumed, saved, stopped
 from torchdata.dataloader2 import (
     DataLoader2,
     DistributedReadingService,
@@ -119,71 +119,52 @@ def service(workers: int) -> Any:
 
 
 def loader(form: str, workers: int, state: Any = None) -> DataLoader2[Any]:
-    made: DataLoader2[Any] = DataLoader2(FORMS[form](), reading_service=service(workers))
-    if state is None:
-        made.seed(3)
-    else:
-        made.load_state_dict(state)
-    return made
+    return begun(DataLoader2(FORMS[form](), reading_service=service(workers)), state)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_rest_of_an_epoch_keeps_the_number_of_workers_that_began_it(form: str) -> None:
     whole, states = {}, {}
     for old in COUNTS:
-        with loader(form, old) as made:
-            first = list(made)
-            whole[old] = [first, list(made), list(made)]
+        whole[old] = epochs_of(loader(form, old), 3)
+        length = len(whole[old][0])
         with loader(form, old) as made:
             reading, states[old] = iter(made), {}
-            for place in range(len(first)):
-                if place in {1, len(first) // 2, len(first) - 1}:
-                    states[old][place] = pickle.loads(pickle.dumps(made.state_dict()))
+            for place in range(length):
+                if place in {1, length // 2, length - 1}:
+                    states[old][place] = saved(made)
                 next(reading)
     keeps = lasts(FORMS[form]())
     for old in COUNTS:
         for turn, (place, state) in enumerate(states[old].items()):
             new = COUNTS[(COUNTS.index(old) + turn + 1) % len(COUNTS)]
-            with loader(form, new, copy.deepcopy(state)) as made:
-                assert list(made) == whole[old][0][place:], (old, new, place)
-                # State that is kept between epochs belongs to its shard.
-                assert list(made) == whole[old if keeps else new][1], (old, new, place)
-                assert list(made) == whole[old if keeps else new][2], (old, new, place)
+            # State that is kept between epochs belongs to its shard.
+            expected = [whole[old][0][place:], *whole[old if keeps else new][1:]]
+            assert epochs_of(loader(form, new, copy.deepcopy(state)), 3) == expected, (old, new, place)
 
 
 def test_a_state_resumes_through_loaders_with_other_numbers_of_workers() -> None:
-    with loader("shuffle", 4) as made:
-        whole = [list(made), list(made)]
+    [whole] = epochs_of(loader("shuffle", 4), 1)
     got: list[Any] = []
     state = None
     for workers in 4, 1, 0, 3, 8, 2, 0:
-        with loader("shuffle", workers, state) as made:
-            reading = iter(made)
-            got += [next(reading) for _ in range(3)]
-            state = pickle.loads(pickle.dumps(made.state_dict()))
-    with loader("shuffle", 2, state) as made:
-        assert got + list(made) == whole[0]
-    with loader("shuffle", 2) as made:
-        second = [list(made), list(made)][1]
-    with loader("shuffle", 2, state) as made:
-        assert [list(made), list(made)][1] == second
+        head, state = stopped(loader("shuffle", workers, state), 3)
+        got += head
+    rest, following = epochs_of(loader("shuffle", 2, state))
+    assert got + rest == whole
+    assert following == epochs_of(loader("shuffle", 2))[1]
 
 
 @pytest.mark.parametrize("form", ["shuffle", "prefetch"])
 def test_random_numbers_of_functions_belong_to_the_shard(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAWS", "1")
-    with loader(form, 4) as made:
-        whole = list(made)
     for new in 0, 1, 2, 3, 5:
-        with loader(form, 4) as made:
-            reading = iter(made)
-            head = [next(reading) for _ in range(6)]
-            state = made.state_dict()
+        _, state, rest = continued(loader(form, 4), 6)
         with loader(form, new, state) as made:
             reading = iter(made)
             random.seed(new)
             before = random.getstate()
-            assert head + list(reading) == whole
+            assert list(reading) == rest
             assert random.getstate() == before, "the generator of the program is its own"
 
 
@@ -210,42 +191,26 @@ def test_functions_of_the_user_see_the_shard() -> None:
 
     def who(workers: int, state: Any = None) -> DataLoader2[Any]:
         service = MultiProcessingReadingService(workers, worker_init_fn=told)
-        made: DataLoader2[Any] = DataLoader2(WhoAmI(source()), reading_service=service)
-        made.seed(1) if state is None else made.load_state_dict(state)
-        return made
+        return begun(DataLoader2(WhoAmI(source()), reading_service=service), state)
 
-    with who(3) as made:
-        whole = list(made)
+    [whole] = epochs_of(who(3), 1)
     assert {(worker, told) for (_, worker), *told in whole for told in [tuple(told)]} == {
         ((n, 3), (n, 3)) for n in range(3)
     }
+    _, state = stopped(who(3), 4)
     for new in 0, 1, 2:
-        with who(3) as made:
-            reading = iter(made)
-            head = [next(reading) for _ in range(4)]
-            state = made.state_dict()
-        with who(new, state) as made:
-            assert head + list(made) == whole
+        assert epochs_of(who(new, state), 1) == [whole[4:]]
     assert torch.utils.data.get_worker_info() is None
 
 
-def test_a_worker_that_runs_several_shards_is_replaced_with_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshots, "SECONDS", 0.0)
-    monkeypatch.setattr(snapshots, "FACTOR", 0.0)
-    with loader("shuffle", 5) as made:
-        whole = list(made)
-    with loader("shuffle", 5) as made:
-        reading = iter(made)
-        head = [next(reading) for _ in range(3)]
-        state = made.state_dict()
+def test_a_worker_that_runs_several_shards_is_replaced_with_all_of_them(often: None) -> None:
+    _, state, rest = continued(loader("shuffle", 5), 3)
     service = MultiProcessingReadingService(2, on_worker_exit="restart", worker_prefetch_cnt=1, main_prefetch_cnt=1)
-    made = DataLoader2(FORMS["shuffle"](), reading_service=service)
-    made.load_state_dict(state)
-    with made:
+    with begun(DataLoader2(FORMS["shuffle"](), reading_service=service), state) as made:
         reading = iter(made)
-        head += [next(reading) for _ in range(4)]
+        head = [next(reading) for _ in range(4)]
         os.kill(made.reading_service.engine_processes().pids[0], signal.SIGKILL)
-        assert head + list(reading) == whole
+        assert head + list(reading) == rest
         assert len(list(made)) == ITEMS
 
 
@@ -260,7 +225,7 @@ RANKED: dict[str, Callable[[], Any]] = {
     "batch": lambda: even().batch(2),
     "shuffle": lambda: even().shuffle(buffer_size=3).map(drawn),
     "a user's pipe": lambda: Generated(even()),
-    "batches in main": lambda: even().pin_memory(pin_memory_fn=_unpinned).batch(2),
+    "batches in main": lambda: even().pin_memory(pin_memory_fn=unpinned).batch(2),
 }
 
 
@@ -281,7 +246,7 @@ def of_ranks(
         with made:
             reading = iter(made)
             got = list(reading) if count is None else [next(reading) for _ in range(count)]
-            return got, pickle.loads(pickle.dumps(made.state_dict()))
+            return got, saved(made)
 
     return in_ranks(ranks, body)
 
@@ -333,50 +298,31 @@ def test_another_number_of_ranks_is_refused_where_the_main_process_batches() -> 
 def test_dispatched_items_resume_with_the_same_number_of_workers_until_the_epoch_ends() -> None:
     def dispatched(workers: int, state: Any = None) -> DataLoader2[Any]:
         pipe = IterableWrapper(range(ITEMS)).shuffle().sharding_round_robin_dispatch().shuffle(buffer_size=3)
-        made: DataLoader2[Any] = DataLoader2(pipe, reading_service=service(workers))
-        made.seed(3) if state is None else made.load_state_dict(state)
-        return made
+        return begun(DataLoader2(pipe, reading_service=service(workers)), state)
 
-    with dispatched(3) as made:
-        whole = list(made)
-    with dispatched(3) as made:
-        reading = iter(made)
-        head = [next(reading) for _ in range(5)]
-        state = made.state_dict()
+    _, state, rest = continued(dispatched(3), 5)
     for new in 1, 2, 5:
-        with dispatched(new, state) as made:
-            assert head + list(made) == whole
-            assert sorted(made) == list(range(ITEMS))
+        found, following = epochs_of(dispatched(new, state))
+        assert found == rest
+        assert sorted(following) == list(range(ITEMS))
     with dispatched(0, state) as made, pytest.raises(ValueError, match="a dispatching process, which needs workers"):
         list(made)
 
 
 def split(workers: int, state: Any = None) -> DataLoader2[Any]:
     pipe = even().filter(lambda item: item % 5 > 0).shuffle(buffer_size=3).map(drawn).batch(2)
-    made: DataLoader2[Any] = DataLoader2(pipe, num_workers=workers, splits=6)
-    if state is None:
-        made.seed(3)
-    else:
-        made.load_state_dict(state)
-    return made
+    return begun(DataLoader2(pipe, num_workers=workers, splits=6), state)
 
 
 def test_with_splits_epochs_are_the_same_for_any_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAWS", "1")
-    whole: list[Any] = []
-    for workers in 0, 1, 2, 4, 6, 8:
-        with split(workers) as made:
-            epochs = [list(made), list(made)]
-            whole = whole or epochs
-            assert epochs == whole, workers
+    whole = epochs_of(split(0))
+    for workers in 1, 2, 4, 6, 8:
+        assert epochs_of(split(workers)) == whole, workers
     for old, new in [(2, 3), (3, 0), (0, 4), (6, 1)]:
-        with split(old) as made:
-            reading = iter(made)
-            head = [next(reading) for _ in range(7)]
-            state = pickle.loads(pickle.dumps(made.state_dict()))
-        with split(new, state) as made:
-            assert head + list(made) == whole[0], (old, new)
-            assert list(made) == whole[1], (old, new)
+        head, state = stopped(split(old), 7)
+        rest, following = epochs_of(split(new, state))
+        assert [head + rest, following] == whole, (old, new)
 
 
 def of_split_ranks(ranks: int, workers: int, count: int | None, states: Any = None) -> list[Any]:
@@ -441,45 +387,28 @@ def test_what_cannot_be_split_is_refused_by_name() -> None:
 @pytest.mark.parametrize("workers", [1, 3])
 def test_batches_that_pipes_of_the_main_process_hold_are_kept_by_workers(workers: int, given: int, behind: str) -> None:
     def loader(number: int) -> DataLoader2[Any]:
-        pipe = IterableWrapper(range(90)).shuffle().sharding_filter().batch(2).pin_memory(pin_memory_fn=_unpinned)
+        pipe = IterableWrapper(range(90)).shuffle().sharding_filter().batch(2).pin_memory(pin_memory_fn=unpinned)
         pipe = pipe.prefetch(3) if behind == "held" else pipe.batch(2)
-        service = MultiProcessingReadingService(number) if number else InProcessReadingService()
-        return DataLoader2(pipe, reading_service=service)
+        return DataLoader2(pipe, reading_service=service(number))
 
-    with loader(0) as run:
-        run.seed(5)
-        reading = iter(run)
-        for _ in range(given):
-            next(reading)
-        state = pickle.loads(pickle.dumps(run.state_dict()))
-        rest = list(reading)
-    with loader(workers) as run:
-        run.load_state_dict(state)
-        assert list(run) == rest
+    _, state, rest = continued(begun(loader(0)), given)
+    assert resumed(loader(workers), state) == [rest]
 
 
 @pytest.mark.parametrize("workers", [1, 3, 0])
 def test_an_epoch_that_is_replayed_up_to_the_state_has_its_shards(workers: int) -> None:
     def loader(number: int) -> DataLoader2[Any]:
-        pipe = source().shuffle(buffer_size=4).pin_memory(pin_memory_fn=_unpinned).batch(2)
+        pipe = source().shuffle(buffer_size=4).pin_memory(pin_memory_fn=unpinned).batch(2)
         return DataLoader2(pipe, reading_service=service(number))
 
-    with loader(2) as run:
-        run.seed(5)
+    with begun(loader(2)) as run:
         reading = iter(run)
         head = [next(reading) for _ in range(3)]
-    state = pickle.loads(pickle.dumps(run.state_dict()))
+    state = saved(run)
     assert state["iteration_state"]["workers"] is None, "the state is of the epoch's beginning and a count"
-    with loader(2) as run:
-        run.seed(5)
-        whole = list(run)
-    with loader(workers) as run:
-        run.load_state_dict(state)
-        assert head + list(run) == whole
-
-
-def _unpinned(item: Any, device: Any = None) -> Any:
-    return item
+    [whole] = epochs_of(begun(loader(2)), 1)
+    assert resumed(loader(workers), state) == [whole[3:]]
+    assert head == whole[:3]
 
 
 def test_threads_that_read_shards_in_one_process_leave_none_of_a_shard_s_globals_behind() -> None:

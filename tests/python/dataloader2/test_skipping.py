@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -10,20 +9,12 @@ from typing import Any
 
 import pytest
 
+from random_graphs.users import Passing
+from resuming import begun, epochs_of, saved
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
-from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
+from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.map import SequenceWrapper
 from waiting import wait_for
-
-
-class Silent(IterDataPipe):
-    """A user's pipe without a state."""
-
-    def __init__(self, source: Any) -> None:
-        self.source = source
-
-    def __iter__(self) -> Any:
-        yield from self.source
 
 
 def many(item: int) -> list[int]:
@@ -44,7 +35,7 @@ PIPES: dict[str, Callable[[], Any]] = {
     ),
     "dispatched": lambda: IterableWrapper(range(200)).sharding_round_robin_dispatch().map(str),
     "a filter at the end": lambda: IterableWrapper(range(200)).sharding_filter().filter(bool),
-    "a pipe without a state": lambda: Silent(IterableWrapper(range(200)).sharding_filter().map(str)),
+    "a pipe without a state": lambda: Passing(IterableWrapper(range(200)).sharding_filter().map(str)),
 }
 
 
@@ -52,12 +43,7 @@ def loader(pipe: Any, workers: int | None, state: Any = None) -> DataLoader2[Any
     service: Any = None if workers is None else InProcessReadingService()
     if workers:
         service = MultiProcessingReadingService(workers, worker_prefetch_cnt=1, main_prefetch_cnt=0)
-    made = DataLoader2(pipe, reading_service=service)
-    if state is None:
-        made.seed(5)
-    else:
-        made.load_state_dict(state)
-    return made
+    return begun(DataLoader2(pipe, reading_service=service), state, 5)
 
 
 @pytest.mark.parametrize("workers", [None, 0, 2])
@@ -66,8 +52,7 @@ def test_after_skipping_come_the_same_items_as_after_reading(kind: str, workers:
     build = PIPES[kind]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with loader(build(), workers) as made:
-            whole = [list(made), list(made)]
+        whole = epochs_of(loader(build(), workers))
         for place in (0, 3):
             with loader(build(), workers) as made:
                 reading = iter(made)
@@ -75,7 +60,7 @@ def test_after_skipping_come_the_same_items_as_after_reading(kind: str, workers:
                 assert made.skip(40) == 40
                 got += [next(reading) for _ in range(2)]
                 assert made.skip(3) == 3
-                state = pickle.loads(pickle.dumps(made.state_dict()))
+                state = saved(made)
                 expected = whole[0][:place] + whole[0][place + 40 : place + 42] + whole[0][place + 45 :]
                 assert got + list(reading) == expected
                 assert list(made) == whole[1]
@@ -91,9 +76,7 @@ def test_skipping_may_reach_the_end_of_the_epoch(kind: str, workers: int | None)
     build = PIPES[kind]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with loader(build(), workers) as made:
-            whole = list(made)
-            following = list(made)
+        whole, following = epochs_of(loader(build(), workers))
         with loader(build(), workers) as made:
             reading = iter(made)
             assert [next(reading) for _ in range(4)] == whole[:4]
@@ -108,7 +91,7 @@ def test_the_shards_of_another_number_of_workers_are_skipped_in_as_well(saved_by
     with loader(pipe, saved_by) as made:
         reading = iter(made)
         assert made.skip(7) == 7
-        state = pickle.loads(pickle.dumps(made.state_dict()))
+        state = saved(made)
         rest = list(reading)
     with loader(pipe, workers, state) as made:
         assert made.skip(11) == 11
@@ -122,15 +105,14 @@ def test_the_shards_of_another_number_of_workers_are_skipped_in_as_well(saved_by
 @pytest.mark.parametrize("moment", ["before", "between", "behind the end"])
 def test_epochs_after_a_loaded_one_are_skipped_in_as_well(workers: int | None, moment: str) -> None:
     pipe = IterableWrapper(range(40)).shuffle().sharding_filter().map(str)
-    with loader(pipe, workers) as made:
-        epochs = [list(made) for _ in range(3)]
+    epochs = epochs_of(loader(pipe, workers), 3)
     with loader(pipe, workers) as made:
         reading = iter(made) if moment != "before" else None
         if reading is not None:
             assert [next(reading) for _ in epochs[0]] == epochs.pop(0)
         if moment == "between":
             assert list(reading) == []
-        state = pickle.loads(pickle.dumps(made.state_dict()))
+        state = saved(made)
     with loader(pipe, workers, state) as made:
         if moment == "behind the end":
             assert list(made) == []
@@ -148,11 +130,8 @@ def test_epochs_after_a_loaded_one_are_skipped_in_as_well(workers: int | None, m
 def test_a_source_that_threads_have_read_to_its_end_is_not_started_again(threads: int, count: int, place: int) -> None:
     pipe = IterableWrapper(range(2)).shuffle().cycle(2).map(str).prefetch(5)
     service = InProcessReadingService(prefetch_cnt=5 if threads == 2 else 0)
-    with DataLoader2(pipe, reading_service=service) as made:
-        made.seed(5)
-        epochs = [list(made), list(made)]
-    with DataLoader2(pipe, reading_service=service) as made:
-        made.seed(5)
+    epochs = epochs_of(begun(DataLoader2(pipe, reading_service=service)))
+    with begun(DataLoader2(pipe, reading_service=service)) as made:
         reading = iter(made)
         got = [next(reading) for _ in range(place)]
         data = made.datapipe._data

@@ -8,17 +8,12 @@ from typing import Any
 
 import pytest
 
-from torchdata._engine import snapshots
+from random_graphs.users import Passing
+from resuming import continued, resumed, stopped
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService, _checkpointing
 from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper, IterDataPipe
 
-pytestmark = pytest.mark.alone
-
-
-@pytest.fixture(autouse=True)
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshots, "SECONDS", 0.0)
-    monkeypatch.setattr(snapshots, "FACTOR", 0.0)
+pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("often")]
 
 
 class Unsaveable(IterDataPipe):
@@ -38,16 +33,6 @@ class Unsaveable(IterDataPipe):
 
     def load_state_dict(self, state: Any) -> None:
         raise AssertionError("never saved")
-
-
-class Silent(IterDataPipe):
-    """A user's pipe without a state."""
-
-    def __init__(self, source: Any) -> None:
-        self.source = source
-
-    def __iter__(self) -> Any:
-        yield from self.source
 
 
 def slowly(item: Any) -> Any:
@@ -83,10 +68,7 @@ def test_one_warning_names_the_reason_why_a_pipeline_cannot_be_saved_and_resumes
             warnings.simplefilter("error")
             loader.state_dict()
         rest, following = list(reading), list(loader)
-    with DataLoader2(PIPES[kind](), reading_service=service(workers)) as loader:
-        loader.load_state_dict(state)
-        assert list(loader) == rest
-        assert list(loader) == following
+    assert resumed(DataLoader2(PIPES[kind](), reading_service=service(workers)), state, 2) == [rest, following]
 
 
 def test_a_pipeline_resumes_from_the_last_moment_at_which_it_could_be_saved() -> None:
@@ -109,16 +91,9 @@ def test_a_pipeline_resumes_from_the_last_moment_at_which_it_could_be_saved() ->
         def load_state_dict(self, state: Any) -> None:
             self.at = state["at"]
 
-    with DataLoader2(Later(None), reading_service=service(1)) as loader:
-        reading = iter(loader)
-        for _ in range(35):
-            next(reading)
-        state = loader.state_dict()
-        rest = list(reading)
+    _, state, rest = continued(DataLoader2(Later(None), reading_service=service(1)), 35)
     assert 0 < state["iteration_state"]["workers"]["workers"][0]["snapshot"][0][0] <= 20
-    with DataLoader2(Later(None), reading_service=service(1)) as loader:
-        loader.load_state_dict(state)
-        assert list(loader) == rest
+    assert resumed(DataLoader2(Later(None), reading_service=service(1)), state) == [rest]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -128,27 +103,18 @@ def test_a_warning_names_what_a_resume_must_recompute_and_how_long_it_takes(
     monkeypatch.setattr(_checkpointing, "_LEAST", 1.0)
 
     def pipe() -> Any:
-        return Silent(IterableWrapper(range(60)).map(slowly)).sharding_filter().map(abs)
+        return Passing(IterableWrapper(range(60)).map(slowly)).sharding_filter().map(abs)
 
-    with DataLoader2(pipe(), reading_service=service(workers)) as loader:
-        reading = iter(loader)
-        for _ in range(40):
-            next(reading)
-        state = loader.state_dict()
+    _, state = stopped(DataLoader2(pipe(), reading_service=service(workers)), 40)
     where = " in worker 0" if workers else ""
     with DataLoader2(pipe(), reading_service=service(workers)) as loader:
         with pytest.warns(
-            RuntimeWarning, match=rf"takes up to [1-9] s.*recomputed: \d\d items of Silent{where}.*one_to_one = True"
+            RuntimeWarning, match=rf"takes up to \d+ s.*recomputed: \d\d items of Passing{where}.*one_to_one = True"
         ):
             loader.load_state_dict(state)
         assert next(iter(loader)) == 40
 
 
 def test_a_fast_replay_causes_no_warning() -> None:
-    with DataLoader2(Silent(IterableWrapper(range(9)))) as loader:
-        reading = iter(loader)
-        next(reading)
-        state = loader.state_dict()
-    with DataLoader2(Silent(IterableWrapper(range(9)))) as loader:
-        loader.load_state_dict(state)
-        assert list(loader) == list(range(1, 9))
+    _, state = stopped(DataLoader2(Passing(IterableWrapper(range(9)))), 1)
+    assert resumed(DataLoader2(Passing(IterableWrapper(range(9)))), state) == [list(range(1, 9))]

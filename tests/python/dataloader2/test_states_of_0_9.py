@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from resuming import begun, continued, epochs_of, resumed
 from torchdata.dataloader2 import (
     DataLoader2,
     InProcessReadingService,
@@ -61,9 +62,7 @@ def test_a_loader_with_its_own_pipe_restarts_the_epoch_with_the_seed_of_the_stat
     name: str, allow_pickle: bool
 ) -> None:
     state = state_of(name)
-    with DataLoader2(pipe_of(name), reading_service=service_of(name)) as seeded:
-        seeded.seed(5)
-        expected = [list(seeded) for _ in range(2)]
+    expected = epochs_of(begun(DataLoader2(pipe_of(name), reading_service=service_of(name)), seed=5))
     with (
         DataLoader2(pipe_of(name), reading_service=service_of(name)) as loader,
         warnings.catch_warnings(record=True) as told,
@@ -104,16 +103,11 @@ def test_a_pipe_that_has_other_attributes_now_is_named_with_the_remedy() -> None
 
 
 def test_a_state_of_a_resumed_loader_resumes_as_any_other() -> None:
-    with DataLoader2(pipe_of("plain")) as loader:
-        with pytest.warns(UserWarning, match=WORDS):
-            loader.load_state_dict(state_of("in_process"))
-        epoch = iter(loader)
-        head = [next(epoch) for _ in range(4)]
-        state = loader.state_dict()
-        rest = list(epoch)
-    with DataLoader2(pipe_of("plain")) as other:
-        other.load_state_dict(state)
-        assert list(other) == rest
+    loader = DataLoader2(pipe_of("plain"))
+    with pytest.warns(UserWarning, match=WORDS):
+        loader.load_state_dict(state_of("in_process"))
+    head, state, rest = continued(loader, 4)
+    assert resumed(DataLoader2(pipe_of("plain")), state) == [rest]
     assert sorted(map(int, head + rest)) == list(range(20))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import random
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 
 from process_checks import nothing_is_left  # noqa: F401
 from rank_threads import ThreadGroup, in_ranks
+from resuming import begun, continued, epochs_of
 from torchdata.dataloader2 import (
     DataLoader2,
     DistributedReadingService,
@@ -38,14 +38,10 @@ def saved(workers: int, count: int | None) -> list[Any]:
     """By rank, the state after `count` items, or before the epoch, and the rest of the epoch."""
 
     def body(group: ThreadGroup) -> Any:
-        with loader(group, workers, 40) as made:
-            made.seed(3)
-            if count is None:
-                return [made.state_dict(), list(made)]
-            reading = iter(made)
-            for _ in range(count):
-                next(reading)
-            return pickle.loads(pickle.dumps(made.state_dict())), list(reading)
+        made = begun(loader(group, workers, 40))
+        if count is None:
+            return made.state_dict(), *epochs_of(made, 1)
+        return continued(made, count)[1:]
 
     return in_ranks(2, body)
 
@@ -54,8 +50,7 @@ def resumed(ranks: int, workers: int, items: int, states: dict[int, Any]) -> lis
     """By rank, the items after its state, or after that of rank 0."""
 
     def body(group: ThreadGroup) -> Any:
-        with loader(group, workers, items) as made:
-            made.load_state_dict(states.get(group.rank, states[0]))
+        with begun(loader(group, workers, items), states.get(group.rank, states[0])) as made:
             return list(made)
 
     return in_ranks(ranks, body)

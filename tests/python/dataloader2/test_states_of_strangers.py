@@ -16,6 +16,7 @@ import numpy.random  # NumPy itself imports it late; its generator is saved once
 import pytest
 
 from pipes_table import ROWS, seed
+from resuming import begun, continued
 from torchdata import _plain_pickles
 from torchdata._engine.snapshots import seal, unseal
 from torchdata.dataloader2 import (
@@ -71,12 +72,7 @@ def resealed(state, **changes):
 def saved(items=2, workers=0, pipe=None):
     service = MultiProcessingReadingService(workers) if workers else InProcessReadingService()
     pipe = IterableWrapper(range(40)).shuffle(buffer_size=8).sharding_filter().map(str) if pipe is None else pipe
-    with DataLoader2(pipe, reading_service=service) as loader:
-        loader.seed(3)
-        iterator = iter(loader)
-        for _ in range(items):
-            next(iterator)
-        return loader.state_dict(), list(iterator)
+    return continued(begun(DataLoader2(pipe, reading_service=service)), items)[1:]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -121,23 +117,8 @@ def test_a_loader_resumes_without_unpickling(monkeypatch):
             assert list(loader) == rest
 
 
-def test_torch_reads_what_is_loaded_without_pickle(tmp_path):
-    state, rest = saved()
-    torch.save(state, tmp_path / "state")
-    read = torch.load(tmp_path / "state", weights_only=True)
-    loader = DataLoader2(
-        IterableWrapper(range(40)).shuffle(buffer_size=8).sharding_filter().map(str),
-        reading_service=InProcessReadingService(),
-    )
-    loader.load_state_dict(read, allow_pickle=False)
-    assert list(loader) == rest
-
-
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_pickle_in_a_pipes_state_is_refused_and_the_pipe_is_named(workers, monkeypatch):
-    monkeypatch.setattr("torchdata._engine.snapshots.SECONDS", 0.0)  # a snapshot after each item
-    monkeypatch.setattr("torchdata._engine.snapshots.FACTOR", 0.0)
-
+def test_a_pickle_in_a_pipes_state_is_refused_and_the_pipe_is_named(workers, often):
     def pipe():
         return IterableWrapper(range(20)).map(Decimal).shuffle(buffer_size=8).sharding_filter().map(str)
 

@@ -6,7 +6,7 @@ import os
 import pickle
 import random
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ pytest.importorskip("torch", reason="nodes and StatefulDataLoader need PyTorch")
 
 from torch.utils.data import SequentialSampler
 
-from node_streams import GOING_ON
+from node_streams import GOING_ON, Stateless
 from restarted import pids_of
 from streams_of_users import (
     STATEFUL,
@@ -222,16 +222,6 @@ def test_a_worker_that_is_killed_is_replaced_at_its_position_in_a_later_epoch() 
             epochs[-1] += list(iterator)
     loader.shutdown()
     assert epochs == whole
-
-
-class Stateless:
-    """Has no state."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self.size))
 
 
 @pytest.mark.parametrize("stream", [TakesOnce, Walked])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import random
 import warnings
 from collections.abc import Callable, Iterator
@@ -11,6 +10,8 @@ from typing import Any
 
 import pytest
 
+import resuming
+from resuming import begun, continued, stopped
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.map import SequenceWrapper
@@ -67,18 +68,11 @@ def loader_over(pipe: Any, workers: int) -> DataLoader2[Any]:
 
 
 def state_and_rest(pipe: Any, workers: int, items: int) -> tuple[dict[str, Any], list[Any]]:
-    with loader_over(pipe, workers) as loader:
-        iterator = iter(loader)
-        for _ in range(items):
-            next(iterator)
-        state = pickle.loads(pickle.dumps(loader.state_dict()))
-        return state, list(iterator)
+    return continued(loader_over(pipe, workers), items)[1:]
 
 
 def resumed(pipe: Any, workers: int, state: dict[str, Any], strict: bool = True) -> list[Any]:
-    with loader_over(pipe, workers) as loader:
-        loader.load_state_dict(state, strict=strict)
-        return list(loader)
+    return resuming.resumed(loader_over(pipe, workers), state, strict=strict)[0]
 
 
 @pytest.mark.parametrize("make", [wrapped, filtered_and_mapped])
@@ -115,28 +109,14 @@ def test_a_generator_function_and_a_data_set_in_an_unseeded_order_are_refused() 
     state, _ = state_and_rest(wrapped(shuffled), 0, 5)
     with pytest.raises(RuntimeError, match="generator function shuffled"):
         resumed(wrapped(shuffled), 0, state)
-    loader: DataLoader2[Any] = DataLoader2.from_dataset(InRandomOrder(), batch_size=2)
-    iterator = iter(loader)
-    next(iterator)
-    other: DataLoader2[Any] = DataLoader2.from_dataset(InRandomOrder(), batch_size=2)
-    other.load_state_dict(loader.state_dict())
+    _, state = stopped(DataLoader2.from_dataset(InRandomOrder(), batch_size=2), 1)
     with pytest.raises(RuntimeError, match="does not repeat itself"):
-        list(other)
+        resuming.resumed(DataLoader2.from_dataset(InRandomOrder(), batch_size=2), state)
 
 
 @pytest.mark.parametrize("read_first", [1, 3])
-def test_a_worker_refuses_an_unseeded_order_after_its_snapshot(
-    read_first: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from torchdata._engine import snapshots
-
-    monkeypatch.setattr(snapshots, "SECONDS", 0.0)
-    monkeypatch.setattr(snapshots, "FACTOR", 0)
-    with loader_over(wrapped(InRandomOrder(length=5000)), 1) as loader:
-        iterator = iter(loader)
-        for _ in range(1000 * read_first):
-            next(iterator)
-        state = loader.state_dict()
+def test_a_worker_refuses_an_unseeded_order_after_its_snapshot(read_first: int, often: None) -> None:
+    _, state = stopped(loader_over(wrapped(InRandomOrder(length=5000)), 1), 1000 * read_first)
     with pytest.raises(RuntimeError, match="items of the InRandomOrder given to IterableWrapper are not those"):
         resumed(wrapped(InRandomOrder(length=5000)), 1, state)
     assert len(resumed(wrapped(InRandomOrder(length=5000)), 1, state, strict=False)) == 5000 - 1000 * read_first
@@ -183,12 +163,7 @@ def test_augmented_items_warn_if_the_program_draws_between_them_and_keep_their_p
 
 def test_states_of_resumed_epochs_are_compared_as_well() -> None:
     first, _ = state_and_rest(wrapped(InRandomOrder(3)), 0, 5)
-    loader = loader_over(wrapped(InRandomOrder(3)), 0)
-    loader.load_state_dict(first)
-    iterator = iter(loader)
-    for _ in range(4):
-        next(iterator)
-    second, rest = loader.state_dict(), list(iterator)
+    _, second, rest = continued(begun(loader_over(wrapped(InRandomOrder(3)), 0), first), 4)
     assert resumed(wrapped(InRandomOrder(3)), 0, second) == rest
     with pytest.raises(RuntimeError, match="first 9 items"):
         resumed(wrapped(InRandomOrder(4)), 0, second, strict=True)

@@ -1,119 +1,13 @@
-"""Streams with states, one of each common kind, and a function that runs a plan of whole and abandoned epochs."""
+"""Streams for nodes, one of each common kind, and a function that runs a plan of whole and abandoned epochs."""
 
 from __future__ import annotations
 
 import pickle
-import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from streams_of_users import CountsAtOnce, CountsEpochs, Draws, TakesAgain, TakesOnce
 from torchdata.nodes import BaseNode, Loader
-
-
-class TakesOnce:
-    """Applies a loaded position once, in the first line of its generator. The next iteration starts over."""
-
-    def __init__(self, size: int) -> None:
-        self.size, self.place, self.start = size, 0, 0
-
-    def __iter__(self) -> Iterator[int]:
-        self.place, self.start = self.start, 0
-        while self.place < self.size:
-            self.place += 1
-            yield self.place - 1
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"place": self.place}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.start = state_dict["place"]
-
-
-class CountsEpochs:
-    """Counts its epochs in the first line of its generator, and shuffles by their number."""
-
-    def __init__(self, size: int) -> None:
-        self.size, self.place, self.epoch, self.loaded = size, 0, 0, False
-
-    def __iter__(self) -> Iterator[Any]:
-        self.begin()
-        yield from self.rest()
-
-    def begin(self) -> None:
-        if not self.loaded:
-            self.epoch, self.place = self.epoch + 1, 0
-        self.loaded = False
-
-    def rest(self) -> Iterator[Any]:
-        order = list(range(self.size))
-        random.Random(self.epoch).shuffle(order)
-        while self.place < self.size:
-            self.place += 1
-            yield self.epoch, order[self.place - 1]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"place": self.place, "epoch": self.epoch}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.place, self.epoch, self.loaded = state_dict["place"], state_dict["epoch"], True
-
-
-class CountsAtOnce(CountsEpochs):
-    """The same, but counts when `iter()` is called."""
-
-    def __iter__(self) -> Iterator[Any]:
-        self.begin()
-        return self.rest()
-
-
-class TakesAgain(TakesOnce):
-    """Applies a loaded position in each later iteration, like streams of Hugging Face. Has no state before the first
-    one.
-    """
-
-    def __init__(self, size: int) -> None:
-        super().__init__(size)
-        self.now: dict[str, Any] | None = None
-        self.loaded: dict[str, Any] | None = None
-
-    def __iter__(self) -> Iterator[int]:
-        self.now = {"place": 0} if self.loaded is None else dict(self.loaded)
-        while self.now["place"] < self.size:
-            self.now["place"] += 1
-            yield self.now["place"] - 1
-
-    def state_dict(self) -> Any:
-        return None if self.now is None else dict(self.now)
-
-    def load_state_dict(self, state_dict: Any) -> None:
-        self.loaded = state_dict
-
-
-class Draws:
-    """Draws its order from a generator. Its state contains the generator's state before the epoch."""
-
-    def __init__(self, size: int) -> None:
-        self.size, self.place, self.loaded = size, 0, False
-        self.generator = random.Random(1)
-        self.before = self.generator.getstate()
-
-    def __iter__(self) -> Iterator[int]:
-        if self.loaded:
-            self.generator.setstate(self.before)
-        else:
-            self.place = 0
-        self.loaded, self.before = False, self.generator.getstate()
-        order = list(range(self.size))
-        self.generator.shuffle(order)
-        while self.place < self.size:
-            self.place += 1
-            yield order[self.place - 1]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"place": self.place, "before": self.before}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.place, self.before, self.loaded = state_dict["place"], state_dict["before"], True
 
 
 class Stateless:

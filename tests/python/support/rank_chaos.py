@@ -332,12 +332,7 @@ def watch(plan: Plan, ranks: list[Rank]) -> tuple[float | None, float | None]:
 
 
 def judge(
-    plan: Plan,
-    ranks: list[Rank],
-    struck: float | None,
-    resumed: float | None,
-    left: list[int],
-    outputs: dict[int, str],
+    plan: Plan, ranks: list[Rank], struck: float | None, resumed: float | None, left: list[int], outputs: dict[int, str]
 ) -> dict[str, Any]:
     """Returns the rules that the job violated.
 
@@ -389,13 +384,7 @@ def judge(
             broken.append("C++ gave up")
     if left:
         broken.append("processes left")
-    return {
-        "plan": asdict(plan),
-        "struck": struck is not None,
-        "told": told,
-        "broken": broken,
-        "outputs": outputs,
-    }
+    return {"plan": asdict(plan), "struck": struck is not None, "told": told, "broken": broken, "outputs": outputs}
 
 
 def blamed(text: str) -> set[int]:

@@ -115,11 +115,7 @@ class Job:
 
 @contextmanager
 def gloo_job(
-    tmp_path: Path,
-    body: str,
-    ranks: int = 2,
-    prefixes: dict[int, list[str]] | None = None,
-    host: str = "127.0.0.1",
+    tmp_path: Path, body: str, ranks: int = 2, prefixes: dict[int, list[str]] | None = None, host: str = "127.0.0.1"
 ) -> Iterator[Job]:
     """Starts a job on gloo, whose store this process holds, and ends it."""
     import torch.distributed as dist
@@ -200,6 +196,9 @@ def mpi_job(tmp_path: Path, body: str, ranks: int = 2) -> Iterator[Job]:
                 left.unlink(missing_ok=True)
 
 
+BACKENDS = {"gloo": gloo_job, "mpi": mpi_job}
+
+
 def mpirun() -> str:
     """Returns the launcher of the MPI in the test environment."""
     beside = Path(sys.executable).parent / "mpiexec"
@@ -220,10 +219,7 @@ def _write(tmp_path: Path, body: str, backend: str) -> Path:
 def environment_of_ranks() -> dict[str, str]:
     """Returns the environment for a launcher of ranks: on loopback, and as if this process were not a rank."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PMI", "OMPI", "MPI"))}
-    return inherited | {
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
+    return inherited | {"PYTHONPATH": os.pathsep.join(sys.path), "GLOO_SOCKET_IFNAME": "lo"}
 
 
 def _environment(tmp_path: Path) -> dict[str, str]:
@@ -232,12 +228,7 @@ def _environment(tmp_path: Path) -> dict[str, str]:
 
 def _start(command: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        command,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
 
 

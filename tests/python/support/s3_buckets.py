@@ -20,13 +20,7 @@ STRANGE = ["a b.txt", "é/ü ñ.txt", "100%25.txt", "q?x=1&y=2#z.txt", "+plus+.t
 #: Keys that obstore does not support.
 NAMELESS = ["train//2.tar", "/lead", "trail/", "//", "é x//ü.txt", "a\x7fb/~*'()", "dots/./b", "dots/../b"]
 BUCKETS = {
-    "first": {
-        **FOLDER,
-        "train": b"a key like the folder",
-        "train-1.tar": b"t",
-        "other/x.txt": b"x",
-        "empty/": b"",
-    },
+    "first": {**FOLDER, "train": b"a key like the folder", "train-1.tar": b"t", "other/x.txt": b"x", "empty/": b""},
     "second": {name: name.encode() for name in STRANGE},
     "many": {f"{number:05}": b"" if number == 7 else b"x" for number in range(3 * KEYS_PER_PAGE + KEYS_PER_PAGE // 2)},
     "nameless": {key: key.encode() for key in [*NAMELESS, "lead", "other/z"]},

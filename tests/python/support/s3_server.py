@@ -44,11 +44,7 @@ def fill(endpoint: str, buckets: dict[str, dict[str, bytes]]) -> Any:
     import boto3
 
     client = boto3.client(
-        "s3",
-        endpoint_url=endpoint,
-        aws_access_key_id="test",
-        aws_secret_access_key="test",
-        region_name="us-east-1",
+        "s3", endpoint_url=endpoint, aws_access_key_id="test", aws_secret_access_key="test", region_name="us-east-1"
     )
     for bucket, objects in buckets.items():
         client.create_bucket(Bucket=bucket)

@@ -15,10 +15,7 @@ import sys
 __all__ = ["forbid"]
 
 #: Numbers of system calls by machine.
-_NUMBERS = {
-    "x86_64": {"memfd_create": 319, "pidfd_open": 434},
-    "aarch64": {"memfd_create": 279, "pidfd_open": 434},
-}
+_NUMBERS = {"x86_64": {"memfd_create": 319, "pidfd_open": 434}, "aarch64": {"memfd_create": 279, "pidfd_open": 434}}
 #: See seccomp(2) and linux/filter.h.
 _LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06
 _FAIL, _ALLOW = 0x00050000, 0x7FFF0000

@@ -44,11 +44,7 @@ def read(item: Any) -> Any:
 
 
 def check_restore(
-    build: Callable[[], Any],
-    *,
-    keep: Callable[[Any], Any] = read,
-    seeded: bool = False,
-    sockets: bool = True,
+    build: Callable[[], Any], *, keep: Callable[[Any], Any] = read, seeded: bool = False, sockets: bool = True
 ) -> list[Any]:
     """Restores the pipe of `build()` at every position, during and after its iteration; returns all its items.
 

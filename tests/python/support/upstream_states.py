@@ -164,14 +164,7 @@ def main() -> None:
         before = [plain(batch) for batch in itertools.islice(iterator, batches)]
         state = loader.state_dict()
         rest = [plain(batch) for batch in iterator]
-        saved.append(
-            {
-                "case": [dataset, options, workers, batches],
-                "before": before,
-                "state": state,
-                "rest": rest,
-            }
-        )
+        saved.append({"case": [dataset, options, workers, batches], "before": before, "state": state, "rest": rest})
     torch.save(saved, sys.argv[1])
     print(len(saved), "states")
 

@@ -59,12 +59,7 @@ def in_two_files(source: Source) -> Any:
 NO_LENGTH = "valid length|has no len"
 
 ROWS: list[Row] = [
-    Row(
-        "in_memory_cache",
-        lambda s: InMemoryCacheHolder(s()),
-        list,
-        grows="it keeps all items",
-    ),
+    Row("in_memory_cache", lambda s: InMemoryCacheHolder(s()), list, grows="it keeps all items"),
     Row(
         "in_memory_cache_of_some",
         lambda s, size: InMemoryCacheHolder(s(), size=size),
@@ -79,13 +74,7 @@ ROWS: list[Row] = [
         length=NO_LENGTH,
         grows="it keeps all items",
     ),
-    Row(
-        "on_disk_cache",
-        on_disk,
-        list,
-        length=NO_LENGTH,
-        grows="it writes a file for each of many items",
-    ),
+    Row("on_disk_cache", on_disk, list, length=NO_LENGTH, grows="it writes a file for each of many items"),
     Row(
         "on_disk_cache_where_nothing_will_do",
         lambda s: on_disk(s, never),

@@ -203,9 +203,7 @@ ROWS: list[Row] = [
         length="valid length|has no len",
     ),
     Row(
-        "collate",
-        lambda s: Collator(s().batch(2), collate_fn=sum),
-        lambda xs: [sum(batch) for batch in batched(xs, 2)],
+        "collate", lambda s: Collator(s().batch(2), collate_fn=sum), lambda xs: [sum(batch) for batch in batched(xs, 2)]
     ),
     Row(
         "filter",
@@ -309,11 +307,7 @@ ROWS: list[Row] = [
         {"nodes": 2, "node": 1, "workers": 2, "worker": 0},
         not_in_workers="it shards the items itself",
     ),
-    Row(
-        "dispatch",
-        lambda s: s().sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING),
-        list,
-    ),
+    Row("dispatch", lambda s: s().sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING), list),
     Row("concat", lambda s: Concater(s(), s().map(plus_one), s()), lambda xs: [*xs, *[x + 1 for x in xs], *xs]),
     Row("zip", lambda s: s().zip(s().header(5)), lambda xs: list(zip(xs, xs[:5], strict=False))),
     Row(
@@ -370,12 +364,7 @@ ROWS: list[Row] = [
         {"buffer_size": small},
         {"buffer_size": 3},
     ),
-    Row(
-        "prefetch_shuffled",
-        lambda s: Prefetcher(s().shuffle(buffer_size=3)),
-        lambda xs: shuffled(xs, 3),
-        random=True,
-    ),
+    Row("prefetch_shuffled", lambda s: Prefetcher(s().shuffle(buffer_size=3)), lambda xs: shuffled(xs, 3), random=True),
     Row(
         "replayed",
         lambda s: Mapper(Doubling(s().shuffle(buffer_size=3)), plus_one),

@@ -75,11 +75,7 @@ def build_decompressed(source: Source) -> Any:
 
 
 ROWS: list[Row] = [
-    Row(
-        "decompress",
-        build_decompressed,
-        lambda xs: [(f"{x}.gz", b"%d" % x) for x in xs],
-    ),
+    Row("decompress", build_decompressed, lambda xs: [(f"{x}.gz", b"%d" % x) for x in xs]),
     Row(
         "extract",
         lambda s: Extractor(s().map(bzipped), "bz2").map(content_of),

@@ -261,11 +261,7 @@ ROWS: list[Row] = [
         lambda xs: [y for x in xs for y in few(x)],
         length=NO_LENGTH,
     ),
-    Row(
-        "flatten",
-        lambda s: Flattener(s().map(nested_tuple)),
-        lambda xs: [(x, x, [x + 1], x + 2, x + 3) for x in xs],
-    ),
+    Row("flatten", lambda s: Flattener(s().map(nested_tuple)), lambda xs: [(x, x, [x + 1], x + 2, x + 3) for x in xs]),
     Row(
         "flatten_one",
         lambda s: Flattener(s().map(nested_tuple), 1),

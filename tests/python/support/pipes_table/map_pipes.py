@@ -25,13 +25,7 @@ def squared(item: int) -> int:
 
 
 ROWS: list[Row] = [
-    Row(
-        "map_pipe",
-        lambda s: indexed(s).to_iter_datapipe(),
-        lambda xs: xs,
-        grows=KEEPS_ALL,
-        not_in_workers=COUNTED,
-    ),
+    Row("map_pipe", lambda s: indexed(s).to_iter_datapipe(), lambda xs: xs, grows=KEEPS_ALL, not_in_workers=COUNTED),
     Row(
         "map_pipe_map",
         lambda s: indexed(s).map(squared).to_iter_datapipe(),

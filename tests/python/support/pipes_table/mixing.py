@@ -208,11 +208,7 @@ ROWS: list[Row] = [
         {"size": 4},
         random=True,
     ),
-    Row(
-        "in_batch_shuffle_off",
-        lambda s: InBatchShuffler(s().batch(4)).set_shuffle(False),
-        lambda xs: batched(xs, 4),
-    ),
+    Row("in_batch_shuffle_off", lambda s: InBatchShuffler(s().batch(4)).set_shuffle(False), lambda xs: batched(xs, 4)),
     Row(
         "bucketbatch",
         lambda s, size, batch_num, bucket_num, in_batch, sort: s().bucketbatch(
@@ -319,10 +315,7 @@ ROWS: list[Row] = [
         lambda xs, weights, split_seed: flat(
             [(groups := drawn(xs, weights, split_seed, 20))[0], *reversed(groups[1:])]
         ),
-        {
-            "weights": st.lists(weight, min_size=1, max_size=3),
-            "split_seed": st.integers() | st.text(max_size=3),
-        },
+        {"weights": st.lists(weight, min_size=1, max_size=3), "split_seed": st.integers() | st.text(max_size=3)},
         {"weights": [0.5, 0.3, 0.21], "split_seed": 3},
         length=NO_LENGTH,
         grows="it takes no more items than it was told of",
@@ -350,11 +343,7 @@ ROWS: list[Row] = [
         ),
         lambda xs: [(n, x, n + 1, x) for n, x in enumerate(xs)],
     ),
-    Row(
-        "zip_with_iter_of_children",
-        build_joined_children,
-        lambda xs: [(4 * n + 1, 2 * x) for n, x in enumerate(xs)],
-    ),
+    Row("zip_with_iter_of_children", build_joined_children, lambda xs: [(4 * n + 1, 2 * x) for n, x in enumerate(xs)]),
     Row(
         "zip_with_map",
         lambda s, keep_key: MapKeyZipper(s(), SequenceWrapper([10, 11, 12]), remainder3, lambda a, b: a + b, keep_key),

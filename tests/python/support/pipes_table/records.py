@@ -38,17 +38,8 @@ def first_pixel(pixels: Any) -> int:
 
 
 ROWS: list[Row] = [
-    Row(
-        "webdataset",
-        lambda s: WebDataset(s().map(as_file), strict=False),
-        samples,
-        length="valid length|has no len",
-    ),
-    Row(
-        "routed_decode",
-        lambda s: RoutedDecoder(s().map(as_number_file)),
-        lambda xs: [(f"{x}.cls", x) for x in xs],
-    ),
+    Row("webdataset", lambda s: WebDataset(s().map(as_file), strict=False), samples, length="valid length|has no len"),
+    Row("routed_decode", lambda s: RoutedDecoder(s().map(as_number_file)), lambda xs: [(f"{x}.cls", x) for x in xs]),
     Row(
         "decode_image",
         lambda s: s().map(as_image).decode_image(2, crop="random", flip=0.5, mode="L").map(first_pixel),

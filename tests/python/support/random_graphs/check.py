@@ -20,14 +20,7 @@ from random_graphs.graphs import Graph
 from torchdata.dataloader2.graph.settings import set_graph_random_seed
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.datapipes._pipe.graph.traversal import walk
-from torchdata.datapipes.state import (
-    iterate,
-    load_generators,
-    load_state,
-    save_generators,
-    save_state,
-    standing_still,
-)
+from torchdata.datapipes.state import iterate, load_generators, load_state, save_generators, save_state, standing_still
 
 
 class Different(AssertionError):
@@ -84,10 +77,7 @@ class Plain:
 def start(number: int) -> None:
     """Resets the global generators to their state at the beginning of a graph's run."""
     random.seed(number)
-    for name, setter in (
-        ("numpy", lambda module: module.random.seed),
-        ("torch", lambda module: module.manual_seed),
-    ):
+    for name, setter in (("numpy", lambda module: module.random.seed), ("torch", lambda module: module.manual_seed)):
         if name in sys.modules:
             setter(sys.modules[name])(number)
 

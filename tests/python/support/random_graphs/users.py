@@ -11,6 +11,26 @@ from torchdata.datapipes.iter import IterDataPipe
 from torchdata.datapipes.state import state
 
 
+class Passing(IterDataPipe):
+    """A generator without a state, which yields the items of its source."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.source
+
+
+class InMain(Passing):
+    """A pipe that must not be replicated, so that it stays in the main process."""
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def is_replicable(self) -> bool:
+        return False
+
+
 class Unstated(IterDataPipe):
     """A generator without an accessible state."""
 
@@ -24,11 +44,8 @@ class Unstated(IterDataPipe):
             yield total
 
 
-class UnstatedPairs(IterDataPipe):
+class UnstatedPairs(Unstated):
     """A generator that reads further than its yielded items."""
-
-    def __init__(self, source_datapipe: Any) -> None:
-        self.source_datapipe = source_datapipe
 
     def __iter__(self) -> Iterator[int]:
         before = None
@@ -40,11 +57,8 @@ class UnstatedPairs(IterDataPipe):
             yield before
 
 
-class UnstatedTwice(IterDataPipe):
+class UnstatedTwice(Unstated):
     """Reads its source twice."""
-
-    def __init__(self, source_datapipe: Any) -> None:
-        self.source_datapipe = source_datapipe
 
     def __iter__(self) -> Iterator[int]:
         for _ in range(2):
@@ -78,26 +92,20 @@ class UnstatedSource(IterDataPipe):
         yield from range(self.size)
 
 
-class OneToOne(IterDataPipe):
+class OneToOne(Unstated):
     """A generator that declares itself one-to-one."""
 
     one_to_one = True
-
-    def __init__(self, source_datapipe: Any) -> None:
-        self.source_datapipe = source_datapipe
 
     def __iter__(self) -> Iterator[int]:
         for item in self.source_datapipe:
             yield (3 * item) % 21
 
 
-class NoState(IterDataPipe):
+class NoState(Unstated):
     """A generator that declares that it keeps no state."""
 
     iteration_state = ()
-
-    def __init__(self, source_datapipe: Any) -> None:
-        self.source_datapipe = source_datapipe
 
     def __iter__(self) -> Iterator[int]:
         for item in self.source_datapipe:

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch.utils.data import DistributedSampler
 
+from node_streams import Uncheckpointed
 from random_nodes import sources
 from torchdata import nodes
 from torchdata.nodes import BaseNode, Batcher, IterableWrapper, Mapper, ParallelMapper, Prefetcher, SamplerWrapper
@@ -109,7 +110,7 @@ class Graph:
             return sources.Counting(size)
         if kind == "bare":
             self.kinds.add("nodes without checkpoints")
-            return sources.Bare(size)
+            return Uncheckpointed(size)
         if kind == "stream":
             return self.stream(size)
         if "pipe" in kind:
@@ -121,7 +122,7 @@ class Graph:
     def stream(self, size: int) -> BaseNode[Any]:
         name = self.chance.choice(list(sources.STREAMS))
         self.kinds.add("streams")
-        self.counts |= "Epochs" in name
+        self.counts |= "Counts" in name
         self.say(name)
         return IterableWrapper(sources.STREAMS[name](size))
 

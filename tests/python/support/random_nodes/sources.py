@@ -9,7 +9,7 @@ from typing import Any
 from torch.utils.data import Sampler
 
 from node_sources import Places
-from node_streams import TakesAgain, TakesOnce
+from node_streams import CountsAtOnce, CountsEpochs, Stateless, TakesAgain, TakesOnce
 from torchdata.nodes import BaseNode
 
 
@@ -26,68 +26,6 @@ class Shuffled(Sampler[int]):
         order = list(range(self.size))
         random.Random(self.epoch).shuffle(order)
         return iter(order)
-
-
-class Lazy:
-    """A stream without a state: a generator."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def __iter__(self) -> Iterator[int]:
-        yield from range(self.size)
-
-
-class Epochs(Places):
-    """A stream that counts its epochs, and shuffles by that."""
-
-    epoch = 0
-
-    def __iter__(self) -> Iterator[int]:
-        if not self.loaded:
-            self.epoch, self.place = self.epoch + 1, 0
-        self.loaded = False
-        return self.rest()
-
-    def rest(self) -> Iterator[int]:
-        order = list(range(self.size))
-        random.Random(self.epoch).shuffle(order)
-        for number in order[self.place :]:
-            self.place += 1
-            yield number
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"place": self.place, "epoch": self.epoch}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.place, self.epoch, self.loaded = state["place"], state["epoch"], True
-
-
-class EpochsInGenerator(Epochs):
-    """The same, but counts when its first item is requested."""
-
-    def __iter__(self) -> Iterator[int]:
-        yield from super().__iter__()
-
-
-class Bare(BaseNode[int]):
-    """A user's node without states."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.size = size
-
-    def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        super().reset(initial_state)
-        if initial_state is not None:
-            raise NotImplementedError("no checkpoints")
-        self.numbers = iter(range(self.size))
-
-    def next(self) -> int:
-        return next(self.numbers)
-
-    def get_state(self) -> dict[str, Any]:
-        raise NotImplementedError("no checkpoints")
 
 
 class Counting(BaseNode[int]):
@@ -135,5 +73,5 @@ class First(BaseNode[Any]):
 
 
 STREAMS: dict[str, Any] = {
-    cls.__name__: cls for cls in (Lazy, Places, TakesOnce, TakesAgain, Epochs, EpochsInGenerator)
+    cls.__name__: cls for cls in (Stateless, Places, TakesOnce, TakesAgain, CountsAtOnce, CountsEpochs)
 }

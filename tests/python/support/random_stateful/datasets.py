@@ -229,11 +229,14 @@ class EpochInGenerator(Iterable):
     epoch, place, loaded = 0, 0, False
 
     def __iter__(self) -> Iterator[Any]:
+        self.begin()
+        yield from self.rest()
+
+    def begin(self) -> None:
         if not self.loaded:
             self.epoch += 1
             self.place = 0
         self.loaded = False
-        yield from self.rest()
 
     def rest(self) -> Iterator[Any]:
         for number in self.shuffled(self.epoch)[self.place :]:
@@ -251,10 +254,7 @@ class EpochInIter(EpochInGenerator):
     """The same, but counts in `__iter__`, before the first item is requested."""
 
     def __iter__(self) -> Iterator[Any]:
-        if not self.loaded:
-            self.epoch += 1
-            self.place = 0
-        self.loaded = False
+        self.begin()
         return self.rest()
 
 
@@ -322,13 +322,13 @@ class ItsOwnIterator(Iterable):
         self.place = state["place"]
 
 
-class Walk:
-    """An iterator with a state."""
+class _Steps:
+    """An iterator without a state."""
 
-    def __init__(self, stream: Iterable, epoch: int = 7) -> None:
-        self.stream, self.place, self.own = stream, 0, random.Random(epoch)
+    def __init__(self, stream: Iterable) -> None:
+        self.stream, self.place = stream, 0
 
-    def __iter__(self) -> Walk:
+    def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
@@ -336,7 +336,28 @@ class Walk:
         if self.place == len(numbers):
             raise StopIteration
         self.place += 1
-        return self.stream.item(numbers[self.place - 1], self.own.randrange(1000))
+        return self.stream.item(numbers[self.place - 1], *self.more())
+
+    def more(self) -> tuple[int, ...]:
+        return ()
+
+
+class PlainSteps(Iterable):
+    """A stream without a state and without a generator."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return _Steps(self)
+
+
+class Walk(_Steps):
+    """An iterator with a state."""
+
+    def __init__(self, stream: Iterable, epoch: int = 7) -> None:
+        super().__init__(stream)
+        self.own = random.Random(epoch)
+
+    def more(self) -> tuple[int, ...]:
+        return (self.own.randrange(1000),)
 
     def state_dict(self) -> dict[str, Any]:
         version, words, gauss = self.own.getstate()
@@ -353,30 +374,6 @@ class IteratorAlone(Iterable):
 
     def __iter__(self) -> Iterator[Any]:
         return Walk(self)
-
-
-class _Steps:
-    """An iterator without a state."""
-
-    def __init__(self, stream: Iterable) -> None:
-        self.stream, self.place = stream, 0
-
-    def __iter__(self) -> _Steps:
-        return self
-
-    def __next__(self) -> Any:
-        numbers = self.stream.share()
-        if self.place == len(numbers):
-            raise StopIteration
-        self.place += 1
-        return self.stream.item(numbers[self.place - 1])
-
-
-class PlainSteps(Iterable):
-    """A stream without a state and without a generator."""
-
-    def __iter__(self) -> Iterator[Any]:
-        return _Steps(self)
 
 
 class IteratorAndEpochs(Iterable):

@@ -1,0 +1,45 @@
+"""Reads loaders up to a position, and from a state on. Each of these loaders is shut down afterwards."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+
+def begun(loader: Any, state: Any = None, seed: int = 3) -> Any:
+    """Returns the loader with a loaded state, or with a seed if there is no state."""
+    if state is None:
+        loader.seed(seed)
+    else:
+        loader.load_state_dict(state)
+    return loader
+
+
+def saved(loader: Any, **options: Any) -> Any:
+    return pickle.loads(pickle.dumps(loader.state_dict(**options)))
+
+
+def epochs_of(loader: Any, count: int = 2) -> list[list[Any]]:
+    with loader:
+        return [list(loader) for _ in range(count)]
+
+
+def stopped(loader: Any, count: int, **options: Any) -> tuple[list[Any], Any]:
+    """Returns the first items of an epoch, and the state after them."""
+    with loader:
+        reading = iter(loader)
+        return [next(reading) for _ in range(count)], saved(loader, **options)
+
+
+def continued(loader: Any, count: int) -> tuple[list[Any], Any, list[Any]]:
+    """Returns the first items of an epoch, the state after them, and the remaining items."""
+    with loader:
+        reading = iter(loader)
+        return [next(reading) for _ in range(count)], saved(loader), list(reading)
+
+
+def resumed(loader: Any, state: Any, count: int = 1, **options: Any) -> list[list[Any]]:
+    """Returns the remaining items after a state, and those of the following epochs."""
+    with loader:
+        loader.load_state_dict(state, **options)
+        return [list(loader) for _ in range(count)]
