@@ -16,6 +16,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="nodes need PyTorch")
 
+from node_sources import same  # noqa: E402
 from torchdata.nodes import (  # noqa: E402
     BaseNode,
     Batcher,
@@ -75,10 +76,6 @@ class Recorder(BaseNode[Any]):
         self.calling.release()
         self.notes += note
         return self.calling
-
-
-def same(item: Any) -> Any:
-    return item
 
 
 def some(item: Any) -> bool:

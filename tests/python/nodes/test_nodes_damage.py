@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="nodes need PyTorch")
 
-from node_sources import Epochs, numbers  # noqa: E402
+from node_sources import Epochs, numbers, same  # noqa: E402
 from node_streams import TakesOnce  # noqa: E402
 from torchdata.datapipes.iter import IterableWrapper as PipeOf  # noqa: E402
 from torchdata.nodes import (  # noqa: E402
@@ -53,10 +53,6 @@ class Endless:
 def weighted() -> BaseNode[Any]:
     sources = {"a": numbers(6), "b": numbers(4)}
     return MultiNodeWeightedSampler(sources, {"a": 1.0, "b": 2.0}, rank=0, world_size=1)
-
-
-def same(item: Any) -> Any:
-    return item
 
 
 CASES: list[tuple[Callable[[], BaseNode[Any]], list[str], list[Any]]] = [

@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="nodes need PyTorch")
 
-from node_sources import Epochs, numbers  # noqa: E402
+from node_sources import CRITERIA, Epochs, numbers, same  # noqa: E402
 from node_streams import GOING_ON, STREAMS, Draws, Plan, TakesAgain, TakesOnce, Uncheckpointed, run  # noqa: E402
 from torchdata.datapipes.state import load_state, save_state  # noqa: E402
 from torchdata.nodes import (  # noqa: E402
@@ -35,13 +35,8 @@ from torchdata.nodes import (  # noqa: E402
 )
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler  # noqa: E402
 
-CRITERIA = sorted(value for name, value in vars(StopCriteria).items() if name.isupper())
 Kind = Callable[[int], Any]
 Wrap = Callable[[BaseNode[Any]], BaseNode[Any]]
-
-
-def same(item: Any) -> Any:
-    return item
 
 
 def mixed(kind: Kind, criterion: str, weighted: bool, wrap: Wrap = same) -> BaseNode[Any]:

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="nodes need PyTorch")
 
-from node_sources import numbers  # noqa: E402
+from node_sources import CRITERIA, numbers, same  # noqa: E402
 from torchdata.datapipes.iter import IterableWrapper as PipeOf  # noqa: E402
 from torchdata.nodes import (  # noqa: E402
     BaseNode,
@@ -31,12 +31,6 @@ from torchdata.nodes import (  # noqa: E402
     Unbatcher,
     from_pipe,
 )
-
-CRITERIA = sorted(value for name, value in vars(StopCriteria).items() if name.isupper())
-
-
-def same(item: Any) -> Any:
-    return item
 
 
 def known() -> Iterator[BaseNode[Any]]:

@@ -206,15 +206,13 @@ def test_dropping_a_half_read_loader_leaves_no_process() -> None:
 
 def test_a_shutdown_does_not_wait_for_a_call_that_hangs() -> None:
     def hangs(number: int) -> int:
-        time.sleep(0 if number == 0 else 1000)
+        time.sleep(0 if number == 0 else 1e8)
         return number
 
     node = over_processes(hangs)
     assert next(node) == 0
-    began = time.monotonic()
     node.shutdown()
     node.shutdown()
-    assert time.monotonic() - began < 30
 
 
 PROGRAM = """

@@ -112,26 +112,6 @@ def hang_at_three(number: int) -> int:
     return number * number
 
 
-class HangsOnce(Dying):
-    """Its process hangs at some numbers, this many times."""
-
-    def __call__(self, number: int) -> int:
-        for time_ in range(self.at.get(number, 0)):
-            path = self.folder / f"{number}_{time_}"
-            if not path.exists():
-                path.touch()
-                time.sleep(1e8)
-        return number * number
-
-
-def test_a_process_that_hangs_is_killed_and_its_item_kept(tmp_path: Path) -> None:
-    options = {"timeout": 0.4, "on_timeout": "restart", "on_worker_exit": "error"}
-    node = mapper(HangsOnce(tmp_path, {3: 1, 4: 1}), **options)
-    with pytest.warns(RuntimeWarning, match="(?s)was killed for it.*in __call__"):
-        assert list(Loader(node)) == squares
-    node.shutdown()
-
-
 class HangsIn:
     """Squares numbers; at 8, one process hangs in a given way."""
 

@@ -443,15 +443,15 @@ def test_abandoning_an_epoch_does_not_wait_endlessly_for_a_slow_source(
     read: list[int] = []
 
     def slow() -> Iterator[int]:
-        for number in range(1000):
+        for number in range(10**5):
             time.sleep(0.01)
             read.append(number)
             yield number
 
-    node = Prefetcher(IterableWrapper(slow()), 900)
+    node = Prefetcher(IterableWrapper(slow()), 90_000)
     assert next(node) == 0
     node.reset()
-    assert len(read) < 900
+    assert len(read) < 90_000
     node.shutdown()
 
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from torchdata.nodes import BaseNode, IterableWrapper
+from torchdata.nodes import BaseNode, IterableWrapper, StopCriteria
+
+CRITERIA = sorted(value for name, value in vars(StopCriteria).items() if name.isupper())
+
+
+def same(item: Any) -> Any:
+    return item
 
 
 def numbers(count: int) -> IterableWrapper[int]:
