@@ -5,8 +5,9 @@
 
 use std::cell::RefCell;
 
-use fast_image_resize::images::{CroppedImage, Image, ImageRef};
-use fast_image_resize::{PixelType, ResizeAlg, ResizeOptions, Resizer};
+use fast_image_resize::images::{TypedCroppedImage, TypedImage, TypedImageRef};
+use fast_image_resize::pixels::{U8, U8x3};
+use fast_image_resize::{PixelTrait, ResizeAlg, ResizeOptions, Resizer};
 
 use crate::strided::Strided;
 
@@ -92,9 +93,9 @@ pub fn resize(
     target: Target,
     out: &mut [u8],
 ) -> Result<(), ResizeError> {
-    let kind = match source.channels {
-        1 => PixelType::U8,
-        3 => PixelType::U8x3,
+    let convolve = match source.channels {
+        1 => convolve::<U8>,
+        3 => convolve::<U8x3>,
         other => return Err(ResizeError::Channels(other)),
     };
     holds(source.bytes.len(), source.width, source.height, source.channels)?;
@@ -105,10 +106,10 @@ pub fn resize(
     SCRATCH.with_borrow_mut(|scratch| {
         let Scratch { resizer, rows } = scratch;
         if !target.mirrored && (!target.planar || source.channels == 1) {
-            convolve(resizer, source, kind, region, filter, target, out)?;
+            convolve(resizer, source, region, filter, target, out)?;
         } else {
             rows.resize(out.len(), 0);
-            convolve(resizer, source, kind, region, filter, target, rows)?;
+            convolve(resizer, source, region, filter, target, rows)?;
             lay_out(rows, source.channels, target, out);
         }
         if resizer.size_of_internal_buffers() + rows.capacity() > KEPT {
@@ -127,11 +128,11 @@ fn holds(found: usize, width: u32, height: u32, channels: usize) -> Result<(), R
     }
 }
 
-/// Resizes into rows of pixels from left to right.
-fn convolve(
+/// Resizes into rows of pixels from left to right. The pixel type is known here, so only the code for two types is compiled
+/// in. The code for floating-point channels would also differ between two builds of the same sources.
+fn convolve<P: PixelTrait>(
     resizer: &mut Resizer,
     source: Pixels<'_>,
-    kind: PixelType,
     region: Region,
     filter: Filter,
     target: Target,
@@ -145,17 +146,18 @@ fn convolve(
     // The pixels that overlap the region, and the position of the region within them.
     let (column, row) = (left.floor(), top.floor());
     let (width, height) = (right.ceil() - column, bottom.ceil() - row);
-    let whole = ImageRef::new(source.width, source.height, source.bytes, kind).map_err(|_| ResizeError::Region)?;
-    let part = CroppedImage::new(&whole, column as u32, row as u32, width as u32, height as u32)
+    let whole =
+        TypedImageRef::<P>::from_buffer(source.width, source.height, source.bytes).map_err(|_| ResizeError::Region)?;
+    let part = TypedCroppedImage::new(whole, column as u32, row as u32, width as u32, height as u32)
         .map_err(|_| ResizeError::Region)?;
-    let mut made = Image::from_slice_u8(target.width, target.height, rows, kind).map_err(|_| ResizeError::Region)?;
+    let mut made = TypedImage::<P>::from_buffer(target.width, target.height, rows).map_err(|_| ResizeError::Region)?;
     let options = ResizeOptions::new().resize_alg(ResizeAlg::Convolution(filter)).crop(
         left - column,
         top - row,
         right - left,
         bottom - top,
     );
-    resizer.resize(&part, &mut made, &options).map_err(|_| ResizeError::Region)
+    resizer.resize_typed(&part, &mut made, &options).map_err(|_| ResizeError::Region)
 }
 
 /// Copies rows of pixels in the order that the target requires.

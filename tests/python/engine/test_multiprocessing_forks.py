@@ -86,6 +86,8 @@ def test_a_process_that_is_forked_in_a_worker_exits_silently(family, way):
 
 @pytest.mark.parametrize(("family", "method"), [("DataLoader2", "spawn"), ("StatefulDataLoader", "forkserver")])
 def test_the_main_process_is_recognized_under_other_start_methods(family, method):
+    if family == "StatefulDataLoader":
+        pytest.importorskip("torch", reason="StatefulDataLoader is a loader of it")
     with FAMILIES[family](method, Forks("returns"), COUNT) as items:
         assert list(items) == expected("returns")
 
@@ -109,9 +111,13 @@ def forks_in_hook(*arguments):
     return arguments[0]
 
 
-def test_global_functions_in_hooks_and_states_of_a_worker_are_sent_by_value():
+def test_a_global_function_in_a_hook_of_a_worker_is_sent_by_value():
     with loader(IterableWrapper(range(9)).sharding_filter(), worker_init_fn=forks_in_hook) as dl:
         assert list(dl) == list(range(9))
+
+
+def test_global_functions_in_hooks_and_states_of_a_stateful_worker_are_sent_by_value():
+    pytest.importorskip("torch", reason="StatefulDataLoader is a loader of it")
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     dataset = Counts()
