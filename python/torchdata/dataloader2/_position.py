@@ -233,12 +233,19 @@ class Tracker:
             given: the number of items that the user has received.
             beginning: where the workers were when the epoch began, if it has only just begun.
         """
-        output = self.output
+        output, place = self.output, None
         run = None if output is None else output.run
         try:
             pipes = Graph(self._pipeline.datapipe)
-            with standing_still(pipes.pipes):  # threads draw random numbers, too
+            with standing_still(pipes.pipes):  # threads draw random numbers, too, and take further items
                 entries, generators = save_entries(pipes), save_generators()
+                if output is not None:
+                    own = pipes.index(output)
+                    if output.is_unread and not token_of(output).armed:  # its items were from the previous epoch
+                        entries[own] = PipeEntry(entries[own].type)
+                    read = self._read_by_main(entries[own], output)
+                    # A pipe may have read some of the epoch while it began.
+                    place = beginning if read is None else output.place(read)
         except UnorderedSet:  # reading the set again would yield other items
             raise
         except Exception as error:  # items of pipes that cannot be saved are recomputed
@@ -246,16 +253,6 @@ class Tracker:
             return None
         if output is None:
             return Position(given, graph=sealed(Content(entries)), generators=seal(generators))
-        own = pipes.index(output)
-        if output.is_unread and not token_of(output).armed:  # its items were from the previous epoch
-            entries[own] = PipeEntry(entries[own].type)
-        read = self._read_by_main(entries[own], output)
-        if read is not None:
-            place = output.place(read)  # threads may have taken more since
-        elif beginning is not None:
-            place = beginning  # a pipe may have read some of it while it began
-        else:
-            return None
         if place is None or output.run is not run:  # a thread reads another pass by now
             return None
         return Position(

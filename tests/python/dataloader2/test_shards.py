@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,6 +26,7 @@ from torchdata.dataloader2 import (
     SequentialReadingService,
 )
 from torchdata.dataloader2.adapter import ShardingPolicy
+from torchdata.dataloader2.services.worker_output import WorkerOutput
 from torchdata.dataloader2.state.places import lasts
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Multiplexer, Zipper
 from torchdata.datapipes.map import SequenceWrapper
@@ -344,6 +346,23 @@ def test_with_splits_the_order_is_the_same_for_any_number_of_ranks(old: Any, new
     begun = of_split_ranks(*old, count)
     rest = in_steps(of_split_ranks(*new, None, {rank: state for rank, (_, state) in enumerate(begun)}))
     assert in_steps(begun) + rest == whole
+
+
+def test_a_thread_that_reads_ahead_while_a_state_is_saved_does_not_take_the_shards_out_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`fullsync` of each rank reads ahead in a thread, which must not take an item while the shards are saved."""
+    place = WorkerOutput.place
+
+    def later(self: WorkerOutput, delivered: int) -> Any:
+        time.sleep(0.1)  # the thread takes an item meanwhile, unless it stands still
+        return place(self, delivered)
+
+    monkeypatch.setattr(WorkerOutput, "place", later)
+    begun = of_split_ranks(2, 0, 3)
+    rest = in_steps(of_split_ranks(3, 0, None, {rank: state for rank, (_, state) in enumerate(begun)}))
+    monkeypatch.undo()
+    assert in_steps(begun) + rest == in_steps(of_split_ranks(2, 0, None))
 
 
 @pytest.mark.parametrize("workers", [0, 3])
