@@ -213,7 +213,8 @@ def _left_by_shard(saved: list[Any], position: int) -> list[int]:
 def _in_other_ranks(whole: list[Any], position: int, found: list[Any], sizes: list[int], left: list[int]) -> str:
     """What is wrong with the steps of another number of ranks. Their order is known if all shards have one size.
 
-    All ranks end with the shortest one, so the other ranks leave out the rest of their shards.
+    The epoch ends on all ranks when the first rank has no more items. The other ranks then leave out the rest of their
+    shards.
     """
     expected = [item for step in zip(*(each[0] for each in whole), strict=True) for item in step][
         position * len(whole) :

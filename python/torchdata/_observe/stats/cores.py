@@ -29,7 +29,6 @@ def processors_of(processes: Iterable[ProcessStats], before: float = 0.0) -> tup
 
     Returns:
         The two numbers; None if they are unknown.
-        The two numbers; None where they are not known.
     """
     processes = list(processes)
     busy = sum(one.busy_seconds for one in processes)
