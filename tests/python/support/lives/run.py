@@ -244,6 +244,9 @@ class Run:
         way = dice.choice(["new", "new", "new", "new" if seeded else "after iter", "from state"])
         if life.moves:
             self.workers = dice.choice(["auto", *life.numbers()] if life.auto else life.numbers())
+            if self.workers != life.workers:  # epochs that begin have other shares then
+                for epoch in self.expected[self.epoch + bool(at) :]:
+                    epoch.shares = None
         elif life.kind == "workers":
             # An epoch that begins has a shard for each worker, so the number is that of the life again before that.
             self.workers = None if between or self.is_left or not at else dice.choice(life.numbers())
