@@ -134,6 +134,23 @@ def test_few_batches_are_timed_unless_all_are_requested(monkeypatch: pytest.Monk
     assert timed["full"] == 1515
 
 
+def test_quantiles_are_those_of_single_samples_and_single_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchdata._observe.stats.batches import BatchClock
+
+    note = BatchClock.note
+
+    def noting(self: BatchClock, samples: int, _reading: int, _collating: int) -> int:
+        return note(self, samples, 40_000_000, 1_000_000)
+
+    monkeypatch.setattr(BatchClock, "note", noting)
+    loader = StatefulDataLoader(Photos(), batch_size=4, collate_fn=pad, stats="full")
+    list(loader)
+    rows = {pipe.name: pipe for pipe in loader.stats().merged_pipes()}
+    assert rows["Photos.__getitem__"].p50 == pytest.approx(0.01, rel=0.2)
+    assert rows["Photos.__getitem__"].own_seconds == pytest.approx(6 * 0.04)
+    assert rows["pad"].p50 == pytest.approx(0.001, rel=0.2)
+
+
 def test_arguments_without_effect_are_refused() -> None:
     with pytest.raises(ValueError, match='stats is "counts" or "full"'):
         StatefulDataLoader(range(3), stats="all")  # type: ignore[arg-type]
