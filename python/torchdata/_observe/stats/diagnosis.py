@@ -522,7 +522,7 @@ def _remedy(stats: LoaderStats, worker: ProcessStats, worst: PipeStats) -> str:
     possible = faster > WITHIN_REACH * (worst.seconds_per_item or 0.0)
     _, fit = _workers_that_fit(stats)
     if min(needed, fit) > MOST_WORKERS:
-        return f" More workers would be faster, and so would a cheaper {name}."
+        return f" Make {name} cheaper, or use more workers if they do not wait for the same disk or lock."
     if needed > fit:
         text = f" {_cores(stats)} busy with {_counted(now, 'worker')}: more would not be faster."
         if fit > now:
