@@ -81,6 +81,8 @@ class StateKeeper:
                 RuntimeWarning,
                 stacklevel=3,
             )
+        if run.position.output is not None:
+            _warn_of_oversized(run.position.output.want_large_snapshots())
         checkpoints = pipeline.contract.is_checkpointable
         pickled = identity.pickled(with_pipe)
         of_service = service.checkpoint() if checkpoints else None
@@ -209,6 +211,20 @@ def number_of_items(name: str, count: Any) -> int:
     if count < 0:
         raise ValueError(f"{name} is a number of items and cannot be negative, but got {count}")
     return count
+
+
+def _warn_of_oversized(size: int) -> None:
+    """Warns that a worker has sent no snapshots because of their size, which is given in bytes; 0 for no warning."""
+    if size:
+        warnings.warn(
+            f"the pipes of a worker hold {size / 1e6:.0f} MB, so this worker has sent no snapshots before this call of "
+            "state_dict(). A loader that resumes from this state recomputes the worker's items since the beginning of "
+            "the epoch, or since an earlier snapshot. Later states contain these MB. Give the reading service a larger "
+            "snapshot_budget (None for no limit) to resume from the first state without recomputing, or shuffle and "
+            "cache before the items are loaded, which needs less memory",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
 
 def _warn_of_replay(place: Position) -> None:
