@@ -128,6 +128,16 @@ def test_a_state_in_a_later_epoch_of_a_large_cache_resumes_exactly() -> None:
         assert before + numbers(loader) == expected[1]
 
 
+def test_a_state_between_two_epochs_neither_warns_nor_makes_workers_send_what_pipes_hold() -> None:
+    with loader_of("shuffle") as loader, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(loader)
+        loader.state_dict()
+        list(loader)
+        assert not loader.reading_service.engine_processes().stats.wants_large_snapshots()
+        assert loader.reading_service.engine_processes().stats.oversized() > 0
+
+
 def test_without_a_budget_each_state_contains_what_pipes_hold() -> None:
     with loader_of("shuffle", None) as loader:
         iterator = iter(loader)
