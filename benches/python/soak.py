@@ -143,7 +143,7 @@ def main() -> int:
     )
     print(
         f"{epochs} epochs, {events.states} states, {events.kills} killed workers: {first / 1e6:.1f} MB after "
-        f"{asked.settle:g} minutes, {last / 1e6:.1f} MB at the end, ratio {last / first:.3f}: "
+        f"{asked.settle:g} minutes, {last / 1e6:.1f} MB at the end, ratio {last / first:.3f} "
         f"(main {own_first / 1e6:.1f} and {own_last / 1e6:.1f} MB): {'met' if last <= MOST * first else 'NOT MET'}"
     )
     return int(last > MOST * first)
