@@ -273,6 +273,14 @@ bench: setup ## Compare end to end with PyTorch's DataLoader and upstream torchd
 bench-shapes: setup ## Items of some 190 kinds, each beside PyTorch's DataLoader
 	$(BIN)/python benches/python/shapes.py $(ARGS)
 
+.PHONY: bench-memory
+bench-memory: setup ## The memory of loaders beside PyTorch's; ARGS="--upstream-python PYTHON" adds torchdata 0.9
+	$(BIN)/python benches/python/memory.py --size 1 --further $(ARGS)
+
+.PHONY: bench-soak
+bench-soak: setup ## The memory of loaders after an hour of epochs, states and killed workers
+	$(BIN)/python benches/python/soak.py $(ARGS)
+
 .PHONY: bench-rust
 bench-rust: ## The engine alone: criterion
 	cargo bench --package torchdata-core $(ARGS)
