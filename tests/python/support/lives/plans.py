@@ -175,6 +175,21 @@ class Life:
         if self.method == "remote":
             self.restarts, self.moves, self.auto = False, False, False
         self._choose_splits()
+        self._choose_skipped()
+
+    def _choose_skipped(self) -> None:
+        """Lets functions fail at some items, and skips these in the same or in a later process."""
+        dice = random.Random(f"skipped {self.seed}")
+        if "failing" in [*self.before, *self.behind] or dice.random() > 0.25:
+            return
+        part = self.before if self.moves else dice.choice([self.before, self.behind])
+        at = dice.randrange(len(part) + 1)
+        raising = dice.choices(["broken", "torn"], k=dice.choice([1, 2]))
+        part[at:at] = raising
+        if part is self.before or dice.random() < 0.5:
+            part.insert(dice.randrange(at + len(raising), len(part) + 1), "on_error")
+        if part is self.behind:
+            part.append("on_error")
 
     def _choose_splits(self) -> None:
         #: The number of shards of each epoch; None for one for each worker.
