@@ -104,16 +104,6 @@ def test_out_of_order_items_go_to_idle_workers_and_random_draws_continue_even_if
         assert fewer <= more, "the worker has drawn other numbers"
 
 
-@pytest.mark.parametrize(("method", "dispatched"), [("spawn", True), ("forkserver", False)])
-def test_spawned_processes_are_replaced_too(method, dispatched):
-    epochs = 1 if dispatched else 2
-    expected = undisturbed(pipeline(400, dispatched), epochs)
-    with restarting(pipeline(400, dispatched), multiprocessing_context=method) as loader:
-        for epoch in range(epochs):
-            assert read(loader, [60 + 50 * epoch], lambda _, epoch=epoch: -1 - epoch) == expected[epoch]
-        assert loader.stats().restarts > 0
-
-
 class Poisoned:
     """Always kills its process at one item."""
 
@@ -302,12 +292,6 @@ def test_states_after_a_death_are_those_of_a_run_without(often):
             rest += list(iterator)
             assert got[: len(got) - ago] + rest == expected[0]
             assert list(other) == expected[1]
-
-
-def test_worker_exits_do_not_affect_pipes_of_the_main_process_that_read_ahead():
-    expected = undisturbed(pipeline(2000).prefetch(5))[0]
-    with restarting(pipeline(2000).prefetch(5)) as loader:
-        assert read(loader, range(100, 1000, 200), lambda number: number // 200 % 2) == expected
 
 
 def test_ranks_with_workers_restart_each_for_itself():
