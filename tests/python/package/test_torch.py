@@ -282,23 +282,6 @@ def test_without_a_seed_seeds_come_from_torchs_generator() -> None:
     assert orders[0][0] != orders[0][1]
 
 
-def test_a_loop_in_the_manner_of_trainers_sanity_check_training_and_validation_in_turn() -> None:
-    train = DataLoader2(
-        IterableWrapper(range(12)).shuffle().sharding_filter().batch(2).collate(),
-        reading_service=MultiProcessingReadingService(2),
-    )
-    validate = DataLoader2(SequenceWrapper(range(4)))
-    with train, validate:
-        assert len(list(zip(validate, range(2), strict=False))) == 2  # the sanity check stops in the middle
-        for _ in range(2):
-            seen: list[int] = []
-            for step, batch in enumerate(train):
-                seen += batch.tolist()
-                if step == 2:
-                    assert sorted(validate) == [0, 1, 2, 3]
-            assert sorted(seen) == list(range(12))
-
-
 @pytest.mark.parametrize(("method", "workers"), [("fork", 2), ("spawn", 1)])
 def test_torchs_loader_keeps_its_workers_from_epoch_to_epoch(method: str, workers: int) -> None:
     pipe = IterableWrapper(range(20)).shuffle().sharding_filter().map(plus_one)
