@@ -12,7 +12,6 @@ import time
 import warnings
 from functools import partial
 
-import numpy as np
 import pytest
 
 from leftovers import children, descendants
@@ -38,10 +37,6 @@ pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore:.* has taken
 
 #: The words that report an exit.
 TOLD = "has taken its place"
-
-
-def array(item):
-    return np.full(4000, item)
 
 
 @pytest.mark.parametrize("dispatched", [False, True])
@@ -150,18 +145,6 @@ def test_worker_exits_with_progress_in_between_do_not_end_the_loader():
         assert loader.stats().restarts > 5
 
 
-@pytest.mark.parametrize("dispatched", [False, True])
-def test_arrays_in_the_memory_of_an_exited_worker_stay_unchanged(dispatched):
-    pipe = IterableWrapper(range(120))
-    pipe = pipe.sharding_round_robin_dispatch(MULTIPROCESSING) if dispatched else pipe.sharding_filter()
-    with restarting(pipe.map(array)) as loader:
-        kept = read(loader, (15, 50, 90), lambda number: number % 2)
-        assert all((item == number).all() for number, item in enumerate(kept))
-        kept[3][:] = 1000  # it is writable memory of the previous link
-        assert (kept[4] == 4).all()
-    assert (kept[3] == 1000).all()
-
-
 def test_each_worker_exit_is_reported_once_and_counted():
     with restarting(pipeline(2000)) as loader, warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -242,21 +225,6 @@ def same(item):
 def shared_out(dispatched):
     pipe = IterableWrapper(range(40))
     return (pipe.sharding_round_robin_dispatch(MULTIPROCESSING) if dispatched else pipe.sharding_filter()).map(same)
-
-
-@pytest.mark.parametrize("dispatched", [False, True])
-def test_a_paused_and_limited_loader_continues_after_its_workers_were_killed(dispatched):
-    with restarting(shared_out(dispatched)) as loader:
-        assert list(loader) == list(range(40))
-        iterator = iter(loader)
-        iterator.limit(5)
-        got = []
-        for number in range(8):
-            got += list(iterator)
-            if number % 3 == 0:
-                os.kill(pids_of(loader)[number // 3 % 2], signal.SIGKILL)
-            iterator.resume()
-        assert got == list(range(40))
 
 
 @pytest.mark.parametrize("dispatched", [False, True])
