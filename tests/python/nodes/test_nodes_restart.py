@@ -16,9 +16,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="nodes need PyTorch")
 
 from dying import Dying  # noqa: E402
-from hanging import WAYS, Hanging  # noqa: E402
 from process_checks import METHODS, nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
-from torchdata.dataloader2.error import WorkerExitedError  # noqa: E402
 from torchdata.nodes import IterableWrapper, Loader, ParallelMapper  # noqa: E402
 
 
@@ -71,13 +69,6 @@ def test_processes_may_be_killed_at_any_moment_and_states_are_exact(seed: int) -
     loader.root.shutdown()
 
 
-def test_a_warning_reports_the_skip_and_is_not_an_item_if_warnings_raise_errors(tmp_path: Path) -> None:
-    node = mapper(Dying(tmp_path, {3: 1}))
-    with pytest.warns(RuntimeWarning, match=r"was killed by SIGKILL at its item number \d+ \(counted from 0\)"):
-        assert list(Loader(node)) == squares
-    node.shutdown()
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_warning_that_is_an_error_loses_nothing(tmp_path: Path) -> None:
     node = mapper(Dying(tmp_path, {3: 1, 4: 1}))
@@ -87,83 +78,10 @@ def test_a_warning_that_is_an_error_loses_nothing(tmp_path: Path) -> None:
     node.shutdown()
 
 
-@pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
-def test_the_third_worker_exit_at_an_item_raises_an_error_at_its_position_and_the_next_items_come(
-    tmp_path: Path,
-) -> None:
-    node = mapper(Dying(tmp_path, {3: 3}), workers=1)
-    iterator = iter(Loader(node))
-    assert [next(iterator) for _ in range(3)] == squares[:3]
-    with pytest.raises(WorkerExitedError, match="as 2 before it in its place.*mend the map_fn") as caught:
-        next(iterator)
-    assert caught.value.item == 3
-    assert list(iterator) == squares[4:]
-    node.shutdown()
-
-
-def test_an_unknown_on_worker_exit_value_is_refused() -> None:
-    with pytest.raises(ValueError, match="on_worker_exit must be 'error' or 'restart', but got 'again'"):
-        mapper(abs, on_worker_exit="again")
-
-
 def hang_at_three(number: int) -> int:
     if number == 3:
         time.sleep(1e8)
     return number * number
-
-
-class HangsIn:
-    """Squares numbers; at 8, one process hangs in a given way."""
-
-    def __init__(self, way: str, folder: Path) -> None:
-        self.hang = Hanging(way, folder)
-
-    def __call__(self, number: int) -> int:
-        if number == 8:
-            self.hang()
-        return number * number
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_nothing_is_lost_if_a_process_hangs_even_after_a_load(way: str, tmp_path: Path) -> None:
-    options = {"timeout": 0.4, "on_timeout": "restart", "on_worker_exit": "error"}
-    loader = Loader(mapper(HangsIn(way, tmp_path), **options))
-    iterator = iter(loader)
-    came = [next(iterator) for _ in range(3)]
-    state = loader.state_dict()
-    with pytest.warns(RuntimeWarning, match="(?s)was killed for it.*in __call__"):
-        assert came + list(iterator) == squares
-    loader.root.shutdown()
-    (tmp_path / "resumed").mkdir()
-    loader = Loader(mapper(HangsIn(way, tmp_path / "resumed"), **options))
-    loader.load_state_dict(state)
-    with pytest.warns(RuntimeWarning, match="(?s)was killed for it.*in __call__"):
-        assert list(loader) == squares[3:]
-    loader.root.shutdown()
-
-
-@pytest.mark.parametrize("way", ["stop", "loop"])
-def test_a_working_process_has_the_time_that_patience_allows(way: str, tmp_path: Path) -> None:
-    patience, limit = (1.2, "patience") if way == "loop" else (1e6, "timeout")
-    options = {"timeout": 0.3, "on_timeout": "restart", "on_worker_exit": "error", "patience": patience}
-    node = mapper(HangsIn(way, tmp_path), **options)
-    with pytest.warns(RuntimeWarning, match=rf"was killed for it \(`{limit}`\)"):
-        assert list(Loader(node)) == squares
-    node.shutdown()
-    with pytest.raises(ValueError, match="ParallelMapper: patience needs on_timeout='restart'"):
-        mapper(abs, patience=3.0)
-
-
-@pytest.mark.filterwarnings("ignore:.*was killed for it:RuntimeWarning")
-def test_the_third_hang_at_an_item_raises_an_error_at_its_position_and_the_next_items_come() -> None:
-    node = mapper(hang_at_three, workers=1, timeout=0.6, on_timeout="restart")
-    iterator = iter(Loader(node))
-    assert [next(iterator) for _ in range(3)] == squares[:3]
-    with pytest.raises(WorkerExitedError, match="as 2 before it in its place.*mend the map_fn") as caught:
-        next(iterator)
-    assert caught.value.item == 3
-    assert list(iterator) == squares[4:]
-    node.shutdown()
 
 
 def test_without_restart_a_missing_result_raises_a_timeout_error() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-import time
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -17,12 +16,10 @@ torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
 from torch.utils.data import Dataset, IterableDataset, get_worker_info  # noqa: E402
 
 from fresh_processes import with_torch  # noqa: E402
-from hanging import WAYS, Hanging  # noqa: E402
 from pinning import pin_without_device  # noqa: E402
 from process_checks import nothing_is_left, wait_for  # noqa: E402, F401 - a fixture for all tests here
 from random_stateful.deaths import check  # noqa: E402
 from random_stateful.judging import StatefulJudge  # noqa: E402
-from torchdata.dataloader2.error import WorkerExitedError  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 
@@ -187,22 +184,6 @@ def test_workers_are_replaced_with_a_pinning_thread_as_well(monkeypatch: pytest.
     assert read(loader_of(dataset(), persistent_workers=True, pin_memory=True), deaths, breaks=3) == expected
 
 
-def test_a_warning_reports_the_exit_and_the_replacement(tmp_path: Any) -> None:
-    loader = loader_of(DiesAt(tmp_path / "died"), batch_size=1)
-    with pytest.warns(RuntimeWarning, match="at its batch number 2 .*Another process has taken its place"):
-        assert [int(batch) for batch in loader] == list(range(12))
-
-
-@pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
-def test_the_third_worker_exit_at_the_same_batch_raises_an_error_that_names_it() -> None:
-    iterator = iter(loader_of(DiesAt(), batch_size=1))
-    assert [int(next(iterator)) for _ in range(5)] == list(range(5))
-    with pytest.raises(WorkerExitedError, match="exited unexpectedly.*as 2 before it in its place") as caught:
-        next(iterator)
-    assert (caught.value.worker, caught.value.item, caught.value.exitcode) == (1, 2, 7)
-    assert "leave the batch out, or mend the dataset or collate_fn" in str(caught.value)
-
-
 def test_a_warning_that_is_an_error_loses_nothing(tmp_path: Any) -> None:
     loader = loader_of(DiesAt(tmp_path / "died"), batch_size=1)
     iterator, came = iter(loader), []
@@ -213,14 +194,6 @@ def test_a_warning_that_is_an_error_loses_nothing(tmp_path: Any) -> None:
                 came.append(int(batch))
         came += [int(batch) for batch in iterator]
     assert came == list(range(12))
-
-
-def test_without_restart_a_worker_exit_raises_an_error() -> None:
-    with pytest.raises(WorkerExitedError, match="exited unexpectedly"):
-        list(loader_of(DiesAt(), "error"))
-    assert StatefulDataLoader(range(3)).on_worker_exit == "error"
-    with pytest.raises(ValueError, match="on_worker_exit must be 'error' or 'restart', but got 'again'"):
-        loader_of(range(3), "again")
 
 
 def test_dropping_a_loader_in_the_middle_leaves_nothing() -> None:
@@ -240,67 +213,3 @@ def judge() -> Iterator[StatefulJudge]:
 @pytest.mark.parametrize("seed", [1, 110])
 def test_worker_exits_do_not_change_the_items_of_a_random_program(judge: StatefulJudge, seed: int) -> None:
     check(judge, seed, "fork")
-
-
-class HangsAt(DiesAt):
-    """Hangs at index 5 in a given way, in one process."""
-
-    def __init__(self, way: str, folder: Any) -> None:
-        super().__init__()
-        self.hang = Hanging(way, folder)
-
-    def __getitem__(self, index: int) -> int:
-        if index == 5:
-            self.hang()
-        return index
-
-
-def test_no_sample_is_lost_out_of_order_if_a_worker_hangs(tmp_path: Any) -> None:
-    options = {"batch_size": 1, "timeout": 0.4, "on_timeout": "restart", "in_order": False}
-    loader = loader_of(HangsAt("sleep", tmp_path), "error", **options)
-    with pytest.warns(RuntimeWarning, match="(?s)was killed for it.*in __getitem__"):
-        assert sorted(int(batch) for batch in loader) == list(range(12))
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_nothing_is_lost_if_a_worker_hangs_even_after_a_load(way: str, tmp_path: Any) -> None:
-    options = {"batch_size": 1, "timeout": 0.4, "on_timeout": "restart"}
-    loader = loader_of(HangsAt(way, tmp_path), "error", **options)
-    iterator = iter(loader)
-    came = [int(next(iterator)) for _ in range(3)]
-    state = loader.state_dict()
-    with pytest.warns(RuntimeWarning, match="(?s)was killed for it.*in __getitem__"):
-        assert came + [int(batch) for batch in iterator] == list(range(12))
-    (tmp_path / "resumed").mkdir()
-    loader = loader_of(HangsAt(way, tmp_path / "resumed"), "error", **options)
-    loader.load_state_dict(state)
-    with pytest.warns(RuntimeWarning, match="(?s)was killed for it.*in __getitem__"):
-        assert [int(batch) for batch in loader] == list(range(3, 12))
-
-
-@pytest.mark.parametrize("way", ["stop", "loop"])
-def test_a_working_worker_has_the_time_that_patience_allows(way: str, tmp_path: Any) -> None:
-    patience, limit = (1.2, "patience") if way == "loop" else (1e6, "timeout")
-    options = {"batch_size": 1, "timeout": 0.3, "on_timeout": "restart", "patience": patience}
-    loader = loader_of(HangsAt(way, tmp_path), "error", **options)
-    with pytest.warns(RuntimeWarning, match=rf"was killed for it \(`{limit}`\)"):
-        assert [int(batch) for batch in loader] == list(range(12))
-    with pytest.raises(ValueError, match="StatefulDataLoader: patience needs on_timeout='restart'"):
-        loader_of(range(3), "error", patience=3.0)
-
-
-class HangsAlways(DiesAt):
-    def __getitem__(self, index: int) -> int:
-        return index if index != 5 else time.sleep(1e8)  # type: ignore[func-returns-value]
-
-
-@pytest.mark.filterwarnings("ignore:.*was killed for it:RuntimeWarning")
-def test_the_third_hang_at_the_same_batch_raises_an_error_that_names_it() -> None:
-    loader = loader_of(HangsAlways(), "error", batch_size=1, timeout=0.3, on_timeout="restart")
-    iterator = iter(loader)
-    assert [int(next(iterator)) for _ in range(5)] == list(range(5))
-    with pytest.raises(WorkerExitedError, match="(?s)as 2 before it in its place.*in __getitem__") as caught:
-        next(iterator)
-    assert (caught.value.worker, caught.value.item) == (1, 2)
-    with pytest.raises(ValueError, match="StatefulDataLoader: on_timeout='restart' needs a timeout"):
-        loader_of(range(3), on_timeout="restart")
