@@ -246,22 +246,3 @@ def train(trainer: str, **options: Any) -> list[Any]:
     run = Training(stop=tuple(stop) if stop else None, **options)
     TRAINERS[trainer](run)
     return run.seen
-
-
-def resharded(workers: int, ahead: int) -> list[Any]:
-    """Returns the batches after a state of three batches whose dataset states were advanced by `ahead` items."""
-
-    def loader() -> Any:
-        options = {"multiprocessing_context": "fork"} if workers else {}
-        return StatefulDataLoader(Stream(40), batch_size=2, num_workers=workers, **options)
-
-    first = loader()
-    iterator = iter(first)
-    for _ in range(2 * max(workers, 1)):
-        next(iterator)
-    state = json.loads(json.dumps(first.state_dict()))
-    for one in dataset_states(state):
-        one["dataset_state"] = {"place": one["dataset_state"]["place"] + ahead}
-    later = loader()
-    later.load_state_dict(state)
-    return [batch.tolist() for batch in later]
