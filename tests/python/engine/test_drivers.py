@@ -31,7 +31,6 @@ RUNS = [
     "lives --calm --blows --runs 2 --seed 201 --start-methods forkserver",
     "graph-lives --calm --runs 6",
     "graph-lives --calm --runs 1 --seed 5 --start-methods spawn",
-    "threads --runs 10",
     "files --runs 6",
 ]
 

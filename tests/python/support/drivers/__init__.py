@@ -16,7 +16,6 @@ DRIVERS = {
     "lives": "lives.run",
     "graph-lives": "lives.graphs",
     "graphs": "random_graphs.check",
-    "threads": "random_threads",
     "scribbles": "random_scribbles",
     "tensors": "random_tensors",
     "files": "fuzz_files",
