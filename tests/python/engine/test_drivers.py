@@ -18,6 +18,8 @@ from lives import model, plans, run
 from lives.epochs import Epoch
 from lives.pipelines import Differs
 
+pytestmark = pytest.mark.filterwarnings("ignore:on_error has skipped:RuntimeWarning")
+
 SUPPORT = Path(__file__).parents[1] / "support"
 
 #: Arguments of command lines.
