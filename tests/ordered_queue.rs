@@ -79,21 +79,6 @@ fn buffered(queue: &Queue) -> Vec<usize> {
 }
 
 #[test]
-fn items_arrive_in_order_and_then_the_end() {
-    let _watchdog = watchdog(60);
-    for capacity in [1, 2, 10] {
-        let queue = Arc::new(Queue::new(capacity, true));
-        let (_, producer) = produce(&queue, 5_000);
-        for item in 0..5_000 {
-            assert_eq!(queue.pop(LONG), Pop::Item(item));
-        }
-        assert_eq!(queue.pop(LONG), Pop::Ended);
-        assert_eq!(queue.pop(LONG), Pop::Ended);
-        producer.join().unwrap();
-    }
-}
-
-#[test]
 fn results_of_several_workers_arrive_in_the_order_of_the_slots_or_as_they_are_ready() {
     let _watchdog = watchdog(60);
     for in_order in [true, false] {
@@ -128,18 +113,6 @@ fn results_of_several_workers_arrive_in_the_order_of_the_slots_or_as_they_are_re
 }
 
 #[test]
-fn the_producer_is_never_more_than_the_capacity_ahead() {
-    let _watchdog = watchdog(60);
-    let queue = Arc::new(Queue::new(3, true));
-    let (made, producer) = produce(&queue, 100);
-    for taken in 0..100 {
-        eventually(|| made.load(Ordering::SeqCst) == (taken + 3).min(100));
-        assert_eq!(queue.pop(LONG), Pop::Item(taken));
-    }
-    producer.join().unwrap();
-}
-
-#[test]
 fn increasing_the_capacity_wakes_a_worker_that_waits_for_room() {
     let _watchdog = watchdog(60);
     let queue = Arc::new(Queue::new(1, true));
@@ -149,27 +122,6 @@ fn increasing_the_capacity_wakes_a_worker_that_waits_for_room() {
     eventually(|| queue.len() == 4);
     assert_eq!((queue.capacity(), queue.is_finished(), queue.pop(NOW)), (4, true, Pop::Item(0)));
     producer.join().unwrap();
-}
-
-#[test]
-fn an_error_is_returned_in_its_order_and_later_results_follow() {
-    let queue = Queue::new(4, true);
-    push(&queue, Outcome::Item(1));
-    push(&queue, Outcome::Error(BROKEN));
-    push(&queue, Outcome::Item(2));
-    assert_eq!(queue.pop(NOW), Pop::Item(1));
-    assert_eq!(queue.pop(NOW), Pop::Error(BROKEN));
-    assert_eq!(queue.pop(NOW), Pop::Item(2));
-    assert_eq!(queue.pop(NOW), Pop::TimedOut);
-}
-
-#[test]
-fn an_error_that_ends_the_stream_is_returned_once() {
-    let queue = Queue::new(4, true);
-    push(&queue, Outcome::End(Some(BROKEN)));
-    assert_eq!(queue.reserve(NOW), Reserve::Closed, "nothing is taken after it");
-    assert_eq!(queue.pop(NOW), Pop::Broken(BROKEN));
-    assert_eq!(queue.pop(NOW), Pop::Ended);
 }
 
 #[test]
@@ -203,17 +155,6 @@ fn one_worker_at_a_time_uses_the_source_and_a_skipped_slot_makes_room() {
     assert_eq!(queue.reserve(NOW), Reserve::TimedOut, "full");
     queue.skip(first);
     assert_eq!(queue.pop(NOW), Pop::Item(3), "who waited for the skipped slot is next");
-}
-
-#[test]
-fn closing_frees_a_producer_that_waits_for_room() {
-    let _watchdog = watchdog(60);
-    let queue = Arc::new(Queue::new(1, true));
-    let (made, producer) = produce(&queue, 10);
-    eventually(|| made.load(Ordering::SeqCst) == 1);
-    queue.close();
-    producer.join().unwrap();
-    assert_eq!(queue.pop(LONG), Pop::Closed);
 }
 
 #[test]
@@ -253,17 +194,6 @@ fn a_hold_waits_for_the_current_item_until_its_timeout() {
 }
 
 #[test]
-fn the_producer_continues_after_the_last_of_several_holds() {
-    let queue = Queue::new(2, true);
-    let (first, second) = (hold(&queue), hold(&queue));
-    drop(first);
-    assert!(queue.is_held());
-    assert_eq!(queue.reserve(NOW), Reserve::TimedOut, "the other one still counts on it");
-    drop(second);
-    reserved(&queue);
-}
-
-#[test]
 fn a_hold_does_not_wait_for_a_worker_that_has_left_the_source_and_keeps_its_slot() {
     let _watchdog = watchdog(60);
     let queue = Arc::new(Queue::new(1, true));
@@ -276,23 +206,6 @@ fn a_hold_does_not_wait_for_a_worker_that_has_left_the_source_and_keeps_its_slot
     queue.put(slot, Outcome::Item(1));
     assert_eq!(queue.pop(NOW), Pop::Item(1));
     assert_eq!(queue.reserve(Duration::from_millis(5)), Reserve::TimedOut, "still held");
-}
-
-#[test]
-fn a_hold_in_the_middle_of_a_stream_shows_every_item_and_loses_none() {
-    let _watchdog = watchdog(60);
-    let queue = Arc::new(Queue::new(4, true));
-    let (made, producer) = produce(&queue, 2_000);
-    for taken in 0..2_000 {
-        if taken % 7 == 0 {
-            let _still = hold(&queue);
-            assert!(queue.wait_still(LONG));
-            assert_eq!(buffered(&queue), (taken..made.load(Ordering::SeqCst)).collect::<Vec<_>>());
-        }
-        assert_eq!(queue.pop(LONG), Pop::Item(taken));
-    }
-    assert_eq!(queue.pop(LONG), Pop::Ended);
-    producer.join().unwrap();
 }
 
 #[test]
@@ -444,21 +357,6 @@ fn waiting_removes_nothing_and_returns_whether_something_is_available() {
     assert!(queue.wait_filled(NOW));
     assert_eq!(queue.try_pop(), Pop::Ended);
     assert!(queue.wait_filled(NOW), "the end stays");
-}
-
-#[test]
-fn closing_frees_consumers_that_wait_for_an_item() {
-    let _watchdog = watchdog(60);
-    let queue = Arc::new(Queue::new(1, true));
-    let waiting: Vec<_> = (0..2)
-        .map(|_| {
-            let queue = Arc::clone(&queue);
-            thread::spawn(move || queue.pop(Duration::MAX))
-        })
-        .collect();
-    eventually(|| queue.is_awaited());
-    queue.close();
-    waiting.into_iter().for_each(|one| assert_eq!(one.join().unwrap(), Pop::Closed));
 }
 
 #[test]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
@@ -13,9 +13,7 @@ import pytest
 
 from resuming import resumed, stopped
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
-from torchdata.dataloader2.services.orders import Orders
 from torchdata.datapipes._pipe import witnessing
-from torchdata.datapipes._pipe.witnessing import Note, SampleWatch, next_sample, sample_behind
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 from torchdata.datapipes.map import SequenceWrapper
 
@@ -190,62 +188,3 @@ class Restarting(Iterator[int]):
             raise StopIteration
         self.next += 1
         return self.next - 1
-
-
-def told(orders: Sequence[Sequence[int]], length: bool = True) -> Orders:
-    """Returns what the main process records about workers that read these items."""
-    heard = Orders()
-    heard.begin()
-    for worker, items in enumerate(orders):
-        watch, sample = SampleWatch(0, "a source", 0), 0
-        while sample < len(items) and not watch.is_full:
-            watch.add(sample, items[sample])
-            sample = sample_behind(sample)
-        if length and sample == len(items):
-            watch.end(len(items))
-        note = watch.note()
-        if note is not None:
-            heard.hear(worker, [note])
-    return heard
-
-
-def test_independent_draws_from_a_few_values_are_no_error() -> None:
-    for seed in range(3000):
-        dice = random.Random(seed)
-        values = dice.choice([7, 10, 30, 100, 1000, 100_000])
-        told([[dice.randrange(values) for _ in range(2000)] for _ in range(dice.choice([2, 4, 16]))], length=False)
-
-
-@pytest.mark.parametrize("size", [2, 5, 20, 40, 300, 5000, 100_000, 1_000_000])
-def test_two_orders_of_the_same_items_are_found(size: int) -> None:
-    dice = random.Random(size)
-    for _ in range(3 if size > 50_000 else 30):
-        first, second = list(range(size)), list(range(size))
-        while first == second:
-            dice.shuffle(second)
-        with pytest.raises(RuntimeError, match="a source in different orders"):
-            told([first, second])
-        told([first, first, first])
-
-
-def test_sampled_positions_are_the_same_wherever_reading_begins() -> None:
-    samples = [0]
-    while samples[-1] < 10_000:
-        samples.append(sample_behind(samples[-1]))
-    for position in (0, 1, 35, 36, 37, 100, 9_999):
-        assert next_sample(position) == min(sample for sample in samples if sample >= position)
-
-
-def test_orders_are_compared_in_whichever_pieces_the_notes_arrive() -> None:
-    orders = Orders()
-    orders.begin()
-    order = {worker: random.Random(worker).sample(range(36), 36) for worker in range(2)}
-
-    def hear(worker: int, start: int) -> None:
-        orders.hear(worker, [Note(0, "Shuffled", 0, [*enumerate(order[worker])][start : start + 18], None)])
-
-    hear(0, 0)
-    hear(1, 18)
-    hear(1, 0)
-    with pytest.raises(RuntimeError, match="in different orders"):
-        hear(0, 18)

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hanging import Hanging
 from ray_cluster import cluster, needs_ray, of_ray
 from remote_pipelines import numbered, reading
 from torchdata._engine.remote import worker as worker_module
@@ -130,25 +129,6 @@ def test_statistics_name_the_node_and_the_actor_of_each_worker(ray: Any) -> None
     assert [(worker.node, worker.actor) for worker in stats.workers] == [(node, actor) for actor in actors]
     assert all(worker.called == f"{worker.name} on node {node}" for worker in stats.workers)
     assert stats.network_bytes_per_second > 0
-
-
-@pytest.mark.parametrize("way", ["sleep", "stop"])
-def test_a_hanging_worker_is_replaced_and_its_stack_reported(way: str, tmp_path: Path) -> None:
-    hang = Hanging(way, tmp_path)
-
-    def at_seventy(x: int) -> int:
-        if x == 70:
-            hang()
-        return x
-
-    pipe = IterableWrapper(range(200)).sharding_filter().map(at_seventy)
-    service = remote(timeout=3.0, on_timeout="restart")
-    with (
-        pytest.warns(RuntimeWarning, match=r"on .*, Ray actor \w+\) made nothing for") as told,
-        DataLoader2(pipe, reading_service=service) as loader,
-    ):
-        assert list(loader) == list(range(200))
-    assert any("in at_seventy" in str(one.message) for one in told)
 
 
 # -- the end -----------------------------------------------------------------------------------------------------------

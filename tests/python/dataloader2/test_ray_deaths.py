@@ -8,14 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import ray_deaths
 from process_checks import is_gone
 from ray_cluster import add, join, needs_ray, nodes, of_ray, raylet_of
 from remote_pipelines import numbered, reading
@@ -246,10 +244,3 @@ def test_actors_and_workers_end_with_main(machines: Any, how: str, codes: list[i
         assert program.returncode in codes
         assert says in said
     wait_for(lambda: all(map(is_gone, pids)))
-
-
-# One minute of the random driver `ray_deaths`.
-@pytest.mark.parametrize("seed", [300])
-@pytest.mark.filterwarnings("ignore")
-def test_nothing_is_lost_or_repeated_if_random_processes_are_killed(machines: Any, seed: int) -> None:
-    assert ray_deaths.check(ray_deaths.plan_of(seed), machines, Counter()) > 0

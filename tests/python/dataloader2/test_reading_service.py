@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pickle
 import random
-import subprocess
-import sys
 from functools import partial
 
 import numpy as np
@@ -311,36 +309,6 @@ def test_the_reset_functions_run_after_seeding_the_services_before_the_users():
 def test_a_distributed_service_without_a_graph_says_so():
     with pytest.raises(RuntimeError, match="initialize must be called"):
         DistributedReadingService().initialize_iteration(SeedGenerator(1))
-
-
-RANKS = """
-import gc, sys, torch.distributed as dist
-from torchdata.dataloader2 import DataLoader2, DistributedReadingService
-from torchdata.datapipes.iter import IterableWrapper
-dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=int(sys.argv[2]), world_size=2)
-pipe = IterableWrapper(range(10)).shuffle().sharding_filter()
-loader = DataLoader2(pipe, reading_service=DistributedReadingService())
-print(list(loader), list(loader))
-loader.shutdown()
-dist.destroy_process_group()
-gc.freeze()  # else the end would go through all of torch
-"""
-
-
-def test_ranks_share_the_order_and_divide_the_items(tmp_path):
-    pytest.importorskip("torch")
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANKS, str(tmp_path / "store"), str(rank)], stdout=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
-    printed = [rank.communicate(timeout=250)[0] for rank in ranks]
-    epochs = [eval("[" + text.replace("] [", "], [") + "]") for text in printed]
-    for epoch in zip(*epochs, strict=True):
-        assert sorted(epoch[0] + epoch[1]) == list(range(10))
-        assert [len(items) for items in epoch] == [5, 5]
-    assert epochs[0][0] != epochs[0][1]
 
 
 def test_a_worker_exit_error_keeps_its_fields_when_pickled():

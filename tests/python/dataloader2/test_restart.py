@@ -12,7 +12,6 @@ import time
 import warnings
 from functools import partial
 
-import numpy as np
 import pytest
 
 from leftovers import children, descendants
@@ -38,10 +37,6 @@ pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore:.* has taken
 
 #: The words that report an exit.
 TOLD = "has taken its place"
-
-
-def array(item):
-    return np.full(4000, item)
 
 
 @pytest.mark.parametrize("dispatched", [False, True])
@@ -104,16 +99,6 @@ def test_out_of_order_items_go_to_idle_workers_and_random_draws_continue_even_if
         assert fewer <= more, "the worker has drawn other numbers"
 
 
-@pytest.mark.parametrize(("method", "dispatched"), [("spawn", True), ("forkserver", False)])
-def test_spawned_processes_are_replaced_too(method, dispatched):
-    epochs = 1 if dispatched else 2
-    expected = undisturbed(pipeline(400, dispatched), epochs)
-    with restarting(pipeline(400, dispatched), multiprocessing_context=method) as loader:
-        for epoch in range(epochs):
-            assert read(loader, [60 + 50 * epoch], lambda _, epoch=epoch: -1 - epoch) == expected[epoch]
-        assert loader.stats().restarts > 0
-
-
 class Poisoned:
     """Always kills its process at one item."""
 
@@ -158,18 +143,6 @@ def test_worker_exits_with_progress_in_between_do_not_end_the_loader():
     ) as loader:
         assert read(loader, range(10, 300, 20), lambda _: 0) == list(range(300))
         assert loader.stats().restarts > 5
-
-
-@pytest.mark.parametrize("dispatched", [False, True])
-def test_arrays_in_the_memory_of_an_exited_worker_stay_unchanged(dispatched):
-    pipe = IterableWrapper(range(120))
-    pipe = pipe.sharding_round_robin_dispatch(MULTIPROCESSING) if dispatched else pipe.sharding_filter()
-    with restarting(pipe.map(array)) as loader:
-        kept = read(loader, (15, 50, 90), lambda number: number % 2)
-        assert all((item == number).all() for number, item in enumerate(kept))
-        kept[3][:] = 1000  # it is writable memory of the previous link
-        assert (kept[4] == 4).all()
-    assert (kept[3] == 1000).all()
 
 
 def test_each_worker_exit_is_reported_once_and_counted():
@@ -255,21 +228,6 @@ def shared_out(dispatched):
 
 
 @pytest.mark.parametrize("dispatched", [False, True])
-def test_a_paused_and_limited_loader_continues_after_its_workers_were_killed(dispatched):
-    with restarting(shared_out(dispatched)) as loader:
-        assert list(loader) == list(range(40))
-        iterator = iter(loader)
-        iterator.limit(5)
-        got = []
-        for number in range(8):
-            got += list(iterator)
-            if number % 3 == 0:
-                os.kill(pids_of(loader)[number // 3 % 2], signal.SIGKILL)
-            iterator.resume()
-        assert got == list(range(40))
-
-
-@pytest.mark.parametrize("dispatched", [False, True])
 def test_an_exit_after_a_function_was_applied_to_the_graphs_raises_an_error_that_names_the_function(dispatched):
     with restarting(shared_out(dispatched)) as loader:
         assert list(loader) == list(range(40))
@@ -302,12 +260,6 @@ def test_states_after_a_death_are_those_of_a_run_without(often):
             rest += list(iterator)
             assert got[: len(got) - ago] + rest == expected[0]
             assert list(other) == expected[1]
-
-
-def test_worker_exits_do_not_affect_pipes_of_the_main_process_that_read_ahead():
-    expected = undisturbed(pipeline(2000).prefetch(5))[0]
-    with restarting(pipeline(2000).prefetch(5)) as loader:
-        assert read(loader, range(100, 1000, 200), lambda number: number // 200 % 2) == expected
 
 
 def test_ranks_with_workers_restart_each_for_itself():

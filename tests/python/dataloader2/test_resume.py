@@ -6,10 +6,8 @@ import json
 import os
 import pickle
 import random
-import signal
 import subprocess
 import sys
-import threading
 import time
 import warnings
 
@@ -35,11 +33,6 @@ pytestmark = pytest.mark.alone
 
 def drawing(item):
     return item, random.random(), int(np.random.randint(1000))
-
-
-def halting(item):
-    time.sleep(0.3 if item == 5 else 0)
-    return item
 
 
 def pipeline(dispatched=False):
@@ -189,74 +182,6 @@ def test_saving_changes_nothing_and_a_saved_state_does_not_change():
                 loader.state_dict()
             assert rest == quiet
             assert pickle.dumps(state) == pickled
-
-
-def test_paused_and_limited_loaders_have_states():
-    for service in ("in process", "workers"):
-        loader, iterator, _ = begun(SERVICES[service]())
-        with loader:
-            iterator.limit(4)
-            assert len(list(iterator)) == 4
-            state = saved(loader)
-            iterator.limit(None)
-            iterator.resume()
-            expected = [list(iterator), list(loader)]
-        assert epochs_of(DataLoader2.from_state(state, SERVICES[service]())) == expected
-
-
-@pytest.mark.parametrize("service", ["none", "in process", "in process, ahead", "workers"])
-def test_a_signal_handler_can_save_while_the_main_process_waits_for_an_item(service):
-    def slow():
-        return IterableWrapper(range(12)).sharding_filter().map(halting)
-
-    states = []
-    loader, iterator, got = begun(SERVICES[service](), slow)
-
-    def save(*_):
-        states.append((len(got), loader.state_dict()))
-        if len(got) < 12:  # an interval would leave a slow machine no time between two states
-            signal.setitimer(signal.ITIMER_REAL, 0.03)
-
-    before = signal.signal(signal.SIGALRM, save)
-    try:
-        with loader:
-            signal.setitimer(signal.ITIMER_REAL, 0.02)
-            for item in iterator:
-                got.append(item)
-            signal.setitimer(signal.ITIMER_REAL, 0)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    assert got == list(range(12))
-    assert states
-    for given, state in states[:: max(1, len(states) // 3)]:
-        with DataLoader2.from_state(state, SERVICES[service]()) as other:
-            # The last item may not have reached `got` when the signal arrived.
-            assert list(other) in (got[given:], got[given + 1 :])
-
-
-@pytest.mark.parametrize("service", ["in process", "workers"])
-def test_another_thread_saves_while_main_reads(service):
-    loader, iterator, got = begun(SERVICES[service]())
-    states, done = [], threading.Event()
-
-    def save():
-        while not done.is_set():
-            states.append(loader.state_dict())
-            time.sleep(0.001)
-
-    with loader:
-        thread = threading.Thread(target=save)
-        thread.start()
-        for item in iterator:
-            got.append(item)
-            time.sleep(0.002)
-        done.set()
-        thread.join()
-    inside = [state for state in states if state["iteration_state"] and not state["iteration_state"]["ended"]]
-    for state in inside[:: max(1, len(inside) // 4)]:
-        with DataLoader2.from_state(state, SERVICES[service]()) as other:
-            assert list(other) == got[state["iteration_state"]["given"] :]
 
 
 @pytest.mark.usefixtures("often")
@@ -493,21 +418,6 @@ def test_a_program_that_is_killed_while_it_saves_resumes_from_its_last_file(tmp_
         while len(whole) < len(once):
             whole += [repr(item) for item in loader]
     assert once == whole[: len(once)]
-
-
-def test_describe_returns_a_text_and_skip_skips_items():
-    loader, _, _ = begun(workers(), items=7)
-    with loader:
-        text = describe(loader.state_dict())
-    assert text.startswith("inside an epoch, after 7 items\nseed 7\npipeline (")
-    assert "shard 0: 4 items given" in text
-    assert "shard 1: 3 items given" in text
-    loader = DataLoader2(IterableWrapper(range(10)))
-    assert (loader.skip(3), list(loader)) == (3, list(range(3, 10)))
-    assert list(loader) == list(range(10))
-    assert loader.skip(99) == 10
-    iterator = iter(loader)
-    assert (next(iterator), loader.skip(2), next(iterator)) == (0, 2, 3)
 
 
 @pytest.mark.usefixtures("often")

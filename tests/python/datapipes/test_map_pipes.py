@@ -12,7 +12,6 @@ import pytest
 
 from refusals import refuses
 from stream_checks import check_restore
-from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes import iter as iter_pipes
 from torchdata.datapipes import map as map_pipes
 from torchdata.datapipes.map import (
@@ -89,16 +88,6 @@ def test_copies_are_equal_whether_or_not_the_original_was_read(name, copied):
     assert list(copied(pipe)) == expected
     assert list(pipe) == expected
     assert list(copied(pipe)) == expected
-
-
-@pytest.mark.parametrize("name", PIPES)
-def test_two_workers_share_the_items_also_after_a_break(name):
-    build, expected = PIPES[name]
-    service = MultiProcessingReadingService(2, multiprocessing_context="fork")
-    with DataLoader2(build().to_iter_datapipe().sharding_filter(), reading_service=service) as loader:
-        assert list(loader) == expected
-        assert next(iter(loader)) == expected[0]
-        assert list(loader) == expected
 
 
 class BreaksHalfWay(MapDataPipe):

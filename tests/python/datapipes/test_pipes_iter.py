@@ -267,30 +267,6 @@ def test_turning_shuffling_off_acts_from_the_next_iteration_on() -> None:
     assert list(pipe) == list(range(20))
 
 
-class Backwards:
-    """A sampler with a length, whose order is restored from state."""
-
-    def __init__(self, data_source: Any) -> None:
-        self.data_source = data_source
-
-    def __len__(self) -> int:
-        return len(self.data_source)
-
-    def __iter__(self) -> Any:
-        return iter(random.sample(range(len(self.data_source)), len(self.data_source)))
-
-
-def test_a_random_sampler_is_restored_in_its_middle() -> None:
-    pipe = Sampler(IterableWrapper(range(20)), Backwards)
-    iterator = iter(pipe)
-    head = [next(iterator) for _ in range(7)]
-    restored = Sampler(IterableWrapper(range(20)), Backwards)
-    load_state(restored, pickle.loads(pickle.dumps(save_state(pipe))))
-    tail = list(restored)
-    assert tail == list(iterator)
-    assert sorted(head + tail) == list(range(20))
-
-
 def test_torch_samplers_work() -> None:
     data = pytest.importorskip("torch.utils.data")
     assert sorted(Sampler(IterableWrapper(range(5)), data.RandomSampler)) == [0, 1, 2, 3, 4]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipes_table.core import Doubling, plus_one
+from pipes_table.core import plus_one
 from torchdata.datapipes.iter import IterableWrapper, Mapper
 from torchdata.datapipes.state import forget_state, load_state, save_state
 
@@ -36,18 +36,6 @@ def test_a_subclass_that_overrides_iter_is_replayed(kind: Any) -> None:
     restored = kind(IterableWrapper(range(5)), plus_one)
     load_state(restored, state)
     assert head + list(restored) == expected
-
-
-def test_branches_of_a_replayed_fork_are_replayed_together() -> None:
-    def build() -> Any:
-        left, right = IterableWrapper(range(50)).fork(2, buffer_size=2)
-        return Doubling(left).zip(right)
-
-    iterator = iter(pipe := build())
-    head = [next(iterator) for _ in range(30)]
-    restored = build()
-    load_state(restored, save_state(pipe))
-    assert head + list(restored) == [(2 * n, n) for n in range(50)]
 
 
 def test_a_pipe_over_a_plain_iterable_is_restored_too() -> None:

@@ -104,16 +104,6 @@ def test_deeply_nested_items_are_sent_unchanged(loopback):
     assert depth == 200
 
 
-def test_functions_and_local_classes_arrive(loopback):
-    class Local:
-        def __init__(self):
-            self.value = 7
-
-    function, obj = loopback.one((lambda x: x + 1, Local()))
-    assert function(1) == 2
-    assert obj.value == 7
-
-
 def test_an_unpicklable_object_raises_where_it_was_sent(loopback):
     with pytest.raises(TypeError, match="lock"):
         list(loopback.send([threading.Lock()]))

@@ -9,11 +9,8 @@ from collections import UserDict, namedtuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fresh_processes import run_program
-from loopback import Loopback
 
 torch = pytest.importorskip("torch", reason="torch's tensors need torch")
 
@@ -263,45 +260,6 @@ def test_writing_to_one_tensor_of_an_item_changes_overlapping_tensors(loopback, 
         assert type(arrived) is type(sent)
         assert torch.equal(arrived, sent)
     assert sum(tensor.untyped_storage().nbytes() for tensor in received) < BIG.nbytes
-
-
-@pytest.mark.parametrize("beside", [[], [BIG[1]]], ids=["alone", "beside another view of the storage"])
-def test_a_repeated_element_of_a_tensor_is_one_element_in_memory_on_arrival(loopback, beside):
-    sent = BIG[0, 2::6][None].expand(3, -1)
-    found, *_ = loopback.one([sent, *beside])
-    assert torch.equal(found, sent)
-    assert found.untyped_storage().nbytes() == sent[0].nbytes
-    found[0, 1] = -1
-    assert found[:, 1].tolist() == [-1, -1, -1]
-
-
-@settings(max_examples=150)
-@given(
-    views=st.lists(
-        st.tuples(st.integers(0, 60), st.integers(0, 20), st.sampled_from(["plain", "pair", "subclass", "bytes"])),
-        min_size=1,
-        max_size=6,
-    )
-)
-def test_views_of_one_memory_overlap_on_arrival_as_they_did_before(views):
-    whole = torch.arange(80, dtype=torch.int32)
-
-    def view(start, size, kind):
-        part = whole[start : start + size]
-        if kind == "bytes":
-            return part.view(torch.uint8)
-        return Pair(part, 1) if kind == "pair" else part.as_subclass(Marked) if kind == "subclass" else part
-
-    sent = [view(*each) for each in views]
-    received = tensors_in(Loopback().one(sent))
-    originals = tensors_in(sent)
-    for here, there in zip(originals, received, strict=True):
-        assert torch.equal(here, there)
-    for number, (here, there) in enumerate(zip(originals, received, strict=True)):
-        here += number + 1
-        there += number + 1
-    for here, there in zip(originals, received, strict=True):
-        assert torch.equal(here, there)
 
 
 def freed(size):

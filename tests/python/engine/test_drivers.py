@@ -18,6 +18,8 @@ from lives import model, plans, run
 from lives.epochs import Epoch
 from lives.pipelines import Differs
 
+pytestmark = pytest.mark.filterwarnings("ignore:on_error has skipped:RuntimeWarning")
+
 SUPPORT = Path(__file__).parents[1] / "support"
 
 #: Arguments of command lines.
@@ -31,8 +33,6 @@ RUNS = [
     "lives --calm --blows --runs 2 --seed 201 --start-methods forkserver",
     "graph-lives --calm --runs 6",
     "graph-lives --calm --runs 1 --seed 5 --start-methods spawn",
-    "hangs --runs 6",
-    "threads --runs 10",
     "files --runs 6",
 ]
 

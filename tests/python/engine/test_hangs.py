@@ -91,23 +91,6 @@ def test_a_hanging_process_is_reported_and_nothing_is_lost_even_after_a_load(fol
 
 
 @pytest.mark.parametrize("dispatched", ["", "before"])
-def test_a_state_is_exact_while_processes_hang(folder, dispatched):
-    loader = hanging(HangingAt("sleep", 13, folder), dispatched, items=24)
-    with loader:
-        states, iterator = [loader.state_dict()], iter(loader)
-        for _ in range(24):
-            next(iterator)
-            states.append(loader.state_dict())
-    for number in (3, 13, 14, 20):
-        path = folder / str(number)
-        path.mkdir()
-        with hanging(HangingAt("sleep", 13, path), dispatched, items=24) as other:
-            other.load_state_dict(states[number])
-            assert list(other) == list(range(number, 24)), number
-            assert number > 13 or (path / "hung0").exists()
-
-
-@pytest.mark.parametrize("dispatched", ["", "before"])
 def test_an_item_at_which_each_process_hangs_is_named_after_three_tries(folder, dispatched):
     with hanging(HangingAt("sleep", 13, folder, 9), dispatched) as loader:
         got = []

@@ -6,7 +6,6 @@ Each of these tests once hung, lost items or did not name the process, before th
 from __future__ import annotations
 
 import os
-import random
 import signal
 import threading
 import time
@@ -50,11 +49,6 @@ def slow_tenth(number):
     return number
 
 
-def rows(number):
-    generator = random.Random(number)
-    return [(number, row) for row in range(int(generator.lognormvariate(1.5, 1.5)))]
-
-
 def is_even(number):
     return number % 2 == 0
 
@@ -93,15 +87,6 @@ def test_the_main_process_keeps_sleeping_while_other_workers_than_the_next_one_s
 # ---- epochs that are cut short -------------------------------------------------------------------------------------
 
 
-def test_an_epoch_after_a_break_is_complete_while_workers_are_busy_with_the_last_one():
-    pipe = Paced(60, 0.002).sharding_round_robin_dispatch(MULTIPROCESSING).map(slow_tenth).batch(7)
-    with loader(pipe) as dl:
-        for _ in range(4):
-            for _ in dl:
-                break
-            assert sorted(number for batch in dl for number in batch) == list(range(60))
-
-
 def test_abandoned_epochs_leave_nothing_in_the_next():
     with loader(dispatched(range(40)).map(slow_tenth)) as dl:
         for _ in range(30):
@@ -112,29 +97,9 @@ def test_abandoned_epochs_leave_nothing_in_the_next():
 # ---- uneven work ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("window", [0, 1, 10])
-@pytest.mark.parametrize("workers", [2, 3])
-def test_workers_that_make_very_different_numbers_of_items_keep_nobody_waiting(workers, window):
-    pipe = dispatched(range(300)).flatmap(rows)
-    shares = [[row for n in range(w, 300, workers) for row in rows(n)] for w in range(workers)]
-    with loader(pipe, workers, worker_prefetch_cnt=window, main_prefetch_cnt=window) as dl:
-        for _ in range(2):
-            assert list(dl) == list(in_turn(shares))
-
-
 def test_a_worker_whose_items_are_all_dropped_delays_no_other():
     with loader(dispatched(range(200)).filter(is_even)) as dl:
         assert list(dl) == list(range(0, 200, 2))
-
-
-@pytest.mark.parametrize("in_order", [True, False])
-def test_a_worker_that_stops_early_delays_no_other(in_order):
-    with loader(dispatched(range(100)).header(5), in_order=in_order) as dl:
-        for _ in range(3):
-            items = list(dl)
-            assert len(set(items)) == len(items) == 10
-            if in_order:  # otherwise any idle worker gets them
-                assert items == list(range(10))
 
 
 class EndsAtOnce(IterDataPipe):

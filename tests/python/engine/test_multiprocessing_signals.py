@@ -4,19 +4,21 @@ long as the main process."""
 from __future__ import annotations
 
 import faulthandler
+import gc
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 import threading
 import time
+import traceback
 
 import pytest
 
-import random_signals
 from families import FAMILIES
-from leftovers import is_gone
+from leftovers import children, is_gone
 from process_checks import METHODS, MULTIPROCESSING, loader, nothing_is_left, wait_for  # noqa: F401
 from torchdata._engine.processes.interrupts import InterruptsDeferred
 from torchdata.dataloader2 import DataLoader2
@@ -226,13 +228,78 @@ def test_a_handler_that_a_worker_sets_itself_runs_there():
         signal.signal(signal.SIGALRM, before)
 
 
+class Rang(Exception):
+    """The exception of the signal handler."""
+
+
+class Timer:
+    """Sends SIGALRM, SIGUSR1 or SIGTERM once, after a delay."""
+
+    NUMBERS = (signal.SIGALRM, signal.SIGUSR1, signal.SIGTERM)
+
+    def __init__(self):
+        self.rung, self.where = 0, ""
+        self._before = {}
+
+    def __enter__(self):
+        self._before = {number: signal.signal(number, self._ring) for number in self.NUMBERS}
+        return self
+
+    def __exit__(self, *_):
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def wind(self, seconds):
+        self.rung = 0
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+    def _ring(self, number, frame):
+        if number == signal.SIGALRM and random.random() < 0.5:  # another signal may be used as well
+            os.kill(os.getpid(), random.choice(self.NUMBERS[1:]))
+            return
+        self.rung += 1
+        self.where = "".join(traceback.format_stack(frame))
+        raise Rang
+
+    def await_ring(self):
+        deadline = time.monotonic() + 100
+        while not self.rung and time.monotonic() < deadline:
+            time.sleep(0.001)
+        raise AssertionError(f"the handler has raised, and the exception is lost:\n{self.where}")
+
+
+def is_rang(error):
+    """Returns whether the exception is, or was caused by, the handler's exception, which may occur while a graph is
+    unpickled.
+    """
+    while error is not None and not isinstance(error, Rang):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_exception_of_a_handler_while_workers_start_is_raised_and_leaves_nothing(family):
-    """Random moments; `python -m drivers signals` tries more of them."""
-    for seed in range(2):
-        plan = random_signals.Plan(seed, ["fork"])
-        plan.family = family
-        assert random_signals.check(plan) == 10
+    """A timer expires at random moments between the start of a loader and shortly after its first item."""
+    opened, begun = FAMILIES[family], time.monotonic()
+    with opened("fork") as items:
+        next(items)
+    took = time.monotonic() - begun
+    for _ in range(20):
+        with Timer() as timer:
+            caught = 0
+            try:
+                timer.wind(max(1e-6, 1.2 * random.random() * took))
+                with opened("fork") as items:
+                    next(items)
+                    timer.await_ring()
+            except Exception as error:
+                if not is_rang(error):
+                    raise
+                caught += 1
+            assert (timer.rung, caught) == (1, 1), f"the handler raised {timer.rung} times, {caught} arrived"
+        gc.collect()
+        wait_for(lambda: not children(), 20)  # a thread of the loader may be the last to release it
 
 
 class Raises:

@@ -45,30 +45,6 @@ class Holder:
         return b""
 
 
-def filter_over(holder):
-    return FilterIterator(iter([holder]), bool, [], bool, bool)
-
-
-def filter_by(holder):
-    return FilterIterator(iter([]), holder.called, [], bool, bool)
-
-
-def filter_that_drops(holder):
-    return FilterIterator(iter([]), bool, [], holder.called, bool)
-
-
-def filter_that_converts(holder):
-    return FilterIterator(iter([]), bool, [], bool, holder.called)
-
-
-def items_by_index(holder):
-    return IndexedIterator(holder.called, iter([]), holder.called)
-
-
-def items_of_indices(holder):
-    return IndexedIterator(bool, iter([holder]), bool)
-
-
 def filter_of_types(holder):
     class Plain:
         holder_of_the_class = holder
@@ -92,10 +68,6 @@ def queue_with_a_place(holder):
     queue = queue_with_a_mark(holder)
     queue.pop()
     return queue
-
-
-def hold_on_a_queue(holder):
-    return queue_of_items(holder).hold()
 
 
 def queue_with_an_error(holder):
@@ -135,18 +107,6 @@ def queue_with_one_of_several_claimed(holder):
     return queue
 
 
-def reader_of_a_source(holder):
-    return SourceReader(holder.called, print, print, 1, 0, set())
-
-
-def reader_of_states(holder):
-    return SourceReader(print, holder.called, print, 1, 0, set())
-
-
-def reader_that_marks(holder):
-    return SourceReader(print, print, holder.called, 1, 0, set())
-
-
 def reader_with_an_error(holder):
     def state_of():
         error = ValueError()
@@ -159,10 +119,6 @@ def reader_with_an_error(holder):
     return reader
 
 
-def gzip_reader(holder):
-    return GzipReader(holder.read)
-
-
 def gzip_reader_amid_members(holder):
     stream = io.BytesIO(gzip.compress(b"one") + b"\0" * 9 + gzip.compress(b"two" * 50_000))
     holder.stream = stream
@@ -171,24 +127,8 @@ def gzip_reader_amid_members(holder):
     return reader
 
 
-def record_reader(holder):
-    return TFRecordReader(holder.read, "here")
-
-
-def record_reader_that_converts(holder):
-    return TFRecordReader(io.BytesIO().read, "here", convert=holder.called)
-
-
-def record_reader_that_finishes(holder):
-    return TFRecordReader(io.BytesIO().read, "here", finish=holder.called)
-
-
 def _collector(on_error):
     return Collector([Link(0)], BellBoard(2), 0, [1], on_error)
-
-
-def collector_with_errors(holder):
-    return _collector(holder.called)
 
 
 def collector_that_watches(holder):
@@ -212,28 +152,12 @@ def collector_that_tells_of_surplus(holder):
     return collector
 
 
-def item_stream(holder):
-    return iter(_collector(holder.called))
-
-
 def guard(holder):
     pipe = IterableWrapper([1, 2])
     pipe.holder = holder
     iterator = iter(pipe)
     next(iterator)
     return iterator
-
-
-def sequence_iterator(holder):
-    return SequenceIterator([holder], 0)
-
-
-def share(holder):
-    return ShareIterator(guard(holder), 0, 1, 1, 1)
-
-
-def timed_call(holder):
-    return TimedCall(IterationToken(), holder.called, True)
 
 
 def sender_with_a_taker(holder):
@@ -248,52 +172,49 @@ def delivery(holder):
     return found
 
 
-def delivery_iterator(holder):
-    return DeliveryIterator(delivery(holder), 0)
+#: Functions that create an object of the extension which refers to a holder.
+WAYS = {
+    "delivery": delivery,
+    "hold on a queue": lambda holder: queue_of_items(holder).hold(),
+    "delivery iterator": lambda holder: DeliveryIterator(delivery(holder), 0),
+    "sequence iterator": lambda holder: SequenceIterator([holder], 0),
+    "share": lambda holder: ShareIterator(guard(holder), 0, 1, 1, 1),
+    "timed call": lambda holder: TimedCall(IterationToken(), holder.called, True),
+    "sender with a taker": sender_with_a_taker,
+    "filter over": lambda holder: FilterIterator(iter([holder]), bool, [], bool, bool),
+    "filter by": lambda holder: FilterIterator(iter([]), holder.called, [], bool, bool),
+    "filter that drops": lambda holder: FilterIterator(iter([]), bool, [], holder.called, bool),
+    "filter that converts": lambda holder: FilterIterator(iter([]), bool, [], bool, holder.called),
+    "filter of types": filter_of_types,
+    "items by index": lambda holder: IndexedIterator(holder.called, iter([]), holder.called),
+    "items of indices": lambda holder: IndexedIterator(bool, iter([holder]), bool),
+    "queue of items": queue_of_items,
+    "queue with an error": queue_with_an_error,
+    "queue that was restored": queue_that_was_restored,
+    "queue with a mark": queue_with_a_mark,
+    "queue with a place": queue_with_a_place,
+    "queue with a submitted item": queue_with_a_submitted_item,
+    "queue with a claimed item": queue_with_a_claimed_item,
+    "queue with one of several claimed": queue_with_one_of_several_claimed,
+    "reader of a source": lambda holder: SourceReader(holder.called, print, print, 1, 0, set()),
+    "reader of states": lambda holder: SourceReader(print, holder.called, print, 1, 0, set()),
+    "reader that marks": lambda holder: SourceReader(print, print, holder.called, 1, 0, set()),
+    "reader with an error": reader_with_an_error,
+    "gzip reader": lambda holder: GzipReader(holder.read),
+    "gzip reader amid members": gzip_reader_amid_members,
+    "record reader": lambda holder: TFRecordReader(holder.read, "here"),
+    "record reader that converts": lambda holder: TFRecordReader(io.BytesIO().read, "here", convert=holder.called),
+    "record reader that finishes": lambda holder: TFRecordReader(io.BytesIO().read, "here", finish=holder.called),
+    "collector with errors": lambda holder: _collector(holder.called),
+    "collector that watches": collector_that_watches,
+    "collector with an interrupt": collector_with_an_interrupt,
+    "collector that tells of surplus": collector_that_tells_of_surplus,
+    "item stream": lambda holder: iter(_collector(holder.called)),
+    "guard": guard,
+}
 
 
-WAYS = [
-    delivery,
-    hold_on_a_queue,
-    delivery_iterator,
-    sequence_iterator,
-    share,
-    timed_call,
-    sender_with_a_taker,
-    filter_over,
-    items_by_index,
-    items_of_indices,
-    filter_by,
-    filter_that_drops,
-    filter_that_converts,
-    filter_of_types,
-    queue_of_items,
-    queue_with_an_error,
-    queue_that_was_restored,
-    queue_with_a_mark,
-    queue_with_a_place,
-    queue_with_a_submitted_item,
-    queue_with_a_claimed_item,
-    queue_with_one_of_several_claimed,
-    reader_of_a_source,
-    reader_of_states,
-    reader_that_marks,
-    reader_with_an_error,
-    gzip_reader,
-    gzip_reader_amid_members,
-    record_reader,
-    record_reader_that_converts,
-    record_reader_that_finishes,
-    collector_with_errors,
-    collector_that_watches,
-    collector_with_an_interrupt,
-    collector_that_tells_of_surplus,
-    item_stream,
-    guard,
-]
-
-
-@pytest.mark.parametrize("make", WAYS)
+@pytest.mark.parametrize("make", WAYS.values(), ids=WAYS)
 def test_a_cycle_is_collected(make):
     holder = Holder()
     holder.held = make(holder)
@@ -303,7 +224,7 @@ def test_a_cycle_is_collected(make):
     assert gone() is None
 
 
-@pytest.mark.parametrize("make", WAYS)
+@pytest.mark.parametrize("make", WAYS.values(), ids=WAYS)
 def test_objects_in_use_are_not_collected(make):
     holder = Holder()
     native = holder.held = make(holder)
@@ -335,7 +256,7 @@ def test_every_class_is_tried_here_or_holds_no_objects():
         "StatsBoard",
         "Turn",
     }
-    tried = {type(make(Holder())).__name__ for make in WAYS}
+    tried = {type(make(Holder())).__name__ for make in WAYS.values()}
     assert tried | holds_none == {name for name, value in vars(_native).items() if isinstance(value, type)}
 
 

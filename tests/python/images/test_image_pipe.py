@@ -125,18 +125,6 @@ def test_without_random_arguments_no_seed_is_drawn() -> None:
     assert random.getstate() == before
 
 
-@pytest.mark.parametrize("place", [0, 1, 7, COUNT - 1])
-def test_a_pipe_resumes_with_the_same_pixels(place: int) -> None:
-    whole = told(augmented(sharded=False).set_seed(3))
-    pipe = augmented(sharded=False).set_seed(3)
-    iterator = iter(pipe)
-    begun = told(next(iterator) for _ in range(place))
-    state = pickle.loads(pickle.dumps(save_state(pipe)))
-    fresh = augmented(sharded=False)
-    load_state(fresh, state)
-    assert begun + told(fresh) == whole
-
-
 def epochs(loader: Any, count: int = 2) -> list[list[tuple[int, bytes]]]:
     return [told(loader) for _ in range(count)]
 

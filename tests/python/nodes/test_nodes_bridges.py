@@ -50,16 +50,6 @@ def goes_on_exactly(make: Any, epochs: int = 3) -> list[list[Any]]:
     return whole
 
 
-def test_a_shuffled_pipe_in_nodes_resumes_exactly_over_epochs() -> None:
-    def make() -> BaseNode[Any]:
-        pipe = PipeOf(range(12)).shuffle(buffer_size=5).map(str).batch(2)
-        return Prefetcher(Mapper(from_pipe(pipe, seed=3), tuple), 2)
-
-    first, second, third = goes_on_exactly(make)
-    assert first != second != third
-    assert sorted(sum(first, ())) == sorted(map(str, range(12)))
-
-
 def test_the_functional_form_is_the_same() -> None:
     def order(node: BaseNode[int]) -> list[int]:
         return list(node)

@@ -9,12 +9,12 @@ import pytest
 pytest.importorskip("torch", reason="nodes need PyTorch")
 
 from fresh_processes import with_torch
-from random_nodes.judging import Judge
+from random_nodes.judging import NodesJudge
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["threads", "processes"])
-def judge(request: pytest.FixtureRequest) -> Iterator[Judge]:
-    with Judge(processes=request.param, server=with_torch()) as judge:
+def judge(request: pytest.FixtureRequest) -> Iterator[NodesJudge]:
+    with NodesJudge(processes=request.param, server=with_torch()) as judge:
         yield judge
 
 
@@ -23,7 +23,7 @@ SEEDS = [*(range(first, first + 3) for first in (1, 11, 91)), range(973_676, 973
 
 
 @pytest.mark.parametrize("seeds", SEEDS, ids=str)
-def test_random_graphs_resume_exactly_from_their_states_in_new_processes(judge: Judge, seeds: range) -> None:
+def test_random_graphs_resume_exactly_from_their_states_in_new_processes(judge: NodesJudge, seeds: range) -> None:
     verdicts = [judge.judge(seed) for seed in seeds]
     wrong = [f"seed {one.seed}: {one.words}: {one.told}" for one in verdicts if one.told]
     assert not wrong, "\n".join(wrong)

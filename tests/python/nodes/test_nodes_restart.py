@@ -15,9 +15,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="nodes need PyTorch")
 
 from dying import Dying  # noqa: E402
-from hanging import WAYS, ClockOfHangs, Hanging, kill_only_hung  # noqa: E402
+from hanging import ClockOfHangs, Hanging  # noqa: E402
 from process_checks import METHODS, nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
-from torchdata.dataloader2.error import WorkerExitedError  # noqa: E402
 from torchdata.nodes import IterableWrapper, Loader, ParallelMapper, _processes  # noqa: E402
 
 
@@ -70,13 +69,6 @@ def test_processes_may_be_killed_at_any_moment_and_states_are_exact(seed: int) -
     loader.root.shutdown()
 
 
-def test_a_warning_reports_the_skip_and_is_not_an_item_if_warnings_raise_errors(tmp_path: Path) -> None:
-    node = mapper(Dying(tmp_path, {3: 1}))
-    with pytest.warns(RuntimeWarning, match=r"was killed by SIGKILL at its item number \d+ \(counted from 0\)"):
-        assert list(Loader(node)) == squares
-    node.shutdown()
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_warning_that_is_an_error_loses_nothing(tmp_path: Path) -> None:
     node = mapper(Dying(tmp_path, {3: 1, 4: 1}))
@@ -86,91 +78,23 @@ def test_a_warning_that_is_an_error_loses_nothing(tmp_path: Path) -> None:
     node.shutdown()
 
 
-@pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
-def test_the_third_worker_exit_at_an_item_raises_an_error_at_its_position_and_the_next_items_come(
-    tmp_path: Path,
-) -> None:
-    node = mapper(Dying(tmp_path, {3: 3}), workers=1)
-    iterator = iter(Loader(node))
-    assert [next(iterator) for _ in range(3)] == squares[:3]
-    with pytest.raises(WorkerExitedError, match="as 2 before it in its place.*mend the map_fn") as caught:
-        next(iterator)
-    assert caught.value.item == 3
-    assert list(iterator) == squares[4:]
-    node.shutdown()
+class HangsAtThree:
+    """Squares numbers. At 3, its process hangs."""
 
-
-def test_an_unknown_on_worker_exit_value_is_refused() -> None:
-    with pytest.raises(ValueError, match="on_worker_exit must be 'error' or 'restart', but got 'again'"):
-        mapper(abs, on_worker_exit="again")
-
-
-class HangsIn:
-    """Squares numbers; at one of them, a process hangs in a given way, or this many."""
-
-    def __init__(self, way: str, folder: Path, at: int = 8, times: int = 1) -> None:
-        self.at, self.hang = at, Hanging(way, folder, times)
+    def __init__(self, folder: Path) -> None:
+        self.hang = Hanging("sleep", folder)
 
     def __call__(self, number: int) -> int:
-        if number == self.at:
+        if number == 3:
             self.hang()
         return number * number
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Returns a folder for `HangsIn`; only processes that have begun to hang are killed."""
-    kill_only_hung(monkeypatch, tmp_path)
-    return tmp_path
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_nothing_is_lost_if_a_process_hangs_even_after_a_load(way: str, folder: Path) -> None:
-    options = {"timeout": 0.4, "on_timeout": "restart", "on_worker_exit": "error"}
-    loader = Loader(mapper(HangsIn(way, folder), **options))
-    iterator = iter(loader)
-    came = [next(iterator) for _ in range(3)]
-    state = loader.state_dict()
-    with pytest.warns(RuntimeWarning, match="(?s)was killed for it.*in __call__"):
-        assert came + list(iterator) == squares
-    loader.root.shutdown()
-    (folder / "resumed").mkdir()
-    loader = Loader(mapper(HangsIn(way, folder / "resumed"), **options))
-    loader.load_state_dict(state)
-    with pytest.warns(RuntimeWarning, match="(?s)was killed for it.*in __call__"):
-        assert list(loader) == squares[3:]
-    loader.root.shutdown()
-
-
-@pytest.mark.parametrize("way", ["stop", "loop"])
-def test_a_working_process_has_the_time_that_patience_allows(way: str, folder: Path) -> None:
-    patience, limit = (1.2, "patience") if way == "loop" else (1e6, "timeout")
-    options = {"timeout": 0.3, "on_timeout": "restart", "on_worker_exit": "error", "patience": patience}
-    node = mapper(HangsIn(way, folder), **options)
-    with pytest.warns(RuntimeWarning, match=rf"was killed for it \(`{limit}`\)"):
-        assert list(Loader(node)) == squares
-    node.shutdown()
-    with pytest.raises(ValueError, match="ParallelMapper: patience needs on_timeout='restart'"):
-        mapper(abs, patience=3.0)
-
-
-@pytest.mark.filterwarnings("ignore:.*was killed for it:RuntimeWarning")
-def test_the_third_hang_at_an_item_raises_an_error_at_its_position_and_the_next_items_come(folder: Path) -> None:
-    node = mapper(HangsIn("sleep", folder, at=3, times=3), workers=1, timeout=0.3, on_timeout="restart")
-    iterator = iter(Loader(node))
-    assert [next(iterator) for _ in range(3)] == squares[:3]
-    with pytest.raises(WorkerExitedError, match="as 2 before it in its place.*mend the map_fn") as caught:
-        next(iterator)
-    assert caught.value.item == 3
-    assert list(iterator) == squares[4:]
-    node.shutdown()
 
 
 def test_without_restart_a_missing_result_raises_a_timeout_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_processes, "monotonic", ClockOfHangs(tmp_path))
-    node = mapper(HangsIn("sleep", tmp_path, at=3), workers=1, timeout=0.5, on_worker_exit="error")
+    node = mapper(HangsAtThree(tmp_path), workers=1, timeout=0.5, on_worker_exit="error")
     iterator = iter(Loader(node))
     assert [next(iterator) for _ in range(3)] == squares[:3]
     with pytest.raises(TimeoutError, match=r"worker process 0 of ParallelMapper gave no result within 0.5 s"):

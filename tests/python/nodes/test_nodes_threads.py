@@ -5,9 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import pickle
-import signal
-import subprocess
-import sys
 import threading
 import time
 import traceback
@@ -21,7 +18,6 @@ torch = pytest.importorskip("torch", reason="nodes need PyTorch")
 from process_checks import wait_for  # noqa: E402
 from torchdata.nodes import (  # noqa: E402
     BaseNode,
-    Batcher,
     IterableWrapper,
     Loader,
     Mapper,
@@ -110,14 +106,6 @@ def test_results_out_of_order_come_as_they_are_ready() -> None:
     assert list(node) == [0]
     node.reset(state)
     assert list(node) == [0]
-
-
-def test_in_order_a_slow_item_delays_later_results() -> None:
-    def slow_at_first(number: int) -> int:
-        time.sleep(0.05 * (number == 0))
-        return number
-
-    assert list(ParallelMapper(numbers(20), slow_at_first, 4)) == list(range(20))
 
 
 def test_several_threads_call_the_function_at_once_and_one_at_a_time_reads_the_source() -> None:
@@ -291,20 +279,6 @@ def test_nodes_over_a_source_out_of_order_neither_lose_nor_double_items() -> Non
 
 
 # -- the end ------------------------------------------------------------------------------------------
-
-
-@each_kind
-def test_dropping_a_half_read_loader_ends_its_threads(kind: Callable[[BaseNode[Any]], BaseNode[Any]]) -> None:
-    loader = Loader(Batcher(kind(Gate(closed_at=-1)), 2))
-    iterator = iter(loader)
-    next(iterator)
-    assert threads()
-    gc.disable()  # only reference counting frees objects
-    try:
-        del loader, iterator
-        wait_for(lambda: not threads())
-    finally:
-        gc.enable()
 
 
 @each_kind
@@ -493,74 +467,6 @@ def test_a_forked_child_gets_an_error_about_the_threads_of_its_parent_and_may_re
         "iteration in the child 0"
     )
     node.shutdown()
-
-
-STUCK = """
-import sys, threading, time
-from torchdata.nodes import IterableWrapper, Loader, ParallelMapper, Prefetcher
-
-def forever():
-    yield 1
-    print("waits", flush=True)
-    time.sleep(1000)
-
-{body}
-"""
-
-
-def run(body: str, interrupted: bool = False) -> tuple[int, str, str]:
-    """Returns the exit code and output of a program, which is interrupted once it waits."""
-    program = subprocess.Popen(
-        [sys.executable, "-c", STUCK.format(body=body)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert program.stdout is not None
-    first = program.stdout.readline()
-    if interrupted:
-        assert first == "waits\n"
-        time.sleep(0.2)
-        program.send_signal(signal.SIGINT)
-    out, err = program.communicate(timeout=250)
-    return program.returncode, first + out, err
-
-
-def test_ctrl_c_ends_a_wait_and_the_program() -> None:
-    body = "loader = Loader(Prefetcher(IterableWrapper(forever()), 2))\nfor item in loader: pass"
-    code, _, err = run(body, interrupted=True)
-    assert err.rstrip().endswith("KeyboardInterrupt")
-    assert code in (1, -signal.SIGINT, 130)
-
-
-def test_ctrl_c_at_any_moment_loses_at_most_the_item_that_was_handed_over() -> None:
-    body = """
-import signal
-node = ParallelMapper(IterableWrapper(range(10**9)), abs, 2)
-print("starts", flush=True)
-seen, until, caught = [], time.monotonic() + 1.5, 0
-
-def press(number, frame):
-    if "nodes" in frame.f_code.co_filename:
-        raise KeyboardInterrupt
-
-signal.signal(signal.SIGALRM, press)
-signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
-while time.monotonic() < until or caught <= 20:
-    try:
-        seen.append(next(node))
-    except KeyboardInterrupt:
-        caught += 1
-signal.setitimer(signal.ITIMER_REAL, 0)
-state = node.state_dict()
-steps = [after - before for before, after in zip(seen, seen[1:])]
-print(caught > 20, min(steps) == 1, sum(steps) - len(steps) <= caught)
-follower = next(node)
-node.reset(state)
-print(follower == next(node))
-"""
-    code, out, err = run(body)
-    assert (code, out, err) == (0, "starts\nTrue True True\nTrue\n", "")
 
 
 def test_a_node_may_get_attributes_while_its_sources_are_looked_for() -> None:

@@ -8,7 +8,6 @@ import sys
 import tarfile
 import textwrap
 import threading
-import traceback
 import warnings
 from pathlib import Path
 from typing import Any
@@ -376,18 +375,3 @@ def test_collate_refuses_other_words_and_a_function_beside_it() -> None:
         pipe.collate(to="jax")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="convert in the function that you give"):
         pipe.collate(collate_fn=list, to="numpy")
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_without_a_length_names_the_pipe_that_does_not_know_it_and_the_remedy(workers: int) -> None:
-    listed = FileLister(str(Path(__file__).parent), "test_stumbles.py")
-    with DataLoader2(listed.sharding_filter().batch(2).map(len), num_workers=workers) as loader:
-        for _ in range(2):
-            with pytest.raises(TypeError) as caught:
-                len(loader)
-            told = "".join(traceback.format_exception_only(caught.value))
-            assert "FileLister instance doesn't have valid length; if you know" in told
-            assert "`.set_length(n)` behind it" in told
-            assert list(loader) == [1]
-    with DataLoader2(listed.set_length(3).sharding_filter().batch(2).map(len), num_workers=workers) as loader:
-        assert len(loader) == 2

@@ -25,7 +25,7 @@ from torchdata.datapipes.iter import (
     IterDataPipe,
 )
 from torchdata.datapipes.map import SequenceWrapper
-from torchdata.datapipes.state import iterate, load_state, save_state
+from torchdata.datapipes.state import save_state
 
 torch = pytest.importorskip("torch", reason="this is about living with torch")
 data = torch.utils.data
@@ -41,16 +41,6 @@ class TorchDoubler(data.IterDataPipe):
         for item in self.source:
             yield item
             yield -item
-
-
-class TorchMapping(data.IterDataPipe):
-    """A user's pipe on torch's base that returns an iterator."""
-
-    def __init__(self, source: Any) -> None:
-        self.source = source
-
-    def __iter__(self) -> Any:
-        return map(plus_one, self.source)
 
 
 class OurDoubler(IterDataPipe):
@@ -115,34 +105,6 @@ def test_torchs_graph_tools_work_on_our_graphs() -> None:
     assert orders[0] == orders[1] != list(range(2, 21, 2))
     # The hooks of torch's tools are gone afterwards.
     assert list(pickle.loads(pickle.dumps(IterableWrapper([1, 2])))) == [1, 2]
-
-
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda: TorchDoubler(IterableWrapper(range(5))).map(plus_one),
-        lambda: OurDoubler(TorchMapping(IterableWrapper(range(5)))).batch(3),
-        lambda: data.datapipes.iter.IterableWrapper(range(5)).map(plus_one).filter(bool),
-        lambda: TorchMapping(OurDoubler(data.datapipes.iter.IterableWrapper(range(5)))),
-        lambda: TorchDoubler(IterableWrapper(range(5)).shuffle().set_seed(4)).map(plus_one),
-    ],
-    ids=["theirs over ours", "ours over theirs", "theirs alone", "alternating", "theirs over random"],
-)
-def test_graphs_of_both_kinds_of_pipes_run_and_are_restored_at_every_position(build: Any) -> None:
-    whole = list(build())
-    assert list(DataLoader2(copy.deepcopy(build()))) is not None
-    for position in range(len(whole) + 1):
-        pipe = build()
-        iterator = iterate(pipe)
-        head = [next(iterator) for _ in range(position)]
-        state = pickle.loads(pickle.dumps(save_state(pipe)))
-        for used_before in (False, True):
-            other = build()
-            if used_before:
-                next(iterate(other))
-            load_state(other, state)
-            assert save_state(other) == state
-            assert head + list(iterate(other)) == whole
 
 
 def test_the_state_of_a_random_pipe_of_torchs_is_refused_by_name() -> None:
@@ -280,23 +242,6 @@ def test_without_a_seed_seeds_come_from_torchs_generator() -> None:
             orders.append([list(loader), list(loader)])
     assert orders[0] == orders[1]
     assert orders[0][0] != orders[0][1]
-
-
-def test_a_loop_in_the_manner_of_trainers_sanity_check_training_and_validation_in_turn() -> None:
-    train = DataLoader2(
-        IterableWrapper(range(12)).shuffle().sharding_filter().batch(2).collate(),
-        reading_service=MultiProcessingReadingService(2),
-    )
-    validate = DataLoader2(SequenceWrapper(range(4)))
-    with train, validate:
-        assert len(list(zip(validate, range(2), strict=False))) == 2  # the sanity check stops in the middle
-        for _ in range(2):
-            seen: list[int] = []
-            for step, batch in enumerate(train):
-                seen += batch.tolist()
-                if step == 2:
-                    assert sorted(validate) == [0, 1, 2, 3]
-            assert sorted(seen) == list(range(12))
 
 
 @pytest.mark.parametrize(("method", "workers"), [("fork", 2), ("spawn", 1)])

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
 
 from torch.utils.data import Dataset, IterableDataset, Sampler  # noqa: E402
 
-from going_on import WORKERS, Shuffled, TakesOnce, Walk, check_goes_on, epochs_of, plain, saved_at, seed_all  # noqa: E402
+from going_on import WORKERS, Shuffled, TakesOnce, Walk, check_goes_on, epochs_of, plain, seed_all  # noqa: E402
 from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
@@ -224,25 +224,6 @@ def test_samples_that_draw_nothing_leave_no_generator_in_the_state() -> None:
     for _ in range(8):
         next(iterator)
     assert "workers" not in loader.state_dict()["_torchdata_rs"][0]
-
-
-@pytest.mark.parametrize("options", WORKERS)
-def test_random_draws_continue_after_a_second_state(options: dict[str, Any]) -> None:
-    def make() -> Any:
-        return StatefulDataLoader(Noisy(), batch_size=2, **options)
-
-    def resumed(state: Any) -> Any:
-        seed_all(43)
-        loader = make()
-        loader.load_state_dict(state)
-        return loader
-
-    seed_all()
-    whole = epochs_of(make(), 1)[0]
-    for first, second in [(1, 1), (2, 1), (3, 2)]:
-        seed_all()
-        state = saved_at(resumed(saved_at(make(), 0, first)), 0, second)
-        assert [plain(batch) for batch in resumed(state)] == whole[first + second :], (first, second)
 
 
 class ShortEpochs(Sampler[int]):

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
 
 from fresh_processes import with_torch
-from random_stateful.judging import Judge
+from random_stateful.judging import StatefulJudge
 from random_stateful.programs import SKIPPING, SKIPPING_STREAMS
 
 #: Seeds that once revealed a bug.
@@ -17,8 +17,8 @@ REVEALING = [2, 13, 15, 17, 18, 20, 28, 48, 51, 66, 74, 75, 95, 128, 138, 158, 2
 
 
 @pytest.fixture(scope="module")
-def judge() -> Iterator[Judge]:
-    with Judge(server=with_torch()) as judge:
+def judge() -> Iterator[StatefulJudge]:
+    with StatefulJudge(server=with_torch()) as judge:
         yield judge
 
 
@@ -27,6 +27,8 @@ SKIPS = [first + number for first in (SKIPPING, SKIPPING_STREAMS) for number in 
 
 
 @pytest.mark.parametrize("seed", [*REVEALING, *range(301, 305), *SKIPS])
-def test_a_random_program_resumes_in_a_new_process_as_if_it_had_not_been_stopped(judge: Judge, seed: int) -> None:
+def test_a_random_program_resumes_in_a_new_process_as_if_it_had_not_been_stopped(
+    judge: StatefulJudge, seed: int
+) -> None:
     verdict = judge.judge(seed)
     assert not verdict.told, verdict.words

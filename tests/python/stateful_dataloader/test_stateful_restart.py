@@ -17,12 +17,11 @@ torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
 from torch.utils.data import Dataset, IterableDataset, get_worker_info  # noqa: E402
 
 from fresh_processes import with_torch  # noqa: E402
-from hanging import WAYS, Hanging, kill_only_hung  # noqa: E402
+from hanging import kill_only_hung  # noqa: E402
 from pinning import pin_without_device  # noqa: E402
 from process_checks import nothing_is_left, wait_for  # noqa: E402, F401 - a fixture for all tests here
 from random_stateful.deaths import check  # noqa: E402
-from random_stateful.judging import Judge  # noqa: E402
-from torchdata.dataloader2.error import WorkerExitedError  # noqa: E402
+from random_stateful.judging import StatefulJudge  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 
@@ -187,22 +186,6 @@ def test_workers_are_replaced_with_a_pinning_thread_as_well(monkeypatch: pytest.
     assert read(loader_of(dataset(), persistent_workers=True, pin_memory=True), deaths, breaks=3) == expected
 
 
-def test_a_warning_reports_the_exit_and_the_replacement(tmp_path: Any) -> None:
-    loader = loader_of(DiesAt(tmp_path / "died"), batch_size=1)
-    with pytest.warns(RuntimeWarning, match="at its batch number 2 .*Another process has taken its place"):
-        assert [int(batch) for batch in loader] == list(range(12))
-
-
-@pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
-def test_the_third_worker_exit_at_the_same_batch_raises_an_error_that_names_it() -> None:
-    iterator = iter(loader_of(DiesAt(), batch_size=1))
-    assert [int(next(iterator)) for _ in range(5)] == list(range(5))
-    with pytest.raises(WorkerExitedError, match="exited unexpectedly.*as 2 before it in its place") as caught:
-        next(iterator)
-    assert (caught.value.worker, caught.value.item, caught.value.exitcode) == (1, 2, 7)
-    assert "leave the batch out, or mend the dataset or collate_fn" in str(caught.value)
-
-
 def test_a_warning_that_is_an_error_loses_nothing(tmp_path: Any) -> None:
     loader = loader_of(DiesAt(tmp_path / "died"), batch_size=1)
     iterator, came = iter(loader), []
@@ -215,14 +198,6 @@ def test_a_warning_that_is_an_error_loses_nothing(tmp_path: Any) -> None:
     assert came == list(range(12))
 
 
-def test_without_restart_a_worker_exit_raises_an_error() -> None:
-    with pytest.raises(WorkerExitedError, match="exited unexpectedly"):
-        list(loader_of(DiesAt(), "error"))
-    assert StatefulDataLoader(range(3)).on_worker_exit == "error"
-    with pytest.raises(ValueError, match="on_worker_exit must be 'error' or 'restart', but got 'again'"):
-        loader_of(range(3), "again")
-
-
 def test_dropping_a_loader_in_the_middle_leaves_nothing() -> None:
     iterator = iter(loader_of(Drawn()))
     next(iterator)
@@ -232,68 +207,21 @@ def test_dropping_a_loader_in_the_middle_leaves_nothing() -> None:
 
 
 @pytest.fixture(scope="module")
-def judge() -> Iterator[Judge]:
-    with Judge(server=with_torch()) as judge:
+def judge() -> Iterator[StatefulJudge]:
+    with StatefulJudge(server=with_torch()) as judge:
         yield judge
 
 
 @pytest.mark.parametrize("seed", [1, 110])
-def test_worker_exits_do_not_change_the_items_of_a_random_program(judge: Judge, seed: int) -> None:
+def test_worker_exits_do_not_change_the_items_of_a_random_program(judge: StatefulJudge, seed: int) -> None:
     check(judge, seed, "fork")
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Returns a folder for `HangsAt`; only processes that have begun to hang are killed."""
+    """Returns a folder; only stopped processes are killed."""
     kill_only_hung(monkeypatch, tmp_path)
     return tmp_path
-
-
-class HangsAt(DiesAt):
-    """Hangs at index 5 in a given way, in one process or in this many."""
-
-    def __init__(self, way: str, folder: Path, times: int = 1) -> None:
-        super().__init__()
-        self.hang = Hanging(way, folder, times)
-
-    def __getitem__(self, index: int) -> int:
-        if index == 5:
-            self.hang()
-        return index
-
-
-def test_no_sample_is_lost_out_of_order_if_a_worker_hangs(folder: Path) -> None:
-    options = {"batch_size": 1, "timeout": 0.4, "on_timeout": "restart", "in_order": False}
-    loader = loader_of(HangsAt("sleep", folder), "error", **options)
-    with pytest.warns(RuntimeWarning, match="(?s)was killed for it.*in __getitem__"):
-        assert sorted(int(batch) for batch in loader) == list(range(12))
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_nothing_is_lost_if_a_worker_hangs_even_after_a_load(way: str, folder: Path) -> None:
-    options = {"batch_size": 1, "timeout": 0.4, "on_timeout": "restart"}
-    loader = loader_of(HangsAt(way, folder), "error", **options)
-    iterator = iter(loader)
-    came = [int(next(iterator)) for _ in range(3)]
-    state = loader.state_dict()
-    with pytest.warns(RuntimeWarning, match="(?s)was killed for it.*in __getitem__"):
-        assert came + [int(batch) for batch in iterator] == list(range(12))
-    (folder / "resumed").mkdir()
-    loader = loader_of(HangsAt(way, folder / "resumed"), "error", **options)
-    loader.load_state_dict(state)
-    with pytest.warns(RuntimeWarning, match="(?s)was killed for it.*in __getitem__"):
-        assert [int(batch) for batch in loader] == list(range(3, 12))
-
-
-@pytest.mark.parametrize("way", ["stop", "loop"])
-def test_a_working_worker_has_the_time_that_patience_allows(way: str, folder: Path) -> None:
-    patience, limit = (1.2, "patience") if way == "loop" else (1e6, "timeout")
-    options = {"batch_size": 1, "timeout": 0.3, "on_timeout": "restart", "patience": patience}
-    loader = loader_of(HangsAt(way, folder), "error", **options)
-    with pytest.warns(RuntimeWarning, match=rf"was killed for it \(`{limit}`\)"):
-        assert [int(batch) for batch in loader] == list(range(12))
-    with pytest.raises(ValueError, match="StatefulDataLoader: patience needs on_timeout='restart'"):
-        loader_of(range(3), "error", patience=3.0)
 
 
 @pytest.mark.usefixtures("folder")
@@ -305,15 +233,3 @@ def test_stopped_workers_do_not_change_the_items(dataset: Any, persistent: bool)
     loader = loader_of(dataset(), persistent_workers=persistent, timeout=0.4, on_timeout="restart")
     deaths = {(0, 0): 1, (0, 4): 0, (1, 0): 0, (1, 2): 1, (2, 0): 1, (2, 5): 0}
     assert read(loader, deaths, breaks=3, blow=signal.SIGSTOP) == expected
-
-
-@pytest.mark.filterwarnings("ignore:.*was killed for it:RuntimeWarning")
-def test_the_third_hang_at_the_same_batch_raises_an_error_that_names_it(folder: Path) -> None:
-    loader = loader_of(HangsAt("sleep", folder, times=3), "error", batch_size=1, timeout=0.3, on_timeout="restart")
-    iterator = iter(loader)
-    assert [int(next(iterator)) for _ in range(5)] == list(range(5))
-    with pytest.raises(WorkerExitedError, match="(?s)as 2 before it in its place.*in __getitem__") as caught:
-        next(iterator)
-    assert (caught.value.worker, caught.value.item) == (1, 2)
-    with pytest.raises(ValueError, match="StatefulDataLoader: on_timeout='restart' needs a timeout"):
-        loader_of(range(3), on_timeout="restart")

@@ -6,8 +6,6 @@ import multiprocessing
 import os
 import random
 import signal
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,7 +18,6 @@ numpy = pytest.importorskip("numpy")
 from torch.utils.data import IterableDataset, get_worker_info  # noqa: E402
 from torch.utils.data.datapipes.iter import IterableWrapper  # noqa: E402
 
-from fresh_processes import python_path  # noqa: E402
 from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
@@ -190,14 +187,6 @@ def test_a_state_of_the_resumed_epoch_loads_with_a_third_number(form: Any, befor
     for given, _, state in taken:
         for after in {0, before} if given % 2 else {0}:
             assert list(resumed(state, form, after)) == batches[given:], (given, after)
-
-
-@pytest.mark.parametrize("after", [0, 2])
-@pytest.mark.parametrize("every", [2, 5])
-def test_rare_snapshots_do_not_change_the_items(after: int, every: int) -> None:
-    batches, states = epoch_of(WithState, 3, snapshot_every_n_steps=every)
-    for cut, state in [*enumerate(states)][:: 3 if after else 1]:
-        assert list(resumed(state, WithState, after, snapshot_every_n_steps=every)) == batches[cut:]
 
 
 @pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 3), (0, 2)])
@@ -381,27 +370,6 @@ def test_a_dataset_that_cannot_be_copied_is_refused_by_name() -> None:
 def test_with_another_start_method_it_is_the_same(before: int, form: Any, method: str) -> None:
     batches, states = epoch_of(form, before)
     assert list(resumed(states[2], form, 2, multiprocessing_context=method)) == batches[2:]
-
-
-_PROGRAM = """
-import sys, torch
-sys.path.insert(0, {folder!r})
-import test_stateful_shards as tests
-later = tests.resumed(torch.load({path!r}), getattr(tests, {form!r}), {after})
-print(repr(list(later)))
-"""
-
-
-@pytest.mark.parametrize(("form", "after"), [(Plain, 2), (WithState, 0)])
-def test_a_new_process_resumes(form: Any, after: int, tmp_path: Any) -> None:
-    batches, states = epoch_of(form, 3)
-    torch.save(states[4], tmp_path / "state")
-    folder, path = os.path.dirname(__file__), str(tmp_path / "state")
-    support = os.path.join(os.path.dirname(folder), "support")
-    program = _PROGRAM.format(folder=folder, path=path, form=form.__name__, after=after)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([python_path(), support])}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == repr(batches[4:])
 
 
 @pytest.mark.parametrize("after", [0, 1, 2, 3, 5])

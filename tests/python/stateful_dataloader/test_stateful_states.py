@@ -152,17 +152,6 @@ def test_a_dataset_state_that_was_changed_in_the_saved_state_is_loaded(workers: 
         assert found == sorted(left)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_positions_are_exact_even_if_only_every_nth_batch_sends_a_state(workers: int) -> None:
-    whole = [batch.tolist() for batch in StatefulDataLoader(Stream(), batch_size=2, num_workers=workers)]
-    for every, batches in itertools.product([None, 3, 4], [1, 5, 7]):
-        options = {"num_workers": workers, "snapshot_every_n_steps": every}
-        state = state_after(batches, Stream(), **options)
-        later = StatefulDataLoader(Stream(), batch_size=2, **options)
-        later.load_state_dict(state)
-        assert [batch.tolist() for batch in later] == whole[batches:]
-
-
 MAKERS: list[Any] = [
     lambda: {"dataset": range(40), "shuffle": True},
     lambda: {"dataset": range(40), "shuffle": True, "generator": torch.Generator().manual_seed(3)},

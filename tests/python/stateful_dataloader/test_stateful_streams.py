@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
 
 from torch.utils.data import IterableDataset  # noqa: E402
 
-from going_on import MOMENTS, WORKERS, TakesOnce, Walk, check_goes_on, epochs_of, plain, saved_at  # noqa: E402
+from going_on import MOMENTS, WORKERS, TakesOnce, Walk, check_goes_on, epochs_of, plain  # noqa: E402
 from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
 from torchdata.stateful_dataloader import StatefulDataLoader, _cadence  # noqa: E402
 
@@ -124,22 +124,6 @@ def test_streams_give_the_rest_and_then_whole_epochs(stream: Any, options: dict[
             moments[len(options)],
             count=3 if options else 4,
         )
-
-
-@pytest.mark.parametrize("stream", STREAMS)
-def test_a_state_that_is_loaded_twice_and_saved_in_between_resumes(stream: Any) -> None:
-    for options in WORKERS[::2]:
-        whole = epochs_of(StatefulDataLoader(stream(), batch_size=2, **options), 4)
-        state = saved_at(StatefulDataLoader(stream(), batch_size=2, **options), 1, 1)
-        for taken in (0, 2) if options else (0, 1, 2):
-            later = StatefulDataLoader(stream(), batch_size=2, **options)
-            later.load_state_dict(state)
-            iterator = iter(later)
-            for _ in range(taken):
-                next(iterator)
-            third = StatefulDataLoader(stream(), batch_size=2, **options)
-            third.load_state_dict(json.loads(json.dumps(later.state_dict())))
-            assert epochs_of(third, 3) == [whole[1][1 + taken :], *whole[2:]], (options, taken)
 
 
 #: The number of batches after which earlier epochs are abandoned.

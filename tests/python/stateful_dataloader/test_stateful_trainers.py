@@ -47,13 +47,3 @@ def test_a_trainer_resumes_in_a_new_process_as_if_it_had_not_been_stopped(
     before = processes.call("trainers:train", stop=stop, **run)
     behind = processes.call("trainers:train", resumes=True, **run)
     assert before + behind == whole(trainer, workers)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_dataset_state_that_was_changed_in_the_loader_s_state_is_loaded(
-    processes: FreshProcesses, workers: int
-) -> None:
-    as_it_was = processes.call("trainers:resharded", workers=workers, ahead=0)
-    moved = processes.call("trainers:resharded", workers=workers, ahead=2)
-    assert moved == as_it_was[max(workers, 1) :]
-    assert moved

@@ -362,27 +362,6 @@ def test_state_that_is_loaded_does_not_count_as_items():
         assert tokens[0].yielded == 100
 
 
-def test_counters_can_be_read_while_another_thread_loads():
-    done = threading.Event()
-    with loader(IterableWrapper(range(3000)).sharding_filter().map(double)) as dl:
-        seen = []
-
-        def look():
-            while not done.is_set():
-                seen.append(dl.stats())
-
-        thread = threading.Thread(target=look)
-        iterator = iter(dl)
-        thread.start()
-        count = sum(1 for _ in iterator)
-        done.set()
-        thread.join()
-    assert count == 3000
-    items = [stats.items for stats in seen]
-    assert items == sorted(items)
-    assert all(0 <= stats.waiting <= 1 for stats in seen)
-
-
 def test_each_rank_counts_its_own_share(tmp_path):
     pytest.importorskip("torch", reason="ranks on gloo need torch")
     body = """

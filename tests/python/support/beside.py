@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Self
 
 from drivers.frame import Driver
+from fresh_processes import FreshProcesses
 
 
 @dataclass
@@ -47,16 +48,40 @@ class Wrong(Exception):
     """A program failed; the text describes how."""
 
 
-class Judge(Protocol):
-    """Runs programs under an interpreter."""
+class Judge:
+    """Runs programs under a Python interpreter.
 
-    def __enter__(self) -> Judge: ...
+    Args:
+        python: the interpreter.
+        limit: the seconds after which a run counts as hung.
+        server: creates fresh processes; by default, a separate server with that interpreter.
+    """
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None: ...
+    #: What a fresh process imports.
+    modules: tuple[str, ...]
 
-    def judge(self, seed: int) -> Verdict: ...
+    def __init__(self, python: str = sys.executable, limit: float = 30.0, server: FreshProcesses | None = None) -> None:
+        self._is_own = server is None
+        self._runs = server or FreshProcesses(python=python, limit=limit)
+        self._runs.imports(*self.modules)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._is_own:
+            self._runs.__exit__(kind, error, tb)
+
+    def call(self, phase: str, function: str, /, **arguments: Any) -> Any:
+        """Calls a function of the first module in a fresh process."""
+        try:
+            return self._runs.call(f"{self.modules[0]}:{function}", **arguments)
+        except RuntimeError as error:
+            raise Wrong(f"{phase}: {error}") from error
+
+    def judge(self, seed: int) -> Verdict:
+        """Runs the program of a seed."""
+        raise NotImplementedError
 
 
 # -- epochs ------------------------------------------------------------------------------------------------

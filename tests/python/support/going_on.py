@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy
@@ -100,7 +100,7 @@ class TakesOnce(IterableDataset[int]):
 class Walk:
     """An iterator with a state."""
 
-    def __init__(self, numbers: list[int]) -> None:
+    def __init__(self, numbers: Sequence[int]) -> None:
         self.numbers, self.done = numbers, 0
 
     def __iter__(self) -> Walk:

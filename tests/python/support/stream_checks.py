@@ -6,12 +6,9 @@ import gc
 import os
 import pickle
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import pytest
-
-from torchdata.datapipes.iter import IterDataPipe
 from torchdata.datapipes.state import load_state, save_state
 
 
@@ -80,27 +77,3 @@ def check_restore(
         del other, state, loaded
         assert open_files(sockets=sockets) == before
     return whole
-
-
-class Breaking(IterDataPipe[Any]):
-    """Yields some items and then fails."""
-
-    def __init__(self, items: list[Any]) -> None:
-        self.items = items
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from self.items
-        raise RuntimeError("the source broke")
-
-
-def check_broken_source(make: Callable[[IterDataPipe[Any]], Any], item: Any, *, sockets: bool = True) -> None:
-    """Checks that a pipe passes on its source's error unchanged, can be iterated again, and leaves no file open."""
-    before = open_files(sockets=sockets)
-    pipe = make(Breaking([item]))
-    for _ in range(2):
-        items = iter(pipe)
-        assert next(items) is not None
-        with pytest.raises(RuntimeError, match="the source broke"):
-            next(items)
-    del items
-    assert open_files(sockets=sockets) == before

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
+from going_on import Walk
+
 
 class Reads:
     """Counts the items that all streams of this process have read."""
@@ -189,27 +191,13 @@ class Draws(CountsEpochs):
         self.place, self.before, self.is_loaded = state_dict["place"], state_dict["before"], True
 
 
-class Walk:
-    """An iterator with a state."""
+class CountedWalk(Walk):
+    """An iterator with a state, which counts the items that it reads."""
 
-    def __init__(self, size: int) -> None:
-        self.size, self.place = size, 0
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        if self.place == self.size:
-            raise StopIteration
+    def __next__(self) -> int:
+        number = super().__next__()
         reads.count += 1
-        self.place += 1
-        return self.place - 1
-
-    def state_dict(self) -> Any:
-        return {"place": self.place}
-
-    def load_state_dict(self, state_dict: Any) -> None:
-        self.place = state_dict["place"]
+        return number
 
 
 class Walked(IterableDataset[Any]):
@@ -219,7 +207,7 @@ class Walked(IterableDataset[Any]):
         self.size = size
 
     def __iter__(self) -> Iterator[Any]:
-        return Walk(self.size)
+        return CountedWalk(range(self.size))
 
 
 class WalkedInOrder(Walked):
@@ -231,23 +219,15 @@ class WalkedInOrder(Walked):
 
     def __iter__(self) -> Iterator[Any]:
         self.epoch, self.is_loaded = self.epoch + (not self.is_loaded), False
-        return WalkInOrder(self.size, self.epoch)
+        order = list(range(self.size))
+        random.Random(self.epoch).shuffle(order)
+        return CountedWalk(order)
 
     def state_dict(self) -> Any:
         return {"epoch": self.epoch}
 
     def load_state_dict(self, state_dict: Any) -> None:
         self.epoch, self.is_loaded = state_dict["epoch"], True
-
-
-class WalkInOrder(Walk):
-    def __init__(self, size: int, epoch: int) -> None:
-        super().__init__(size)
-        self.order = list(range(size))
-        random.Random(epoch).shuffle(self.order)
-
-    def __next__(self) -> Any:
-        return self.order[super().__next__()]
 
 
 class NeedsArguments(TakesOnce):

@@ -1,4 +1,5 @@
-"""The loops of public trainers around a StatefulDataLoader: how each uses the loader and its state.
+"""The loops of public trainers around a StatefulDataLoader: how each uses the loader and its state. The trainers of
+accelerate, transformers and Lightning are run themselves: see `library_trainers`.
 
 `train` runs a trainer in this process: from the start to the end, up to a stop where its checkpoint is saved, or from
 that checkpoint on. It returns the batches that the trainer's steps received, which depend on seeds that each run sets
@@ -18,25 +19,11 @@ from typing import Any
 
 import numpy
 import torch
-from torch.utils.data import Dataset, DistributedSampler, IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 EPOCHS = 4
-
-
-class Samples(Dataset[Any]):
-    """Samples with an augmentation, which depend on the global generators of the reading process."""
-
-    def __init__(self, length: int = 14) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> Any:
-        noise = float(torch.rand(())) + random.random() + numpy.random.random()
-        return torch.tensor([index, noise], dtype=torch.float64)
 
 
 class Stream(IterableDataset[Any]):
@@ -128,152 +115,6 @@ class Training:
 
     def save(self, **parts: Any) -> None:
         torch.save(parts, self.checkpoint)
-
-
-# -- accelerate --------------------------------------------------------------------------------------------
-
-
-class Shard:
-    """accelerate's wrapper around a loader, which is one batch ahead, and has the state for the returned batch."""
-
-    def __init__(self, loader: Any) -> None:
-        self.loader, self.ended = loader, False
-        self.state = loader.state_dict()
-
-    def note(self) -> None:
-        self.state = self.loader.state_dict()
-        self.state["_iterator_finished"] = self.ended
-
-    def __iter__(self) -> Iterator[Any]:
-        self.ended = False
-        iterator = iter(self.loader)
-        try:
-            batch = next(iterator)
-        except StopIteration:
-            return
-        while not self.ended:
-            self.note()
-            try:
-                following = next(iterator)
-            except StopIteration:
-                self.ended = True
-                self.note()
-            yield batch
-            batch = following
-
-
-def accelerate(run: Training) -> None:
-    """Sets the seed, prepares its loader, loads the loader's state and then the generators', and trains.
-
-    It saves after a step, including the last step of an epoch, at which its loader has read one more batch.
-    """
-    seed_everything()
-    shard = Shard(StatefulDataLoader(Samples(), batch_size=4, shuffle=True, **run.options()))
-    assert shard.state == shard.loader.state_dict()
-    first = run.saved.get("epoch", 0)
-    if run.resumes:
-        shard.loader.load_state_dict(run.saved["loader"])
-        torch.set_rng_state(run.saved["torch"])
-        version, words, gauss = run.saved["python"]
-        random.setstate((version, tuple(words), gauss))
-    for epoch in range(first, EPOCHS):
-        for step, batch in enumerate(shard, 1):
-            run.step(batch, dropout=False)
-            if run.stops(epoch, step) or (run.stops(epoch, -1) and shard.ended):
-                generators = {"torch": torch.get_rng_state(), "python": random.getstate()}
-                run.save(loader=shard.state, epoch=epoch + shard.ended, **generators)
-                return
-
-
-# -- transformers ------------------------------------------------------------------------------------------
-
-
-def transformers(run: Training) -> None:
-    """Saves the loader's state and the generators with the model, and skips no data when it resumes."""
-    seed_everything()
-    sampler = DistributedSampler(Samples(28), 2, 1, seed=7)
-    loader = StatefulDataLoader(Samples(28), batch_size=4, sampler=sampler, **run.options())
-    if run.resumes:
-        loader.load_state_dict(run.saved["loader"])
-        torch.set_rng_state(run.saved["torch"])
-    for epoch in range(run.saved.get("epoch", 0), EPOCHS):
-        sampler.set_epoch(epoch)
-        for step, batch in enumerate(loader, 1):
-            run.step(batch)
-            if run.stops(epoch, step):
-                run.save(loader=loader.state_dict(), torch=torch.get_rng_state(), epoch=epoch)
-                return
-        if run.stops(epoch, -1):
-            run.save(loader=loader.state_dict(), torch=torch.get_rng_state(), epoch=epoch + 1)
-            return
-
-
-class Indices(Samples):
-    """Samples without an augmentation."""
-
-    def __getitem__(self, index: int) -> Any:
-        return torch.tensor([index])
-
-
-def transformers_skipping(run: Training) -> None:
-    """Keeps no state: repeats finished epochs, and skips batches of the current one."""
-    seed_everything()
-    loader = StatefulDataLoader(Indices(), batch_size=4, shuffle=True, **run.options())
-    first, skipped = run.saved.get("epoch", 0), run.saved.get("step", 0)
-    for _ in range(first):
-        for _ in loader:
-            break
-    for epoch in range(first, EPOCHS):
-        for step, batch in enumerate(loader, 1):
-            if epoch == first and step <= skipped:
-                continue
-            run.seen.append(batch.tolist())
-            if run.stops(epoch, step):
-                run.save(epoch=epoch, step=step)
-                return
-        if run.stops(epoch, -1):
-            run.save(epoch=epoch + 1, step=0)
-            return
-
-
-# -- Lightning ---------------------------------------------------------------------------------------------
-
-
-class Fetcher:
-    """Lightning's fetcher, which knows the last batch by the loader's length, and never receives a StopIteration."""
-
-    def __init__(self, loader: Any) -> None:
-        self.loader, self.length = loader, len(loader)
-
-    def __iter__(self) -> Iterator[Any]:
-        self.fetched, self.done = 0, False
-        for batch in self.loader:
-            self.fetched += 1
-            self.done = self.fetched >= self.length
-            yield batch
-            if self.done:
-                return
-
-
-def lightning(run: Training) -> None:
-    """A callback saves after a step and at an epoch's end. The number of steps determines the position."""
-    seed_everything()
-    loader = StatefulDataLoader(Samples(), batch_size=4, shuffle=True, **run.options())
-    fetcher = Fetcher(loader)
-    steps = run.saved.get("steps", 0)
-    if run.resumes:
-        loader.load_state_dict(run.saved["loader"])
-    while steps < EPOCHS * len(loader):
-        epoch = steps // len(loader)
-        for batch in fetcher:
-            run.step(batch)
-            steps += 1
-            step = steps - epoch * len(loader)
-            if run.stops(epoch, step) or (run.stops(epoch, -1) and step == len(loader)):
-                run.save(loader=loader.state_dict(), steps=steps)
-                return
-            if step == len(loader):  # also if the epoch began before the checkpoint
-                break
 
 
 # -- torchtitan --------------------------------------------------------------------------------------------
@@ -394,8 +235,7 @@ def veomni(run: Training) -> None:
 
 
 TRAINERS: dict[str, Callable[[Training], None]] = {
-    function.__name__: function
-    for function in (accelerate, transformers, transformers_skipping, lightning, torchtitan, nemo_rl, veomni)
+    function.__name__: function for function in (torchtitan, nemo_rl, veomni)
 }
 
 
@@ -406,22 +246,3 @@ def train(trainer: str, **options: Any) -> list[Any]:
     run = Training(stop=tuple(stop) if stop else None, **options)
     TRAINERS[trainer](run)
     return run.seen
-
-
-def resharded(workers: int, ahead: int) -> list[Any]:
-    """Returns the batches after a state of three batches whose dataset states were advanced by `ahead` items."""
-
-    def loader() -> Any:
-        options = {"multiprocessing_context": "fork"} if workers else {}
-        return StatefulDataLoader(Stream(40), batch_size=2, num_workers=workers, **options)
-
-    first = loader()
-    iterator = iter(first)
-    for _ in range(2 * max(workers, 1)):
-        next(iterator)
-    state = json.loads(json.dumps(first.state_dict()))
-    for one in dataset_states(state):
-        one["dataset_state"] = {"place": one["dataset_state"]["place"] + ahead}
-    later = loader()
-    later.load_state_dict(state)
-    return [batch.tolist() for batch in later]

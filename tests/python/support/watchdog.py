@@ -3,81 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import os
 import signal
-import subprocess
-import sys
-import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
-import torchdata
 from leftovers import cmdline, descendants, is_gone
-
-TESTS = Path(__file__).resolve().parent
-#: Set for a process that prints the stacks of its threads on SIGUSR1, and for its children.
-STACKS = "TESTS_SHOW_STACKS"
-
-
-@dataclass
-class Ran:
-    """The result of a run."""
-
-    ok: bool
-    #: The reason for a failure, in one line.
-    why: str
-    output: str
-    seconds: float
-
-
-def environment():
-    """Returns the environment for a process that must find the tests' modules and the package under test."""
-    package = Path(torchdata.__file__).resolve().parents[1]
-    paths = [str(TESTS), str(package), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), STACKS: "1"}
-
-
-def show_stacks_on_demand():
-    """Must be called where a program's functions are defined, so that its children also call it."""
-    if os.environ.get(STACKS):
-        faulthandler.register(signal.SIGUSR1, all_threads=True)
-
-
-def run_module(arguments, limit):
-    """Runs `python -m` with the arguments, for at most `limit` seconds."""
-    started = time.monotonic()
-    with tempfile.TemporaryFile("w+") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", *arguments],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,  # so that everything that it starts can be found by the session id
-            env=environment(),
-        )
-        try:
-            hung = False
-            try:
-                process.wait(limit)
-            except subprocess.TimeoutExpired:
-                hung = True
-                show_stacks(process.pid, output)
-            survivors = [] if hung else survivors_of(process.pid)
-        finally:
-            end_session(process)
-        output.seek(0)
-        text = output.read()
-    seconds = time.monotonic() - started
-    if hung:
-        return Ran(False, f"it hung: not done after {limit:.0f} s", text, seconds)
-    if process.returncode != 0:
-        last = text.rstrip().rsplit("\n", 1)[-1]
-        return Ran(False, f"exit code {process.returncode}: {last}", text, seconds)
-    if survivors:
-        return Ran(False, f"processes outlived it: {survivors}", text, seconds)
-    return Ran(True, "", text, seconds)
 
 
 def session_of(pid):

@@ -177,19 +177,6 @@ def test_a_member_cut_short_raises_an_error_when_it_is_read(folder, tmp_path):
         list(map(read, loader(tmp_path, "tar")))
 
 
-@pytest.mark.parametrize(
-    ("load", "error"),
-    [(TarArchiveLoader, tarfile.ReadError), (ZipArchiveLoader, zipfile.BadZipFile)],
-)
-@pytest.mark.parametrize("content", [b"", b"this is no archive" * 100])
-def test_an_error_names_a_file_that_is_not_an_archive(tmp_path, load, error, content):
-    (tmp_path / "file").write_bytes(content)
-    before = open_files()
-    with pytest.raises(error, match=rf"tmp.*file.*{load.__name__}"):
-        list(load(FileOpener([str(tmp_path / "file")], mode="b")))
-    assert open_files() == before
-
-
 def test_an_encrypted_member_raises_an_error_that_names_the_archive(tmp_path):
     path = tmp_path / "secret.zip"
     with zipfile.ZipFile(path, "w") as archive:

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from archive_bytes import tar_of
 from stream_checks import read
-from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import FSSpecFileOpener, HttpReader, IterableWrapper, IterDataPipe
 from torchdata.datapipes.state import load_state, save_state
 from torchdata.datapipes.utils import StreamWrapper
@@ -284,30 +283,3 @@ def test_a_shard_that_has_changed_meanwhile_raises_an_error_that_names_it(web: A
     ) as caught:
         list(pipe)
     assert any("TarArchiveLoader" in note for note in caught.value.__notes__)
-
-
-def content_of(pair: Any) -> tuple[str, bytes]:
-    return pair[0].rpartition("/")[2], pair[1].read()
-
-
-def test_workers_resume_inside_their_shards(web: Any) -> None:
-    shards = [shard_of(number) for number in range(2)]
-    urls = [web.url(f"{number}.tar", shard) for number, shard in enumerate(shards)]
-
-    def loader() -> Any:
-        pipe = IterableWrapper(urls).sharding_filter().read_from_http().load_from_tar().map(content_of)
-        return DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, worker_prefetch_cnt=1))
-
-    with loader() as run:
-        items = iter(run)
-        head = [next(items) for _ in range(70)]
-        state = run.state_dict()
-    with loader() as run:
-        run.load_state_dict(state)
-        web.forget_requests()
-        rest = list(run)
-    names = [name for name, _ in head + rest]
-    assert len(names) == len(set(names)) == 2 * MEMBERS
-    starts = [int(request["Range"].split("=")[1].split("-")[0]) for request in web.requests() if "Range" in request]
-    assert len(starts) == 2
-    assert web.sent() < sum(map(len, shards))

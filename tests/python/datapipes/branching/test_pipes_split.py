@@ -95,16 +95,6 @@ def test_a_round_robin_demux_with_one_child_returns_the_pipe_with_a_warning() ->
     assert child is pipe
 
 
-@pytest.mark.parametrize("count", [2, 3, 5])
-@pytest.mark.parametrize("items", [0, 1, 4, 9])
-def test_children_of_a_round_robin_demux_know_their_lengths(count: int, items: int) -> None:
-    children = IterableWrapper(range(items)).round_robin_demux(count)
-    assert [list(child) for child in children] == [list(range(items))[i::count] for i in range(count)]
-    assert [len(child) for child in children] == [len(range(items)[i::count]) for i in range(count)]
-    with pytest.raises(TypeError, match="valid length"):
-        len(IterableWrapper(range(items)).filter(bool).round_robin_demux(count)[0])
-
-
 def test_children_read_in_step_let_no_item_wait() -> None:
     first, second, third = IterableWrapper(range(3000)).round_robin_demux(3, buffer_size=2)
     assert list(first.zip(second, third)) == [(n, n + 1, n + 2) for n in range(0, 3000, 3)]

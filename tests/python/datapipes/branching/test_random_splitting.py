@@ -111,18 +111,6 @@ def test_without_a_seed_the_children_agree_on_one_that_is_drawn_once() -> None:
     assert list(left) != split[0]
 
 
-def test_a_restored_child_resumes_in_the_split_of_the_saved_one() -> None:
-    left, _ = halves(0)
-    left.override_seed(3)
-    reader = iter(left)
-    head = [next(reader), next(reader)]
-    state = save_state(left)
-    other, sibling = halves(0)
-    load_state(other, state)
-    assert head + list(other) == list(halves(3)[0])
-    assert [list(sibling), list(other)] == [list(halves(3)[1]), list(halves(3)[0])]
-
-
 @pytest.mark.parametrize("position", [1, 2, 5])
 def test_a_replayed_child_has_the_seeds_of_the_saved_one(position: int) -> None:
     pipe = Doubling(halves(0)[0])

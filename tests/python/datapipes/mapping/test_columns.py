@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections import defaultdict, deque, namedtuple
+from collections import deque, namedtuple
 from typing import Any
 
 import pytest
 
-from torchdata.datapipes import DataChunk
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Slicer
 
 Point = namedtuple("Point", ["x", "y"])
@@ -134,38 +133,12 @@ def test_items_that_cannot_have_the_columns_are_an_error_and_the_pipe_is_usable_
         assert any(type(pipe).__name__ in note for note in caught.value.__notes__)
 
 
-def test_rows_become_columns_whatever_their_kind() -> None:
-    dicts = [{"a": 1}, {"b": 2, "a": 1}]
-    (columns,) = over(dicts).rows2columnar()
-    assert columns == {"a": [1, 1], "b": [2]}
-    assert isinstance(columns, defaultdict)
-    assert list(over(dicts).rows2columnar(["a"])) == [{"a": [1, 1]}]
-    assert list(over([[1, 2], (3,), Point(5, 6)]).rows2columnar(("x", "y"))) == [{"x": [1, 3, 5], "y": [2, 6]}]
-    assert list(over(DataChunk([]), []).rows2columnar(["x"])) == [{}, {}]
-
-
 def test_dicts_are_numbered_in_place_and_again_in_each_epoch() -> None:
     item = {"index": 7}
     pipe = over({}, item).add_index()
     assert list(pipe) == [{"index": 0}, {"index": 1}]
     assert item == {"index": 1}
     assert list(pipe.header(1)) == [{"index": 0}]
-
-
-@pytest.mark.parametrize(
-    ("lines", "expected"),
-    [
-        ([], []),
-        ([("a", "")], []),
-        ([("a", "1"), ("a", "2"), ("b", ""), ("b", "3"), ("b", ""), ("b", "4"), ("a", "5")], None),
-        ([("a", ""), ("a", ""), ("a", "1"), ("b", ""), ("b", "")], [("a", "1")]),
-        ([(None, "1"), (None, "2"), ("b", "3")], [(None, "1\n2"), ("b", "3")]),
-        ([("a", b"1"), ("a", b"2"), ("a", b"")], [("a", b"1\n2")]),
-    ],
-)
-def test_paragraphs_end_with_an_empty_line_or_with_the_file(lines: Any, expected: Any) -> None:
-    expected = [("a", "1\n2"), ("b", "3"), ("b", "4"), ("a", "5")] if expected is None else expected
-    assert list(IterableWrapper(lines).lines_to_paragraphs()) == expected
 
 
 def test_the_joiner_decides_what_a_paragraph_is() -> None:

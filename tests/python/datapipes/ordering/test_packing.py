@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from stream_checks import check_restore
-from torchdata.dataloader2 import DataLoader2
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.state import save_state
 
@@ -28,19 +27,6 @@ def sequences(number: int, longest: int = 90, seed: int = 1) -> list[list[int]]:
 def pieces(row: dict[str, Any]) -> list[list[int]]:
     bounds = row["cu_seqlens"]
     return [row["input_ids"][start:end] for start, end in itertools.pairwise(bounds)]
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("seed", range(5))
-def test_each_token_is_in_one_row_with_its_position_and_no_row_is_too_long(method: Any, seed: int) -> None:
-    data = sequences(60, seed=seed)
-    rows = list(IterableWrapper(data).pack(32, method=method, buffer_size=1 + seed))
-    assert sorted(token for row in rows for token in row["input_ids"]) == [token for one in data for token in one]
-    for row in rows:
-        assert len(row["input_ids"]) <= 32
-        for piece in pieces(row):
-            assert piece == list(range(piece[0], piece[0] + len(piece)))  # of one sequence, in its order
-        assert row["position_ids"] == [place for piece in pieces(row) for place in range(len(piece))]
 
 
 def test_rows_are_of_the_kind_of_the_items() -> None:
@@ -145,18 +131,3 @@ def test_first_fit_pads_less_than_packing_in_order() -> None:
 
     assert padding(buffer_size=32) < padding(buffer_size=4) < padding(method="in_order")
     assert padding(method="cut") < 1 / 100
-
-
-def test_workers_pack_their_shares_and_go_on_exactly() -> None:
-    data = IterableWrapper(sequences(80, 20)).shuffle().sharding_filter().pack(32, buffer_size=4, pad_value=-1)
-    with DataLoader2(data, num_workers=2) as loader:
-        loader.seed(3)
-        iterator = iter(loader)
-        head = [next(iterator) for _ in range(5)]
-        state = loader.state_dict()
-        rest = list(iterator)
-    tokens = sorted(token for row in head + rest for token in row["input_ids"] if token >= 0)
-    assert tokens == [token for one in sequences(80, 20) for token in one]
-    with DataLoader2(data, num_workers=2) as loader:
-        loader.load_state_dict(state)
-        assert list(loader) == rest

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from process_checks import loader
 from torchdata.datapipes.datapipe import token_of
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 from torchdata.datapipes.map import SequenceWrapper
@@ -155,18 +154,3 @@ def test_an_invalidated_iterator_skips_nothing() -> None:
         next(old)
     assert token_of(source).yielded == 4
     assert next(new) == 4
-
-
-def test_shares_of_workers_are_skipped_and_counted() -> None:
-    found = []
-    for hide in (Whole, lambda pipe: pipe):
-        pipe = hide(IterableWrapper(list(range(100)))).sharding_filter().map(str)
-        with loader(pipe, 3) as loading:
-            iterator = iter(loading)
-            begin = list(islice(iterator, 40))
-            rest = list(iterator)
-            pipes = [pipe for process in loading.stats().processes for pipe in process.pipes]
-            counts = [(pipe.process, pipe.name, pipe.items_out) for pipe in pipes if pipe.name != "Whole"]
-        found.append((begin, rest, counts))
-    assert found[0] == found[1]
-    assert found[0][0] + found[0][1] == [str(n) for n in range(100)]

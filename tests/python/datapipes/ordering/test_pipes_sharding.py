@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
-from torchdata.datapipes.state import load_state, save_state
 
 
 @pytest.mark.parametrize(("shards", "block"), [(1, None), (2, None), (3, 2), (4, 5), (5, 1)])
@@ -19,18 +18,6 @@ def test_the_lengths_of_shards_are_the_numbers_of_their_items(shards: int, block
         assert len(pipe) == len(list(pipe))
         assert list(pipe.set_sharding_enabled(False)) == list(range(23))
         assert len(pipe) == 23
-
-
-@pytest.mark.parametrize("block", [1, 3])
-def test_a_shard_restored_among_more_workers_reads_only_what_comes_after(block: int) -> None:
-    pipe = IterableWrapper(range(40)).sharding_filter().set_sharding_block(block)
-    pipe.apply_sharding(2, 0)
-    iterator = iter(pipe)
-    last = [next(iterator) for _ in range(5)][-1]
-    restored = IterableWrapper(range(40)).sharding_filter().set_sharding_block(block)
-    restored.apply_sharding(4, 1)
-    load_state(restored, save_state(pipe))
-    assert list(restored) == [n for n in range(last + 1, 40) if n // block % 4 == 1]
 
 
 def test_sharding_cannot_mix_the_default_group_with_others() -> None:

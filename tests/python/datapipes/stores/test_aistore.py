@@ -16,7 +16,6 @@ from aistore.sdk import Client
 from aistore.sdk.errors import AISError, ErrBckNotFound, ErrObjNotFound
 
 from ais_server import NAMES_PER_PAGE, ais_server
-from process_checks import loader
 from stream_checks import check_restore, open_files, read
 from torchdata.datapipes.iter import AISFileLister, AISFileLoader, IterableWrapper
 from torchdata.datapipes.state import load_state, save_state
@@ -144,26 +143,6 @@ def test_a_copy_of_a_stream_resumes_in_the_same_version_or_fails(cluster):
     versions.get_writer().put_content(b"afterwards")
     with pytest.raises(OSError, match=r"AISFileLoader.*ais://vacant/changing.*changed"):
         pickle.loads(kept).read()
-
-
-def name_and_content(pair):
-    return pair[0], pair[1].read(), os.getpid()
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_two_workers_share_the_objects_after_the_parent_read_some(cluster, method):
-    pipe = AISFileLister(["ais://first/train/"], cluster).sharding_filter().load_files_by_ais(url=cluster)
-    expected = [read(item) for item in pipe]
-    kept = next(iter(AISFileLoader(["ais://large/object"], cluster)))
-    workers = loader(pipe.map(name_and_content), multiprocessing_context=method)
-    try:
-        for _ in range(2):
-            found = list(workers)
-            assert sorted(item[:2] for item in found) == expected
-            assert len({pid for *_, pid in found} - {os.getpid()}) == 2
-    finally:
-        workers.shutdown()
-    assert kept[1].read() == LARGE
 
 
 @pytest.mark.parametrize("make", [AISFileLister, AISFileLoader])

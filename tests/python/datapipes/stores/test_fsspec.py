@@ -16,7 +16,7 @@ from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from process_checks import loader
 from refusals import refuses
-from stream_checks import check_broken_source, check_restore, read
+from stream_checks import check_restore, read
 from torchdata.dataloader2 import DataLoader2
 from torchdata.datapipes.iter import (
     FSSpecFileLister,
@@ -110,13 +110,6 @@ def test_options_are_passed_to_the_file_system(folder):
     assert stream.read() == "in/one.txt"
 
 
-def test_a_listing_is_restored_at_every_position(folder, memory):
-    def build():
-        return FSSpecFileLister([folder, f"{folder}/a.txt", "memory://tests"], masks=["*.txt", "*.png"])
-
-    assert len(check_restore(build)) == 4 + 1 + 4
-
-
 def test_a_restored_listing_resumes_after_its_last_name_although_other_files_changed(memory):
     pipe = FSSpecFileLister("memory://tests", "*.*")
     items = iter(pipe)
@@ -160,13 +153,6 @@ def test_options_are_passed_to_open(folder):
     options = {"compression": "infer", "encoding": "utf-16"}
     items = check_restore(lambda: FSSpecFileOpener([f"{folder}/packed.txt.gz"], kwargs_for_open=options))
     assert items == [(f"{folder}/packed.txt.gz", "packed")]
-
-
-def test_a_stream_that_was_partly_read_is_pickled(folder):
-    [(_, stream)] = FSSpecFileOpener([f"file://{folder}/a.txt"], "rb")
-    stream.read(8)
-    twin = pickle.loads(pickle.dumps(stream))
-    assert twin.read() == stream.read() == b"of a.txt\n"
 
 
 @pytest.mark.parametrize(("mode", "data"), [("w", "text"), ("wb", b"bytes"), ("wb", bytearray(b"x")), ("w", "")])
@@ -300,23 +286,6 @@ def test_two_forked_workers_share_the_files_after_the_parent_read_them(folder, s
     assert sorted(item[:2] for item in found) == sorted(expected)
     assert len({pid for *_, pid in found}) == 2
     assert [read(item) for item in pipe] == expected
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_two_workers_save_files(tmp_path, method):
-    pairs = IterableWrapper([(f"{tmp_path}/{number}", f"{number}") for number in range(10)]).sharding_filter()
-    workers = loader(pairs.save_by_fsspec(), multiprocessing_context=method)
-    try:
-        assert sorted(workers) == sorted(f"{tmp_path}/{number}" for number in range(10))
-    finally:
-        workers.shutdown()
-    assert all((tmp_path / str(number)).read_text() == str(number) for number in range(10))
-
-
-@pytest.mark.parametrize("make", [FSSpecFileLister, FSSpecFileOpener, FSSpecSaver])
-def test_an_error_of_the_source_is_raised_unchanged_and_leaves_no_file_open(folder, make):
-    path = f"{folder}/a.txt"
-    check_broken_source(make, (path, "new") if make is FSSpecSaver else path)
 
 
 test_wrong_values_are_refused_with_a_reason = refuses(

@@ -12,7 +12,6 @@ import pytest
 
 from hub_server import COMMIT, NAME, hub
 from process_checks import MULTIPROCESSING, loader
-from stream_checks import check_restore
 from torchdata.datapipes.iter import HuggingFaceHubReader
 
 datasets = pytest.importorskip("datasets")
@@ -59,14 +58,6 @@ def test_rows_are_those_that_datasets_loads(folder):
     assert list(HuggingFaceHubReader(folder, split="train[:3]", streaming=False)) == ROWS[:3]
     files = str(folder / "train-1.jsonl")
     assert list(HuggingFaceHubReader("json", data_files=files, split="train")) == ROWS[3:]
-
-
-@pytest.mark.parametrize("options", [{}, {"split": "train", "streaming": False}], ids=str)
-def test_every_position_is_restored(folder, options):
-    def build():
-        return HuggingFaceHubReader(str(folder), **options)
-
-    assert check_restore(build) == ROWS
 
 
 def test_several_splits_are_an_error_that_names_them(folder):

@@ -7,9 +7,8 @@ import os
 import pytest
 from iopath.common.file_io import HTTPURLHandler, PathHandler, PathManager
 
-from process_checks import loader
 from refusals import refuses
-from stream_checks import check_broken_source, check_restore, read
+from stream_checks import check_restore, read
 from torchdata.datapipes.iter import (
     IoPathFileLister,
     IoPathFileOpener,
@@ -185,35 +184,6 @@ def test_data_that_do_not_fit_the_mode_are_refused(tmp_path, mode, data):
     with pytest.raises(TypeError, match=rf"IoPathSaver cannot save '{path}'.*{mode}.*{type(data).__name__}"):
         list(IoPathSaver([(path, data)], mode))
     assert os.listdir(tmp_path) == []
-
-
-def name_and_content(pair):
-    return pair[0], pair[1].read()
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_two_workers_share_the_files_and_save_others(folder, tmp_path, method):
-    pipe = IoPathFileLister(folder, "*.txt").sharding_filter().open_files_by_iopath()
-    expected = [read(item) for item in pipe]
-    saved = pipe.map(name_and_content).save_by_iopath(filepath_fn=saved_path)
-    workers = loader(saved, multiprocessing_context=method)
-    try:
-        assert sorted(workers) == [saved_path(path) for path, _ in expected]
-    finally:
-        workers.shutdown()
-    for path, content in expected:
-        with open(saved_path(path)) as file:
-            assert file.read() == content
-
-
-def saved_path(path):
-    return path.replace(".txt", ".saved")
-
-
-@pytest.mark.parametrize("make", [IoPathFileLister, IoPathFileOpener, IoPathSaver])
-def test_an_error_of_the_source_is_raised_unchanged_and_leaves_no_file_open(folder, make):
-    path = f"{folder}/a.txt"
-    check_broken_source(make, (path, "new") if make is IoPathSaver else path)
 
 
 test_wrong_values_are_refused_with_a_reason = refuses(

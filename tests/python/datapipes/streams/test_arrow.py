@@ -15,7 +15,7 @@ import pyarrow.parquet
 import pytest
 
 from arrow_tables import check_exact, table, values
-from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.dataloader2 import DataLoader2
 from torchdata.datapipes.iter import ArrowReader, IterableWrapper
 from torchdata.datapipes.map import ArrowParts
 from torchdata.datapipes.state import load_state, save_state
@@ -98,25 +98,6 @@ def test_a_state_resumes_with_frames_of_another_size(folder: Path) -> None:
     other = ArrowReader(folder, ["a"], rows=False, frame_size=10)
     load_state(other, state)
     assert [frame["a"].tolist() for frame in other][:2] == [[3], [4, 5, 6, 7]]
-
-
-def test_workers_share_row_groups_before_they_are_read_and_resume_exactly(folder: Path) -> None:
-    def loader(method: str = "fork") -> DataLoader2[Any]:
-        pipe = ArrowParts(folder).shuffle().sharding_filter().read_arrow(["a"])
-        run = DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, method))
-        run.seed(5)
-        return run
-
-    with loader() as run:
-        iterator = iter(run)
-        head = values(next(iterator) for _ in range(11))
-        state = run.state_dict()
-        rest = values(iterator)
-    assert sorted(head + rest) == list(range(30))
-    assert head + rest != list(range(30))
-    with loader("spawn") as run:
-        run.load_state_dict(state)
-        assert values(run) == rest
 
 
 def test_each_worker_reads_only_its_share(folder: Path) -> None:

@@ -99,17 +99,6 @@ def test_a_missing_root_raises_an_error_that_names_it(tmp_path):
     assert any("FileLister" in note for note in failure.value.__notes__)
 
 
-@pytest.mark.parametrize("non_deterministic", [False, True])
-def test_a_listing_is_restored_at_every_position(folder, non_deterministic):
-    check_restore(
-        lambda: FileLister(
-            [folder, os.path.join(folder, "a.txt"), os.path.join(folder, "sub")],
-            recursive=True,
-            non_deterministic=non_deterministic,
-        )
-    )
-
-
 @pytest.mark.parametrize(
     "make",
     [FileLister, FileOpener, TarArchiveLoader, ZipArchiveLoader, RarArchiveLoader, Bz2FileLoader, TFRecordLoader],
@@ -165,13 +154,6 @@ def test_opening_many_files_keeps_one_open(folder):
     before = open_files()
     for _ in FileLister(folder, recursive=True).open_files():
         assert open_files() <= before + 2
-
-
-def test_opened_files_are_restored_at_every_position(folder):
-    def build():
-        return FileLister(folder, recursive=True).open_files(mode="b")
-
-    check_restore(build)
 
 
 def test_a_shuffle_buffer_of_open_files_is_restored(folder):

@@ -15,9 +15,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from stream_checks import check_restore, open_files
+from stream_checks import open_files
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
-from torchdata.datapipes.iter import FileLister, FileOpener, IterableWrapper
+from torchdata.datapipes.iter import FileLister, IterableWrapper
 
 LIBRARIES = ["pandas", "polars", "pyarrow"]
 each_library = pytest.mark.parametrize("library", LIBRARIES)
@@ -225,34 +225,6 @@ def test_a_column_that_a_file_lacks_is_named_with_the_file(library: str, folder:
         assert "a.parquet" in str(caught.value) + str(caught.value.__notes__)
 
 
-def damaged(content: bytes) -> dict[str, bytes]:
-    return {
-        "empty": b"",
-        "text": b"no,parquet\n" * 10,
-        "truncated": content[:-20],
-        "only the magic": b"PAR1PAR1",
-        "broken page": content[:20] + b"\xff" * 60 + content[80:],
-    }
-
-
-@pytest.mark.parametrize("kind", damaged(b"").keys())
-def test_a_damaged_file_is_named_and_the_pipe_is_usable_afterwards(kind: str, folder: str) -> None:
-    good = Path(folder) / "a.parquet"
-    bad = Path(folder) / "bad.parquet"
-    bad.write_bytes(damaged(good.read_bytes())[kind])
-    before = open_files()
-    paths = [str(good), str(bad)]
-    pipe = IterableWrapper(paths, deepcopy=False).load_parquet_as_df()
-    for _ in range(2):
-        with pytest.raises((ValueError, OSError), match=r"cannot read the Parquet file .*bad\.parquet") as caught:
-            list(pipe)
-        assert "ParquetDataFrameLoader" in str(caught.value)
-        del caught
-        assert open_files() == before
-    paths.pop()
-    assert len(list(pipe)) == 3
-
-
 def test_missing_files_and_items_that_are_not_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"gone\.parquet"):
         list(IterableWrapper([str(tmp_path / "gone.parquet")]).load_parquet_as_df())
@@ -270,15 +242,6 @@ class OneWay(io.RawIOBase):
 def test_a_stream_that_cannot_seek_is_refused_with_the_remedy() -> None:
     with pytest.raises(ValueError, match=r"'far'.*cannot seek.*BytesIO"):
         list(IterableWrapper([("far", OneWay())], deepcopy=False).load_parquet_as_df())
-
-
-@pytest.mark.parametrize("opened", [False, True])
-def test_every_row_group_is_restored_exactly(folder: str, opened: bool) -> None:
-    def build() -> Any:
-        files: Any = FileLister(folder)
-        return (FileOpener(files, "b") if opened else files).load_parquet_as_df(library="pyarrow")
-
-    assert [frame.num_rows for frame in check_restore(build) if frame.num_rows] == [2, 2, 1, 3]
 
 
 @pytest.mark.parametrize("size", [None, 30_000])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from refusals import refuses
-from stream_checks import check_restore, open_files
+from stream_checks import open_files
 from torchdata.datapipes.iter import FileLister, IterableWrapper, RoutedDecoder
 from torchdata.datapipes.utils import StreamWrapper
 from torchdata.datapipes.utils.decoder import (
@@ -149,16 +149,6 @@ def test_paths_that_begin_with_an_underscore_hold_text() -> None:
 @pytest.mark.parametrize("path", ["a.b/c", "a.tar.gz", ".hidden", "x.", ""])
 def test_extensions_are_those_of_the_path_s_last_part(path: str) -> None:
     assert extension_extract_fn(path) == {"a.tar.gz": "gz"}.get(path, "")
-
-
-def test_decoding_is_restored_at_every_position(folder: str) -> None:
-    def build() -> Any:
-        return FileLister(folder).open_files(mode="b").routed_decode(basichandlers, imagehandler("pil"))
-
-    def kept(item: Any) -> Any:
-        return item[0], item[1].tobytes() if isinstance(item[1], Image.Image) else item[1]
-
-    assert len(check_restore(build, keep=kept)) == len(CONTENT)
 
 
 def test_an_error_in_a_handler_is_raised_unchanged_with_the_path_and_leaves_no_file_open() -> None:

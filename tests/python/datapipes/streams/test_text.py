@@ -134,26 +134,6 @@ def test_a_strict_decoding_error_names_path_and_line(make):
         list(getattr(blobs(b"one\ntwo\na\xffb\n"), make)(decode=True, errors="strict"))
 
 
-@pytest.mark.parametrize("mode", ["b", "t"])
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda files: files.readlines(),
-        lambda files: files.readlines(skip_lines=1, decode=True, strip_newline=False),
-        lambda files: files.parse_csv(),
-        lambda files: files.parse_csv(skip_lines=2, as_tuple=True, return_path=True),
-        lambda files: files.parse_csv_as_dict(),
-        lambda files: files.parse_csv_as_dict(fieldnames=["x", "y"], restkey="rest", return_path=True),
-    ],
-)
-def test_text_is_restored_at_every_line(folder, mode, make):
-    def build():
-        files = FileLister(folder).open_files(mode=mode, encoding="utf-8" if mode == "t" else None)
-        return make(files)
-
-    assert len(check_restore(build)) > 8
-
-
 def test_lines_of_streams_in_memory_are_restored():
     check_restore(lambda: texts("1\n2\n3\n", "", "4\n").readlines())
     check_restore(lambda: blobs(b"1\n2\n3\n", b"", b"4\n").readlines())

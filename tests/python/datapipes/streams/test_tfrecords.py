@@ -295,15 +295,6 @@ def test_wrong_checksums_are_read_over_on_demand() -> None:
     assert plain(loaded(data, verify_checksums=False)) == [{"x": ("int64", [1])}]
 
 
-def test_records_are_restored_at_every_position(folder: str) -> None:
-    def build() -> Any:
-        return files(folder).load_from_tfrecord()
-
-    assert len(check_restore(build, keep=plain)) == 7
-    spec = {"label": ((), "int64"), "image": ((), None)}
-    assert len(check_restore(lambda: files(folder).load_from_tfrecord(spec), keep=plain)) == 7
-
-
 def test_records_in_memory_and_behind_other_bytes_are_restored() -> None:
     data = framed(*(record({"x": ("int", [i])}) for i in range(4)))
 

@@ -154,18 +154,6 @@ def test_pausing_waits_for_the_current_item_until_a_timeout(
     assert list(iterator) == [0, 1, 2, 3, 4]
 
 
-def test_state_is_exact_after_a_break() -> None:
-    pipe = Counting(50).prefetch(5)
-    stateful = IterableWrapper(range(50)).prefetch(5)
-    for each in (pipe, stateful):
-        for item in each:
-            if item == 7:
-                break
-        other = copy.deepcopy(each)
-        load_state(other, save_state(each))
-        assert list(other) == list(range(8, 50))
-
-
 class Worded(Exception):
     """An exception whose constructor takes other arguments than it passes on."""
 

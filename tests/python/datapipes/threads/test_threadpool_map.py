@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import io
 import pickle
@@ -99,18 +98,6 @@ def test_reading_ahead_is_bounded_and_happens_in_the_consumers_thread(scheduled_
     assert source.readers == {threading.current_thread().name}
 
 
-def test_the_exception_of_a_call_is_raised_at_its_position_and_later_results_can_be_read() -> None:
-    pipe = IterableWrapper(range(6)).threadpool_map(fails_at_3, scheduled_tasks=4)
-    iterator = iter(pipe)
-    assert [next(iterator) for _ in range(3)] == [0, 10, 20]
-    with pytest.raises(LookupError, match="three") as caught:
-        next(iterator)
-    assert any(entry.name == "fails_at_3" for entry in caught.traceback)
-    assert any("ThreadPoolMapper" in note for note in caught.value.__notes__)
-    assert list(iterator) == [40, 50]
-    assert list(pipe.header(3)) == [0, 10, 20]
-
-
 def test_a_kept_exception_keeps_no_thread_alive() -> None:
     iterator = iter(IterableWrapper(range(100)).threadpool_map(fails_at_3))
     with pytest.raises(LookupError) as caught:
@@ -155,31 +142,6 @@ def test_a_finished_iterator_has_no_threads_left_even_while_it_is_kept() -> None
     assert list(iterator) == list("01234")
     wait_for(lambda: not pool_threads())
     assert list(iterator) == []
-
-
-def test_a_blocking_call_delays_neither_deletion_nor_a_new_iteration() -> None:
-    gate = Gate(1)
-    pipe = IterableWrapper(range(4)).threadpool_map(gate)
-    iterator = iter(pipe)
-    assert next(iterator) == 0
-    assert gate.entered.wait(120)
-    del iterator
-    wait_for(lambda: len(pool_threads()) == 1)
-    gate.closed_for = ()
-    assert list(pipe) == [0, 1, 2, 3]
-    gate.opened.set()
-
-
-def test_a_second_iterator_ends_the_first_ones_threads() -> None:
-    pipe = IterableWrapper(range(100)).threadpool_map(str, thread_name_prefix=f"{PREFIX}-x", max_workers=2)
-    first = iter(pipe)
-    next(first)
-    second = iter(pipe)
-    wait_for(lambda: not pool_threads())
-    assert next(second) == "0"
-    with pytest.raises(RuntimeError, match="invalidated"):
-        next(first)
-    assert set(pool_threads()) <= {f"{PREFIX}-x_0", f"{PREFIX}-x_1"}
 
 
 def test_the_initializer_runs_in_each_thread_with_its_arguments() -> None:
@@ -274,20 +236,6 @@ def test_saving_gives_up_on_a_call_that_blocks_and_the_iteration_continues(
         save_state(pipe)
     gate.opened.set()
     assert list(iterator) == [(1,), (2,)]
-
-
-def test_an_abandoned_iteration_is_saved_and_restored_exactly() -> None:
-    pipe = IterableWrapper([[number] for number in range(20)]).threadpool_map(
-        lambda item: item * 2, scheduled_tasks=6, max_workers=2
-    )
-    for item in pipe:
-        if item[0] == 4:
-            break
-    gc.collect()
-    state = pickle.loads(pickle.dumps(save_state(pipe)))
-    other = copy.deepcopy(pipe)
-    load_state(other, state)
-    assert list(other) == [[number] * 2 for number in range(5, 20)]
 
 
 def test_buffered_errors_are_in_the_state_at_their_position() -> None:

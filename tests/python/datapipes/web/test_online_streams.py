@@ -171,24 +171,6 @@ def test_streams_move_forward_only(web):
         stream.read()
 
 
-def build(web, *, suffix, **habit):
-    urls = [web.url(f"{number}.txt", b"%d\n" % number * number, **habit) for number in range(5)]
-    pipe = HttpReader(urls, timeout=10)
-    return {
-        "streams": lambda: pipe,
-        "shuffled": lambda: pipe.shuffle(buffer_size=3).set_seed(1),
-        "lines": lambda: pipe.readlines(),
-        "chunks": lambda: pipe.read_from_stream(chunk=3),
-    }[suffix]()
-
-
-@pytest.mark.parametrize("suffix", ["streams", "shuffled", "lines", "chunks"])
-@pytest.mark.parametrize("habit", [{}, {"ranges": "no", "chunked": 1}], ids=str)
-def test_a_pipeline_over_urls_is_restored_at_every_position(web, suffix, habit):
-    items = check_restore(lambda: build(web, suffix=suffix, **habit), seeded=suffix == "shuffled")
-    assert len(items) == {"streams": 5, "shuffled": 5, "lines": 10, "chunks": 8}[suffix]
-
-
 def test_skipped_urls_do_not_change_the_position(web):
     urls = [web.url(name, name.encode()) for name in "abc"]
     urls[1:1] = urls[3:3] = [web.url("missing")]

@@ -7,7 +7,6 @@ results.
 
 `frame` contains their shared code: the loop over seeds, a separate process for each plan, a watchdog, the check for
 leftovers, and the report of a failure. Each driver is the `DRIVER` of a module.
-after, and the report of a failure. Each driver is the `DRIVER` of a module.
 """
 
 from __future__ import annotations
@@ -17,18 +16,12 @@ DRIVERS = {
     "lives": "lives.run",
     "graph-lives": "lives.graphs",
     "graphs": "random_graphs.check",
-    "hangs": "random_hangs",
-    "skips": "random_skips",
-    "signals": "random_signals",
-    "threads": "random_threads",
     "scribbles": "random_scribbles",
     "tensors": "random_tensors",
     "files": "fuzz_files",
     "stateful": "random_stateful.judging",
     "stateful-deaths": "random_stateful.judging:DEATHS",
     "nodes": "random_nodes.judging",
-    "diagnoses": "random_diagnoses",
     "positions": "shard_positions",
     "ranks": "rank_chaos",
-    "ray": "ray_deaths",
 }

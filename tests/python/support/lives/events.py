@@ -162,13 +162,14 @@ def save_by_signal(run: Run) -> None:
 
 @event()
 def save_by_thread(run: Run) -> None:
-    """Reads while another thread saves states."""
+    """Reads while another thread saves states and reads statistics."""
     found: list[dict[str, Any]] = []
     stop, loader = threading.Event(), run.loader
 
     def work() -> None:
         while not stop.is_set():
             found.append(loader.state_dict())
+            loader.stats()
             stop.wait(0.0003)
 
     def read(thread: threading.Thread) -> None:

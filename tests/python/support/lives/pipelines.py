@@ -117,6 +117,19 @@ class Failing:
         return item
 
 
+def broken(item: Any) -> Any:
+    """Raises at some items, which a later `on_error` skips."""
+    if number_of(item) % 4 == 0:
+        raise KeyError(item)
+    return item
+
+
+def torn(item: Any) -> Iterator[Any]:
+    """Returns up to three items for one, and raises after some of them."""
+    for number in range(number_of(item) % 4):
+        yield broken((item, number))
+
+
 def unpinned(item: Any, device: Any) -> Any:
     return item
 
@@ -169,6 +182,9 @@ STEPS: dict[str, Callable[[Any], Any]] = {
     "cycle": lambda pipe: pipe.cycle(2),
     "prefetch": lambda pipe: pipe.prefetch(3),
     "batch": lambda pipe: pipe.batch(3),
+    "broken": lambda pipe: pipe.map(broken),
+    "torn": lambda pipe: pipe.flatmap(torn),
+    "on_error": lambda pipe: pipe.on_error("skip"),
     "large": lambda pipe: pipe.map(large),
     "mixed": lambda pipe: pipe.map(mixed),
     "threads": lambda pipe: pipe.threadpool_map(mixed, max_workers=2, scheduled_tasks=4),

@@ -177,6 +177,21 @@ class Life:
         if self.method == "remote":
             self.restarts, self.moves, self.auto = False, False, False
         self._choose_splits()
+        self._choose_skipped()
+
+    def _choose_skipped(self) -> None:
+        """Lets functions fail at some items, and skips these in the same or in a later process."""
+        dice = random.Random(f"skipped {self.seed}")
+        if "failing" in [*self.before, *self.behind] or dice.random() > 0.25:
+            return
+        part = self.before if self.moves else dice.choice([self.before, self.behind])
+        at = dice.randrange(len(part) + 1)
+        raising = dice.choices(["broken", "torn"], k=dice.choice([1, 2]))
+        part[at:at] = raising
+        if part is self.before or dice.random() < 0.5:
+            part.insert(dice.randrange(at + len(raising), len(part) + 1), "on_error")
+        if part is self.behind:
+            part.append("on_error")
 
     def _choose_splits(self) -> None:
         #: The number of shards of each epoch; None for one for each worker.
@@ -256,7 +271,9 @@ class Life:
         """Returns the numbers of workers with which an epoch may resume; None for that of the life."""
         if self.method == "remote":
             return [None]
-        return [None, 1, 2, 3, 4, *([0] if self.shard == "filter" else [])]
+        # A state of a loader without workers may replay items of pipes in main, which come in order only.
+        has_no_workers = self.shard == "filter" and not (self.free and self.main)
+        return [None, 1, 2, 3, 4, *([0] if has_no_workers else [])]
 
     # -- the loader --------------------------------------------------------------------------------
 

@@ -2,46 +2,28 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from beside import Verdict, Wrong, difference, driver_of, without
-from fresh_processes import FreshProcesses
+from beside import Judge, Verdict, Wrong, difference, driver_of, without
 from random_nodes.graphs import CATEGORIES
 from random_nodes.programs import Program, program_of
 
 
-class Judge:
-    """Runs programs under a Python interpreter.
+class NodesJudge(Judge):
+    """Runs programs over nodes.
 
-    python: the interpreter.
-    limit: the seconds after which a run counts as hung.
-    processes: whether graphs may have worker processes.
-    server: creates fresh processes; by default, a separate server with that interpreter.
+    Args:
+        processes: whether graphs may have worker processes.
+        arguments, more: the same as for `Judge`.
     """
 
-    def __init__(
-        self,
-        python: str = sys.executable,
-        limit: float = 30.0,
-        processes: bool = False,
-        server: FreshProcesses | None = None,
-    ) -> None:
-        self.processes = processes
-        self.positions = 0
-        modules = ("random_nodes.running", "torchdata.nodes")
-        self._is_own = server is None
-        self._runs = server.imports(*modules) if server else FreshProcesses(*modules, python=python, limit=limit)
+    modules = "random_nodes.running", "torchdata.nodes"
 
-    def __enter__(self) -> Judge:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if self._is_own:
-            self._runs.__exit__(kind, error, tb)
+    def __init__(self, *arguments: Any, processes: bool = False, **more: Any) -> None:
+        self.processes, self.positions = processes, 0
+        super().__init__(*arguments, **more)
 
     def judge(self, seed: int) -> Verdict:
         """Runs the program of a seed, and resumes from some of its states."""
@@ -59,10 +41,7 @@ class Judge:
         return verdict
 
     def _run(self, program: Program, phase: str, **more: Any) -> Any:
-        try:
-            return self._runs.call(f"random_nodes.running:{phase}", seed=program.seed, processes=self.processes, **more)
-        except RuntimeError as error:
-            raise Wrong(f"{phase}: {error}") from error
+        return self.call(phase, phase, seed=program.seed, processes=self.processes, **more)
 
     def _judge(self, program: Program, described: dict[str, Any], folder: Path) -> None:
         whole = self._run(program, "whole", threads=True)
@@ -97,4 +76,4 @@ class Judge:
         return difference(found, expected, program.in_order)
 
 
-DRIVER = driver_of(Judge, CATEGORIES)
+DRIVER = driver_of(NodesJudge, CATEGORIES)

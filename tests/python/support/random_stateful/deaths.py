@@ -1,6 +1,6 @@
 """Exits and hangs of workers in a random program, which are replaced. The results must not be affected.
 
-    python -m drivers stateful-exits --seconds 300 --seed 1 --start-methods fork,spawn     # in tests/python/support
+    python -m drivers stateful-deaths --seconds 300 --seed 1 --start-methods fork,spawn     # in tests/python/support
 
 The program of a seed runs completely without and with exits, and with exits up to its stop and from its state on.
 """

@@ -5,42 +5,29 @@ from __future__ import annotations
 import contextlib
 import random
 import statistics
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from beside import Verdict, Wrong, difference, driver_of, without
+from beside import Judge, Verdict, Wrong, difference, driver_of, without
 from drivers.frame import Driver
-from fresh_processes import FreshProcesses
 from random_stateful import deaths
 from random_stateful.programs import CATEGORIES, Program, program_of
 
 
-class Judge:
-    """Runs programs under a Python interpreter.
+class StatefulJudge(Judge):
+    """Runs programs over a `StatefulDataLoader`."""
 
-    Args:
-        python: the interpreter.
-        limit: the seconds after which a run counts as hung.
-        server: creates fresh processes; by default, a separate server with that interpreter.
-    """
+    modules = "random_stateful.running", "torchdata.stateful_dataloader"
 
-    def __init__(self, python: str = sys.executable, limit: float = 30.0, server: FreshProcesses | None = None) -> None:
+    def __init__(self, *arguments: Any, **more: Any) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="random_stateful")
         self.folder = self._folder.name
-        modules = ("random_stateful.running", "torchdata.stateful_dataloader")
-        self._is_own = server is None
-        self._processes = server.imports(*modules) if server else FreshProcesses(*modules, python=python, limit=limit)
+        super().__init__(*arguments, **more)
 
-    def __enter__(self) -> Judge:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if self._is_own:
-            self._processes.__exit__(kind, error, tb)
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
         self._folder.cleanup()
 
     def judge(self, seed: int) -> Verdict:
@@ -55,12 +42,7 @@ class Judge:
 
     def phase(self, program: Program, phase: str, **more: Any) -> dict[str, Any]:
         """Runs a phase of a program in a fresh process; see `running.Run`."""
-        try:
-            found: dict[str, Any] = self._processes.call(
-                "random_stateful.running:run", seed=program.seed, phase=phase, **more
-            )
-        except RuntimeError as error:
-            raise Wrong(f"{phase}: {error}") from error
+        found: dict[str, Any] = self.call(phase, "run", seed=program.seed, phase=phase, **more)
         return found
 
     def _judge(self, program: Program, verdict: Verdict) -> None:
@@ -152,15 +134,15 @@ def of_states(verdicts: list[Verdict]) -> list[str]:
     ]
 
 
-DRIVER = driver_of(Judge, CATEGORIES, of_states)
+DRIVER = driver_of(StatefulJudge, CATEGORIES, of_states)
 
 
-_of_deaths: list[Judge] = []
+_of_deaths: list[StatefulJudge] = []
 
 
 @contextlib.contextmanager
 def judge_of_deaths(_options: Any) -> Iterator[None]:
-    with Judge(limit=240.0) as judge:
+    with StatefulJudge(limit=240.0) as judge:
         _of_deaths[:] = [judge]
         yield
 

@@ -17,6 +17,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from going_on import Walk
+
 
 class PythonShuffled(Sampler[int]):
     """Shuffled by Python's global generator, as many programs do."""
@@ -125,33 +127,11 @@ class StartsAnew(Places):
         self.loaded = True
 
 
-class Steps:
-    """The iterator of a sampler, which has a state."""
-
-    def __init__(self, order: list[int]) -> None:
-        self.order, self.done = order, 0
-
-    def __iter__(self) -> Steps:
-        return self
-
-    def __next__(self) -> int:
-        if self.done == len(self.order):
-            raise StopIteration
-        self.done += 1
-        return self.order[self.done - 1]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"done": self.done, "order": self.order}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.done, self.order = state["done"], list(state["order"])
-
-
 class IteratorKnows(PythonShuffled):
     """A sampler with a state only in its iterator."""
 
     def __iter__(self) -> Iterator[int]:
-        return Steps(list(reversed(range(self.length))))
+        return Walk(range(self.length)[::-1])
 
 
 def seeded(seed: int) -> torch.Generator:
