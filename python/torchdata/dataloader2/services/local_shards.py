@@ -78,14 +78,14 @@ class LocalShards:
         resume: object,
         *,
         announced: bool = False,
-        place: StopPosition | None = None,
+        position: StopPosition | None = None,
     ) -> None:
         """Begins an epoch in all shards; see `Children.start_epoch`."""
-        self._given = [(0, 0)] * self.num_shards if place is None else list(place.given)
-        self._turn, self._delivered, self._is_stopped = 0 if place is None else place.turn, 0, False
+        self._given = [(0, 0)] * self.num_shards if position is None else list(position.given)
+        self._turn, self._delivered, self._is_stopped = 0 if position is None else position.turn, 0, False
         self._iterators = []
         for shard, program in enumerate(self._programs):
-            start = (None if place is None else place.resumptions[shard]) or Resumption()
+            start = (None if position is None else position.resumptions[shard]) or Resumption()
             with self._as_shard(program):
                 program.begin_epoch(*commands(shard))
                 iterator = program.go_on_from(start.content, start.strict)
