@@ -1,10 +1,11 @@
-"""A loader resumes far from the beginning of an epoch with as many reads as near it."""
+"""A loader resumes far from the beginning of an epoch with as many reads as near it, and snapshots come regularly."""
 
 from __future__ import annotations
 
 import io
 import multiprocessing
 import pickle
+import time
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
@@ -17,7 +18,7 @@ from torch.utils.data import IterableDataset, SequentialSampler
 
 from torchdata._engine import snapshots
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
-from torchdata.datapipes.iter import IterableWrapper
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 from torchdata.nodes import IterableWrapper as Node
 from torchdata.nodes import Loader, MapStyleWrapper, ParallelMapper
 from torchdata.stateful_dataloader import StatefulDataLoader, _cadence
@@ -172,3 +173,38 @@ def test_reads_to_resume_do_not_grow_with_the_position(
     near, far = (reads_to_resume(lambda: LOADERS[name](workers), at) for at in (NEAR, FAR))
     ahead = 1600 if "file" in name else 300  # blocks of a file, and items that workers read ahead
     assert 0 < far <= near + ahead
+
+
+class SlowAtFirst(IterDataPipe[int]):
+    """Numbers without an end. The first state takes 100 ms, like code that runs for the first time."""
+
+    def __init__(self) -> None:
+        self.at, self.saved = 0, 0
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            self.at += 1
+            time.sleep(0.0005)
+            yield self.at
+
+    def state_dict(self) -> dict[str, int]:
+        time.sleep(0.0 if self.saved else 0.1)
+        self.saved += 1
+        return {"at": self.at}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        self.at = state_dict["at"]
+
+
+def test_a_slow_first_snapshot_does_not_delay_the_next_ones_for_long() -> None:
+    service = MultiProcessingReadingService(1, multiprocessing_context="fork")
+    positions = set()
+    with DataLoader2(SlowAtFirst(), reading_service=service) as loader:
+        deadline = time.monotonic() + 15.0
+        for _ in loader:
+            [shard] = loader.state_dict()["iteration_state"]["workers"]["workers"]
+            if shard["snapshot"] is not None:
+                positions.add(shard["snapshot"][0][0])
+            if len(positions) > 1 or time.monotonic() > deadline:
+                break
+    assert len(positions) > 1
