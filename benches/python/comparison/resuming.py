@@ -1,19 +1,23 @@
 """The time from a state to the next item, for sources that restore their positions: it must not grow with the position.
 
-Role: a kind of measurement for `child`. A source is a stream with a state, or numbers that are read by index. The
-loader is one of the three classes, with or without workers. A state's position is reached by reading up to it.
+Role: a kind of measurement for `child`. A source is a stream with a state, numbers that are read by index, the lines of
+a file, or the rows of an Arrow table in a Parquet file. The loader is one of the three classes, with or without
+workers. A state's position is reached by reading up to it.
 """
 
 from __future__ import annotations
 
+import functools
 import pickle
+import tempfile
 import time
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
-#: The number of items in an epoch.
-MANY = 10_000_000
+#: The number of items in an epoch, and the number of lines and rows in a file.
+MANY, WRITTEN = 10_000_000, 1_100_000
 #: The number of times that a state is loaded; the shortest time counts.
 TIMES = 5
 
@@ -52,9 +56,40 @@ def _stream() -> Any:
     return Stream()
 
 
+@functools.cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory()
+
+
+def _lines() -> Any:
+    """Returns the pipe of a file's lines, which it writes at the first call."""
+    from torchdata.datapipes.iter import FileOpener
+
+    path = Path(_folder().name, "lines.txt")
+    if not path.exists():
+        path.write_text("".join(f"line {number}\n" for number in range(WRITTEN)))
+    return FileOpener([str(path)]).readlines(return_path=False).sharding_filter()
+
+
+def _rows() -> Any:
+    """Returns the pipe of a table's rows, which it writes at the first call."""
+    import pyarrow
+    from pyarrow import parquet
+
+    from torchdata.datapipes.iter import ArrowReader
+
+    path = Path(_folder().name, "rows.parquet")
+    if not path.exists():
+        parquet.write_table(pyarrow.table({"number": range(WRITTEN)}), path, row_group_size=1000)
+    return ArrowReader(str(path)).sharding_filter()
+
+
+_SOURCES = {"stream": _stream, "index": Numbers, "file": _lines, "table": _rows}
+
+
 def _built(order: dict[str, Any]) -> Any:
     options = order["options"]
-    data, workers = _stream() if order["item"] == "stream" else Numbers(), options["workers"]
+    data, workers = _SOURCES[order["item"]](), options["workers"]
     if options["loader"] == "StatefulDataLoader":
         from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -66,9 +101,11 @@ def _built(order: dict[str, Any]) -> Any:
 
         sampler: Any = SequentialSampler(data) if order["item"] == "index" else None
         node: Any = nodes.MapStyleWrapper(data, sampler) if sampler else nodes.IterableWrapper(data)
-        return nodes.Loader(nodes.ParallelMapper(node, int, workers) if workers else node)
-    from torchdata.dataloader2 import DataLoader2
+        return nodes.Loader(nodes.ParallelMapper(node, str, workers) if workers else node)
+    from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
+    if order["item"] in ("file", "table"):
+        return DataLoader2(data, reading_service=MultiProcessingReadingService(workers) if workers else None)
     return DataLoader2.from_dataset(data, num_workers=workers)
 
 

@@ -305,14 +305,22 @@ def _resuming(items: int) -> Workload:
     )
 
 
+#: The sources that restore their positions.
+_RESUMED = {
+    "stream": "a stream with a state",
+    "index": "numbers by index",
+    "file": "the lines of a file",
+    "table": "the rows of an Arrow table",
+}
+
+
 def _resuming_late(item: str, loader: str, workers: int) -> Workload:
     """Returns workloads for the time from a state to the next item, near the beginning and far from it."""
     options = {"loader": loader, "workers": workers}
-    what = "a stream with a state" if item == "stream" else "numbers by index"
     near = Contender("at item 100", "ours", {**options, "items": 100})
     return Workload(
         f"resume-{item}-{loader}-{workers}",
-        f"resume: {loader} over {what}, {workers} workers",
+        f"resume: {loader} over {_RESUMED[item]}, {workers} workers",
         item,
         (Contender(OURS, "ours", {**options, "items": 1_000_000}), near),
         (Goal("item 1,000,000 costs at most 1.2 of item 100", near.name, at_most=1.2),),
@@ -324,7 +332,7 @@ def _resuming_late(item: str, loader: str, workers: int) -> Workload:
 
 RESUME = tuple(
     _resuming_late(item, loader, workers)
-    for item in ("stream", "index")
+    for item in _RESUMED
     for loader in ("DataLoader2", "StatefulDataLoader", "nodes")
     for workers in (0, 2)
 )

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 from torchdata.dataloader2._epochs import EpochRun
-from torchdata.dataloader2._rank_states import SavedPlaces, read
+from torchdata.dataloader2._rank_states import SavedPositions, read
 from torchdata.dataloader2.graph import DataPipe
 from torchdata.dataloader2.graph.serialization import GraphTemplate, unpickled
 from torchdata.dataloader2.state.identity import require_same_settings
@@ -61,7 +61,7 @@ class StateKeeper:
         """
         pipeline, run = self._pipeline, self._run
         if not has_begun and self.loaded is not None and not items_ago:
-            if run.saved_places is not None and len(run.saved_places.places) > 1:
+            if run.saved_positions is not None and len(run.saved_positions.positions) > 1:
                 raise RuntimeError("the states of all ranks were loaded: call iter(loader) before state_dict()")
             if self._seeds.is_since_load:
                 return dump(self.loaded._replace(randomness=self._seeds.randomness()))
@@ -71,7 +71,7 @@ class StateKeeper:
         pipeline.require_pipe()
         service, identity = pipeline.service, pipeline.identity
         pipeline.note_identity()
-        place, randomness, ranks = self._whereabouts(number_of_items("items_ago", items_ago))
+        position, randomness, ranks = self._whereabouts(number_of_items("items_ago", items_ago))
         unsaved, run.position.unsaved = run.position.unsaved, None
         if unsaved is not None and not self._warned:
             self._warned = True
@@ -81,14 +81,14 @@ class StateKeeper:
                 RuntimeWarning,
                 stacklevel=3,
             )
-        if place is not None and place.workers is not None and run.position.output is not None:
+        if position is not None and position.workers is not None and run.position.output is not None:
             oversized = run.position.output.want_large_snapshots()
-            if oversized and any(shard.recomputed for shard in place.workers.shards):
+            if oversized and any(shard.recomputed for shard in position.workers.shards):
                 _warn_of_oversized(oversized)
         checkpoints = pipeline.contract.is_checkpointable
         pickled = identity.pickled(with_pipe)
         of_service = service.checkpoint() if checkpoints else None
-        state = LoaderState(pickled, of_service, randomness, identity.outline, place, ranks)
+        state = LoaderState(pickled, of_service, randomness, identity.outline, position, ranks)
         return dump(state, None if pickled is None else identity.checksum)
 
     def _whereabouts(self, items_ago: int, *, looks: bool = True) -> Whereabouts:
@@ -104,8 +104,8 @@ class StateKeeper:
             if items_ago:
                 raise ValueError(f"no item of an epoch was given {items_ago} items ago: the loader was shut down")
             return self.left
-        place = self._run.position.take(items_ago, looks=looks)
-        return place, self._seeds.randomness(), self._pipeline.contract.rank_in_epoch()
+        position = self._run.position.take(items_ago, looks=looks)
+        return position, self._seeds.randomness(), self._pipeline.contract.rank_in_epoch()
 
     def note_left(self, works: bool) -> None:
         """Records the position of a loader that is being shut down, for states that are requested later.
@@ -128,7 +128,7 @@ class StateKeeper:
                 "DataLoaderV2 iterator has already been created, `load_state_dict()` can't be called. "
                 "Please create a new dataloader in order to use load state dict."
             )
-        state, places = read(state_dict, allow_pickle=allow_pickle)
+        state, positions = read(state_dict, allow_pickle=allow_pickle)
         snapshot = self._snapshot_for(state, strict, allow_pickle)
         if begun or pipeline.is_taken_over or run.epochs:
             run.close()
@@ -138,7 +138,7 @@ class StateKeeper:
             pipeline.datapipe = pipeline.snapshot.copy()
         else:
             pipeline.take(snapshot)
-        self.set(state, strict, places)
+        self.set(state, strict, positions)
         if begun:
             run.begin()
 
@@ -163,14 +163,14 @@ class StateKeeper:
             require_same_settings(state.outline, fingerprint(pipeline.adapted(snapshot.copy())))
         return snapshot
 
-    def set(self, state: LoaderState, strict: bool, places: SavedPlaces) -> None:
+    def set(self, state: LoaderState, strict: bool, positions: SavedPositions) -> None:
         """Makes a loader that has not begun resume from a state."""
-        self._run.saved_places = places
+        self._run.saved_positions = positions
         self._pipeline.service_state = state.service
         self._seeds.take(state.randomness)
         if state.position is not None:
             _warn_of_replay(state.position)
-        self._run.place = None if state.position is None else (state.position, strict)
+        self._run.resume_at = None if state.position is None else (state.position, strict)
         self.loaded = state
 
 
@@ -228,9 +228,9 @@ def _warn_of_oversized(size: int) -> None:
     )
 
 
-def _warn_of_replay(place: Position) -> None:
+def _warn_of_replay(position: Position) -> None:
     """Warns if a resume takes seconds because items must be recomputed, and names the pipes and the time."""
-    found = list(_again(place))
+    found = list(_again(position))
     seconds = max((seconds for *_, seconds in found), default=0.0)  # processes work at the same time
     if seconds < _LEAST:
         return
@@ -244,13 +244,13 @@ def _warn_of_replay(place: Position) -> None:
     )
 
 
-def _again(place: Position) -> Iterator[tuple[str, int, float]]:
+def _again(position: Position) -> Iterator[tuple[str, int, float]]:
     """Yields the parts of the work that must be repeated: name, number of items, and seconds that they took."""
-    lasted = place.seconds or 0.0
-    if place.drop >= _FEW:
-        yield "the epoch", place.drop, lasted * place.drop / place.given
-    yield from _in_graph(place.graph, "")
-    for number, shard in enumerate(() if place.workers is None else place.workers.shards):
+    lasted = position.seconds or 0.0
+    if position.drop >= _FEW:
+        yield "the epoch", position.drop, lasted * position.drop / position.given
+    yield from _in_graph(position.graph, "")
+    for number, shard in enumerate(() if position.workers is None else position.workers.shards):
         snapshot, again = shard.snapshot, shard.recomputed
         if again >= _FEW:
             yield f"worker {number}", again, lasted * again / shard.given[0]

@@ -24,11 +24,11 @@ from torchdata._threads import end_at_exit
 from torchdata.dataloader2._iterator import LEFT, FinishedIterator
 from torchdata.dataloader2._pipeline import Pipeline
 from torchdata.dataloader2._position import Tracker
-from torchdata.dataloader2._rank_states import SavedPlaces
+from torchdata.dataloader2._rank_states import SavedPositions
 from torchdata.dataloader2._seeds import Seeds
 from torchdata.dataloader2.graph import set_graph_random_seed
-from torchdata.dataloader2.state.places import lasts
 from torchdata.dataloader2.state.position import Position
+from torchdata.dataloader2.state.worker_positions import lasts
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.skipping import note_epoch, tell
 from torchdata.datapipes.iter.threads.prefetching import stop_reading
@@ -51,8 +51,8 @@ class EpochRun:
     Attributes:
         delivery: delivers items to the user.
         position: how far the epoch has come.
-        place: the position at which to resume, and whether recomputed items are compared; None to begin an epoch.
-        saved_places: the positions of all ranks at which to resume, perhaps with other processes.
+        resume_at: the position at which to resume, and whether recomputed items are compared; None to begin an epoch.
+        saved_positions: the positions of all ranks at which to resume, perhaps with other processes.
         epochs: the number of epochs that were begun.
         is_iterating: whether an epoch is running, and the service has not been notified of its end.
         patience: seconds that ending an epoch waits for a thread that is computing an item; None for no limit.
@@ -63,8 +63,8 @@ class EpochRun:
         self.delivery = Delivery()
         end_at_exit(self.delivery.turn)
         self._held = os.getpid(), threading.RLock()
-        self.place: tuple[Position, bool] | None = None
-        self.saved_places: SavedPlaces | None = None
+        self.resume_at: tuple[Position, bool] | None = None
+        self.saved_positions: SavedPositions | None = None
         self.epochs = 0
         self.is_iterating = False
         self.patience: float | None = None
@@ -133,11 +133,11 @@ class EpochRun:
         self.close()
         self.delivery.turn.await_left(self.patience)  # a thread that has read the end may be closing the epoch
         with self._unless_begun():
-            (place, strict), self.place = self.place or (None, True), None
-            if place is not None and place.ended:
-                self._pass_over(place, strict)
-            elif place is not None:
-                self.run(place, strict)
+            (position, strict), self.resume_at = self.resume_at or (None, True), None
+            if position is not None and position.ended:
+                self._pass_over(position, strict)
+            elif position is not None:
+                self.run(position, strict)
             else:
                 self.run()
 
@@ -147,13 +147,13 @@ class EpochRun:
 
         Ctrl-C or an error may interrupt the beginning. The next `iter` begins the epoch, and states are from before it.
         """
-        before, seeds = (self.place, self.saved_places), self.seeds.moment()
+        before, seeds = (self.resume_at, self.saved_positions), self.seeds.moment()
         end, epochs = self.position.end, self.epochs
         was_read = self.delivery.source is not None and self.delivery.begun
         try:
             yield
         except BaseException:
-            self.place, self.saved_places = before
+            self.resume_at, self.saved_positions = before
             self.seeds.go_back(seeds)
             self.position.go_back(end, epochs)
             self.delivery.begun = True  # there is no epoch that the next `iter` could take over
@@ -161,60 +161,62 @@ class EpochRun:
                 self.delivery.source = None  # another state may be loaded
             raise
 
-    def _pass_over(self, place: Position, strict: bool) -> None:
+    def _pass_over(self, position: Position, strict: bool) -> None:
         """Brings the graph to the end of an epoch that has ended, and begins the next one."""
-        if place.workers is not None or (not place.in_main and place.graph is None):
-            self.run(place, strict)
+        if position.workers is not None or (not position.in_main and position.graph is None):
+            self.run(position, strict)
             for _ in self.delivery.source:
                 pass
             self.close()
             self.run()
             return
-        self.position.go_on_between(place)
-        self.run(between=place)
+        self.position.go_on_between(position)
+        self.run(between=position)
 
-    def run(self, place: Position | None = None, strict: bool = True, between: Position | None = None) -> None:
+    def run(self, position: Position | None = None, strict: bool = True, between: Position | None = None) -> None:
         """Begins an epoch, or resumes it at a position.
 
         Args:
-            place: the position at which to resume, or None.
+            position: the position at which to resume, or None.
             strict: whether recomputed items are compared.
             between: the end of the last epoch, if an earlier run has left the loader there.
         """
-        pipeline, is_new = self.pipeline, place is None
+        pipeline, is_new = self.pipeline, position is None
         if is_new:
             self._leave_shards()
-        position = self.position
+        tracker = self.position
         stop_reading(pipeline.datapipe)
         if is_new:
             self.seeds.begin_epoch()
-            self.saved_places = None  # the loaded positions were of an earlier epoch
+            self.saved_positions = None  # the loaded positions were of an earlier epoch
         else:
             self.seeds.go_on()
-        saved = self.saved_places
-        in_workers = place is not None and (not place.in_main or pipeline.contract.has_workers())
+        saved = self.saved_positions
+        in_workers = position is not None and (not position.in_main or pipeline.contract.has_workers())
         if saved is not None and in_workers and not saved.has_given and not lasts(pipeline.datapipe):
-            place = None  # no items were delivered: the epoch starts from the beginning, with the shards of this loader
+            position = (
+                None  # no items were delivered: the epoch starts from the beginning, with the shards of this loader
+            )
         if not pipeline.is_taken_over:
             pipeline.note_identity()
-            resumed = saved if place is not None else None
+            resumed = saved if position is not None else None
             contract = pipeline.contract
             in_shards = resumed is not None and not contract.has_workers() and resumed.has_shards(contract)
             pipeline.hand_over(
                 lambda: None if resumed is None else resumed.shards(pipeline), in_shards, self.recorder.full
             )
-            position.find_output()
+            tracker.find_output()
         service = pipeline.service
         if not is_new:
-            place = self._fitted(place)
+            position = self._fitted(position)
         if between is not None:
-            position.load_between(between)
+            tracker.load_between(between)
         if pipeline.skips:
-            went_on = place is not None and place.given
+            went_on = position is not None and position.given
             of = f"items of {'the rest of ' if went_on else ''}this epoch"
             self._counted = self.recorder.reading() if self.recorder.board is not None else None, of
         self.epochs += 1
-        position.begin(place, strict)
+        tracker.begin(position, strict)
         self.is_iterating = True
         try:
             if service is not None:
@@ -224,13 +226,13 @@ class EpochRun:
                 reset = service.initialize_iteration(self.seeds.generator)
                 if reset is not None:
                     pipeline.datapipe = reset(pipeline.datapipe)
-            elif not position.own_seeds:
+            elif not tracker.own_seeds:
                 set_graph_random_seed(pipeline.datapipe, copy.copy(self.seeds.generator))
             self.recorder.begin(pipeline.contract, pipeline.datapipe, self.delivery)
             if pipeline.skips or service is None:
                 note_epoch(Graph(pipeline.datapipe), self.epochs - 1)
-            self.delivery.source = position.iterate(place)
-            position.drop(place)
+            self.delivery.source = tracker.iterate(position)
+            tracker.drop(position)
         except BaseException as error:
             self.close(because=error)
             raise
@@ -244,16 +246,16 @@ class EpochRun:
             pipeline.datapipe = pipeline.snapshot.copy()
             self.forget()
 
-    def _fitted(self, place: Position | None) -> Position | None:
+    def _fitted(self, position: Position | None) -> Position | None:
         """Returns the loaded position, adapted to the current number of workers and ranks."""
-        saved, output = self.saved_places, self.position.output
+        saved, output = self.saved_positions, self.position.output
         if saved is None:
-            return place
-        if place is not None:
-            place = saved.fitted(self.pipeline, output, self.position.hands_on)
+            return position
+        if position is not None:
+            position = saved.fitted(self.pipeline, output, self.position.hands_on)
         saved.suit_seeds(self.pipeline.contract, self.seeds)
-        self.saved_places = None
-        return place
+        self.saved_positions = None
+        return position
 
     def close(self, because: BaseException | None = None, *, at_end: bool = False) -> None:
         """Notifies the service, once, that the epoch is over. Threads that still read get an error unless the epoch has

@@ -24,8 +24,8 @@ from torchdata.dataloader2.graph import set_graph_random_seed
 from torchdata.dataloader2.random.seed_generator import SeedGenerator
 from torchdata.dataloader2.services.worker_output import WorkerOutput
 from torchdata.dataloader2.state.layout import entries_in, generators_in, sealed
-from torchdata.dataloader2.state.places import lasts, names_of_lasting
 from torchdata.dataloader2.state.position import Content, Position, Processes, WorkersPosition
+from torchdata.dataloader2.state.worker_positions import lasts, names_of_lasting
 from torchdata.datapipes._pipe.datasets import UnorderedSet
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.state.layout import PipeEntry
@@ -49,7 +49,7 @@ from torchdata.datapipes.state import (
 if TYPE_CHECKING:
     from torchdata._native import Delivery
     from torchdata.dataloader2._pipeline import Pipeline
-    from torchdata.dataloader2._rank_states import SavedPlaces
+    from torchdata.dataloader2._rank_states import SavedPositions
     from torchdata.dataloader2._seeds import Seeds
 
 #: Pipes that hold items of their source, which they yield in the same order.
@@ -64,8 +64,8 @@ class PositionedRun(Protocol):
     delivery: Delivery
     epochs: int
     is_iterating: bool
-    place: tuple[Position, bool] | None
-    saved_places: SavedPlaces | None
+    resume_at: tuple[Position, bool] | None
+    saved_positions: SavedPositions | None
 
     @property
     def held(self) -> AbstractContextManager[Any]:
@@ -130,7 +130,7 @@ class Tracker:
         if not run.is_iterating:
             if items_ago:
                 raise ValueError(f"no item of an epoch was given {items_ago} items ago: none is under way")
-            return self._between() if run.place is None else self._cut_beginning()
+            return self._between() if run.resume_at is None else self._cut_beginning()
         mark, given = self._taken(items_ago, looks)
         output, seconds = self.output, self._seconds_before + time.monotonic() - self._since
         if output is None:
@@ -174,7 +174,7 @@ class Tracker:
                 "Ctrl-C, and the loader has continued without it"
             )
         if self._only_counts and self.output is not None:
-            workers = self.output.place(given + self._lost)
+            workers = self.output.position(given + self._lost)
             if workers is not None:
                 given += self._before
                 return Position(given, workers=workers, in_main=False, untold=self.output.untold(workers)), given
@@ -242,7 +242,7 @@ class Tracker:
             given: the number of items that the user has received.
             beginning: where the workers were when the epoch began, if it has only just begun.
         """
-        output, place = self.output, None
+        output, position = self.output, None
         run = None if output is None else output.run
         try:
             pipes = Graph(self._pipeline.datapipe)
@@ -254,7 +254,7 @@ class Tracker:
                         entries[own] = PipeEntry(entries[own].type)
                     read = self._read_by_main(entries[own], output)
                     # A pipe may have read some of the epoch while it began.
-                    place = beginning if read is None else output.place(read)
+                    position = beginning if read is None else output.position(read)
         except UnorderedSet:  # reading the set again would yield other items
             raise
         except Exception as error:  # items of pipes that cannot be saved are recomputed
@@ -262,10 +262,10 @@ class Tracker:
             return None
         if output is None:
             return Position(given, graph=sealed(Content(entries)), generators=seal(generators))
-        if place is None or output.run is not run:  # a thread reads another pass by now
+        if position is None or output.run is not run:  # a thread reads another pass by now
             return None
         return Position(
-            given, graph=sealed(Content(entries)), workers=place, in_main=False, untold=output.untold(place)
+            given, graph=sealed(Content(entries)), workers=position, in_main=False, untold=output.untold(position)
         )
 
     def _read_by_main(self, entry: PipeEntry, output: WorkerOutput) -> int | None:
@@ -283,11 +283,11 @@ class Tracker:
 
     def _cut_beginning(self) -> Position:
         """Returns the position at which an epoch should have resumed, if its beginning failed or was interrupted."""
-        saved = self._run.saved_places
-        if saved is not None and len(saved.places) > 1:
+        saved = self._run.saved_positions
+        if saved is not None and len(saved.positions) > 1:
             raise RuntimeError("the states of all ranks were loaded: call iter(loader) before state_dict()")
-        assert self._run.place is not None
-        return self._run.place[0]
+        assert self._run.resume_at is not None
+        return self._run.resume_at[0]
 
     def _between(self) -> Position | None:
         """Returns the position between two epochs."""
@@ -368,7 +368,7 @@ class Tracker:
             generators = None if output is not None else seal(save_generators())
             self._marks = [Position(0, beginning=generators, in_main=output is None)]
             return
-        self._require_same_place(resumed, "inside an epoch that", "or save a state between two epochs")
+        self._require_same_process(resumed, "inside an epoch that", "or save a state between two epochs")
         if resumed.drop and output is not None and not output.repeats_order:
             raise ValueError(
                 f"this state was saved {resumed.drop} items after the snapshot that it contains, and these items come "
@@ -383,9 +383,9 @@ class Tracker:
         elif mark.beginning is not None:
             load_generators(generators_in(mark.beginning))
 
-    def _require_same_place(self, place: Position, moment: str, advice: str) -> None:
+    def _require_same_process(self, position: Position, moment: str, advice: str) -> None:
         """Raises ValueError if workers run the graph now, but did not when the position was taken, or the reverse."""
-        if place.in_main != (self.output is None):
+        if position.in_main != (self.output is None):
             raise ValueError(
                 f"this state was saved {moment} "
                 + ("ran in worker processes" if self.output is None else "ran in the main process")
@@ -412,7 +412,7 @@ class Tracker:
             _spare_ranks(graph, resumed.drop)
             set_strictness(graph, self._is_strict)
         output, is_later = self.output, self._run.epochs > 1 or self._is_behind_loaded
-        beginning = output.place(0) if resumed is None and is_later and output is not None else None
+        beginning = output.position(0) if resumed is None and is_later and output is not None else None
         iterator: Iterator[Any] = iterate(datapipe)
         if resumed is None and is_later:
             self._note_beginning(beginning)
@@ -455,15 +455,15 @@ class Tracker:
             return
         before = self._marks[-1] if self._marks else None
         try:
-            place = self.take(0)
+            position = self.take(0)
         except Exception as error:
             self.end = str(error)  # the error itself would keep the processes
             return
         # If main's part cannot be inspected now, it resumes from an earlier mark, and reads to the end a second time.
-        is_at_end = place is not None and self._marks[-1] is not before and place.graph is self._marks[-1].graph
-        if place is not None and is_at_end and place.graph is not None and place.workers is not None:
-            place = place._replace(graph=self._with_output_read_out(place.graph, output))
-        self.end = None if place is None else place._replace(ended=True)
+        is_at_end = position is not None and self._marks[-1] is not before and position.graph is self._marks[-1].graph
+        if position is not None and is_at_end and position.graph is not None and position.workers is not None:
+            position = position._replace(graph=self._with_output_read_out(position.graph, output))
+        self.end = None if position is None else position._replace(ended=True)
 
     def _with_output_read_out(self, graph: bytes, output: WorkerOutput) -> bytes:
         """Returns the state of main's part, which has ended, and adds whether all workers' items had been read."""
@@ -474,24 +474,24 @@ class Tracker:
         entries[own] = entries[own]._replace(restores=True, yielded=token.yielded, finished=True, state={})
         return sealed(Content(entries))
 
-    def go_on_between(self, place: Position) -> None:
+    def go_on_between(self, position: Position) -> None:
         """Resumes between two epochs that ran in main, before the seeds of the next one are drawn."""
         self._ended_seeds = copy.copy(self._run.seeds.initial)
-        if place.generators is not None:
-            load_generators(generators_in(place.generators))
+        if position.generators is not None:
+            load_generators(generators_in(position.generators))
 
-    def load_between(self, place: Position) -> None:
+    def load_between(self, position: Position) -> None:
         """Does the same for the graph, once the service has taken it over."""
-        if place.graph is None:
+        if position.graph is None:
             return
-        self._require_same_place(place, "after an epoch that", "as it holds what pipes remember beyond epochs")
+        self._require_same_process(position, "after an epoch that", "as it holds what pipes remember beyond epochs")
         generators = save_generators()
-        if place.beginning is not None:  # pipes that are replayed draw the same numbers as before
-            load_generators(generators_in(place.beginning))
+        if position.beginning is not None:  # pipes that are replayed draw the same numbers as before
+            load_generators(generators_in(position.beginning))
         self._is_behind_loaded = True
         if self._ended_seeds is not None and (self._pipeline.service is not None or self._run.seeds.seed is not None):
             set_graph_random_seed(self._pipeline.datapipe, self._ended_seeds)  # as that epoch began
-        load_entries(self._pipeline.datapipe, entries_in(place.graph))
+        load_entries(self._pipeline.datapipe, entries_in(position.graph))
         if self.output is not None:
             self.output.is_between_epochs = True
         iterate(self._pipeline.datapipe)  # the pass that has ended; the next one starts from the beginning

@@ -27,25 +27,25 @@ _ALONE: SavedRanks = (0, 1, False)
 
 
 @dataclass(frozen=True)
-class SavedPlaces:
+class SavedPositions:
     """The positions of the ranks of a job.
 
     Args:
         ranks: the ranks in the loaded state; None if there were none.
-        places: by rank, the positions of all ranks, or of this rank alone.
+        positions: by rank, the positions of all ranks, or of this rank alone.
     """
 
     ranks: SavedRanks | None
-    places: Mapping[int, Position]
+    positions: Mapping[int, Position]
 
     @property
     def has_given(self) -> bool:
         """Whether an item of the epoch was delivered."""
-        return any(place.given for place in self.places.values())
+        return any(position.given for position in self.positions.values())
 
     def has_shards(self, contract: ReadingServiceInterface) -> bool:
         """Whether the epoch resumes in shards even without workers, because workers or other ranks began it."""
-        if not all(place.in_main for place in self.places.values()):
+        if not all(position.in_main for position in self.positions.values()):
             return True
         try:
             ranks = contract.count_shares().ranks or 1
@@ -63,25 +63,25 @@ class SavedPlaces:
     def _has_rank_of(self, contract: ReadingServiceInterface) -> bool:
         """Whether the job had the same number of ranks, and the position of this loader's rank was saved."""
         rank, world, _ = contract.rank_in_epoch() or _ALONE
-        return (self.ranks or _ALONE)[1] == world and rank in self.places
+        return (self.ranks or _ALONE)[1] == world and rank in self.positions
 
     def _of_rank(self, contract: ReadingServiceInterface, pipes: int | None = None) -> Position:
         """Returns the position of this rank. If the number of ranks was different, all shards are distributed anew."""
         rank, world, _ = contract.rank_in_epoch() or _ALONE
         old_rank, old_world, _ = self.ranks or _ALONE
         if self._has_rank_of(contract):
-            return self.places[rank]
-        if len(self.places) < old_world:
+            return self.positions[rank]
+        if len(self.positions) < old_world:
             raise ValueError(
                 f"this state was saved by rank {old_rank} of {old_world}, and this is "
                 + (f"rank {rank} of {world}" if world > 1 else "no rank of a distributed job")
                 + ": load each rank's own state, or the states of all ranks, load_state_dict({rank: state})"
             )
-        places = {
-            number: in_workers(place, pipes, alone=True) if place.in_main else place
-            for number, place in self.places.items()
+        positions = {
+            number: in_workers(position, pipes, alone=True) if position.in_main else position
+            for number, position in self.positions.items()
         }
-        return among_ranks(places, rank, world)
+        return among_ranks(positions, rank, world)
 
     def fitted(self, pipeline: Pipeline, output: WorkerOutput | None, hands_on: bool) -> Position:
         """Returns the position from which a loader resumes, after its service has taken over the graph.
@@ -95,20 +95,20 @@ class SavedPlaces:
             ValueError: the loader cannot resume from there; the message gives the reason.
         """
         pipes = None if output is None else output.pipes_in_workers
-        place = self._of_rank(pipeline.contract, pipes)
+        position = self._of_rank(pipeline.contract, pipes)
         if output is None:
-            return place
+            return position
         if not self._has_rank_of(pipeline.contract) and not hands_on:
             raise ValueError(
                 "this state was saved inside an epoch with another number of ranks, and the pipes in the main process "
                 "do not yield one item for each item of the workers, as `pin_memory().batch(2)`. Load it with as many "
                 "ranks, save a state between two epochs, or put these pipes before the first one of the main process"
             )
-        place = in_workers(place, pipes) if place.in_main else place
-        above = () if place.graph is None else entries_in(place.graph)[len(Graph(pipeline.datapipe)) :]
+        position = in_workers(position, pipes) if position.in_main else position
+        above = () if position.graph is None else entries_in(position.graph)[len(Graph(pipeline.datapipe)) :]
         if any(entry.type == AHEAD for entry in above):
             pipeline.datapipe = pipeline.datapipe.prefetch("auto")  # as main read ahead
-        return place
+        return position
 
     def suit_seeds(self, service: ReadingServiceInterface, seeds: Seeds) -> None:
         """Gives the resumed epoch its initial seeds.
@@ -123,7 +123,7 @@ class SavedPlaces:
             seeds.agree()
 
 
-def read(state: Any, *, allow_pickle: bool = True) -> tuple[LoaderState, SavedPlaces]:
+def read(state: Any, *, allow_pickle: bool = True) -> tuple[LoaderState, SavedPositions]:
     """Returns the state to load from a state, or from the states of all ranks, and the positions in it.
 
     Args:
@@ -135,15 +135,15 @@ def read(state: Any, *, allow_pickle: bool = True) -> tuple[LoaderState, SavedPl
     """
     if not isinstance(state, Mapping) or not state or not all(type(rank) is int for rank in state):
         one = parse(state, allow_pickle=allow_pickle)
-        return one, SavedPlaces(one.ranks, _places({(one.ranks or _ALONE)[0]: one}))
+        return one, SavedPositions(one.ranks, _positions({(one.ranks or _ALONE)[0]: one}))
     states = {rank: parse(each, allow_pickle=allow_pickle) for rank, each in state.items()}
     _check_ranks(states)
     first = states[min(states)]
     _check_alike(states)
-    return first, SavedPlaces(first.ranks, _places(states))
+    return first, SavedPositions(first.ranks, _positions(states))
 
 
-def _places(states: Mapping[int, LoaderState]) -> dict[int, Position]:
+def _positions(states: Mapping[int, LoaderState]) -> dict[int, Position]:
     return {rank: state.position for rank, state in states.items() if state.position is not None}
 
 
@@ -193,9 +193,9 @@ def _check_alike(states: Mapping[int, LoaderState]) -> None:
 
 def _moment(state: LoaderState) -> tuple[str, Any]:
     """Returns when a state was saved, in words, and the seed that determines the epoch after it."""
-    place, randomness = state.position, state.randomness
-    if place is None:
+    position, randomness = state.position, state.randomness
+    if position is None:
         return "between two epochs", None
-    words = f"after {place.given} items of an epoch" + (" that has ended" if place.ended else "")
+    words = f"after {position.given} items of an epoch" + (" that has ended" if position.ended else "")
     # The seed that all ranks share, once they have agreed on it.
     return words, None if randomness is None else copy.copy(randomness.generator).generate_shared_seed()

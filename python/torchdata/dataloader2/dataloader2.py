@@ -205,7 +205,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         Call it after loading a state, to repeat the epoch of the state.
         """
         self._seeds.repeat()
-        self._run.place = None
+        self._run.resume_at = None
 
     # -- making ------------------------------------------------------------------------------------
 
@@ -475,9 +475,9 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             TypeError, ValueError: this is not a state of a loader, is damaged, has another version, needs missing
                 modules, or contains no pipe.
         """
-        found, places = read(state)
+        found, positions = read(state)
         loader = cls(unpacked_pipe(found), None, reading_service)
-        loader._keeper.set(found, strict, places)
+        loader._keeper.set(found, strict, positions)
         if found.is_of_0_9:
             warn_of_0_9(stacklevel=2)
         return loader
@@ -528,7 +528,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         unless the loader has begun.
         """
         pipeline, run, seeds = self._pipeline, self._run, self._seeds
-        loaded: Any = pipeline.service_state, run.place, run.saved_places, self._keeper.loaded
+        loaded: Any = pipeline.service_state, run.resume_at, run.saved_positions, self._keeper.loaded
         if self.valid_iterator_id is not None:
             seeds, loaded = Seeds(), None
             seeds.seed = self._seeds.seed
@@ -541,7 +541,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         pipeline = Pipeline(graph, adapters, service, _serialized, is_adapted=True)
         self._set_up(pipeline, copy.copy(seeds), recorder)
         if loaded is not None:
-            pipeline.service_state, self._run.place, self._run.saved_places, self._keeper.loaded = loaded
+            pipeline.service_state, self._run.resume_at, self._run.saved_positions, self._keeper.loaded = loaded
         vars(self).update({name: value for name, value in state.items() if name != "_made_of"})
 
     # -- introspection -----------------------------------------------------------------------------

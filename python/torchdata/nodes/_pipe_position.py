@@ -5,19 +5,19 @@ Role: stores the seed and the epoch, which the graph of nodes does not store els
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from torchdata.datapipes._pipe.graph.graph import Graph
+from torchdata.datapipes._pipe.state.passes import PipePasses
 from torchdata.datapipes.datapipe import IterDataPipe
-from torchdata.datapipes.state import forget_state, iterate, load_state, save_state
+from torchdata.datapipes.state import load_state, save_state
 from torchdata.nodes._fields import StateFields
 from torchdata.nodes.base_node import BaseNode, is_repeatable
 
 __all__ = ["PipePosition"]
 
 
-class PipePosition:
+class PipePosition(PipePasses):
     """Iterates over a pipe in successive epochs, and saves its exact position.
 
     Args:
@@ -28,21 +28,15 @@ class PipePosition:
     EPOCH_KEY, PIPE_KEY = "epoch", "pipe"
 
     def __init__(self, pipe: IterDataPipe[Any], seed: int | None = None) -> None:
-        self.pipe = pipe
+        super().__init__(pipe)
         self.seed = seed
         #: The number of the next epoch.
         self._epoch = 0
-        self._loaded = False
 
-    def __iter__(self) -> Iterator[Any]:
-        if self._loaded:
-            self._loaded = False
-            return iterate(self.pipe)
-        forget_state(self.pipe)
+    def _prepare(self) -> None:
         if self.seed is not None:
             _set_seed(self.pipe, self.seed, self._epoch)
         self._epoch += 1
-        return iterate(self.pipe)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the pipe's graph. It does not change when the iteration continues."""

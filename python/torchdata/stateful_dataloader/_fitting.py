@@ -21,6 +21,7 @@ from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from torchdata._stateful import copied, is_stateful, state_of
 from torchdata.stateful_dataloader._generators import GLOBAL, encoded, read
+from torchdata.stateful_dataloader._pipes import source_of
 from torchdata.stateful_dataloader._position import UNKNOWN, EpochState, LoaderFacts, OrderState, ReadingPosition
 from torchdata.stateful_dataloader.sampler import (
     BatchIndices,
@@ -57,7 +58,8 @@ def iterates_as(one: Any, cls: Any) -> bool:
 
 def unstarted(loader: Any) -> EpochState:
     """Returns the state before the first loop, with the generators that will determine the order and the seeds."""
-    kind, dataset, workers = int(loader._dataset_kind), loader.dataset, loader.num_workers
+    kind, workers = int(loader._dataset_kind), loader.num_workers
+    dataset = source_of(loader.dataset) if kind else loader.dataset
     sampler, iterator = unstarted_sampler(loader._index_sampler)
     generators = loader._drawing.encoded(loader._drawing.now())
     # Samples may be drawn from the program's generators if there are no workers.

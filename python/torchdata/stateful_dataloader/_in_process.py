@@ -32,12 +32,13 @@ from torchdata.stateful_dataloader._generators import (
     set_all,
 )
 from torchdata.stateful_dataloader._iterator import StatefulIterator
+from torchdata.stateful_dataloader._pipes import seeded
 from torchdata.stateful_dataloader._pool import pinned
 from torchdata.stateful_dataloader._position import Counts, EpochState, ReadingPosition
 from torchdata.stateful_dataloader._reading import EpochReader
 from torchdata.stateful_dataloader._skipping import NOTHING, Skipped
 from torchdata.stateful_dataloader._with_workers import WorkersIterator
-from torchdata.stateful_dataloader._worker import Batches, EpochStart, Job, ShardReader, seeded
+from torchdata.stateful_dataloader._worker import Batches, EpochStart, Job, ShardReader
 
 __all__ = ["InProcessIterator", "ShardsInProcessIterator"]
 

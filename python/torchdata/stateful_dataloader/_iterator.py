@@ -118,6 +118,7 @@ class StatefulIterator(_BaseDataLoaderIter):
             skips=self._skipped is not None,
             fills=loader.error_fill,
             keeps=loader.error_fill and not loader.num_workers,
+            shared_seed=self._shared_seed,
         )
 
     def _begin_drawing(self, loader: Any) -> None:

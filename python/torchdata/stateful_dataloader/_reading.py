@@ -39,6 +39,7 @@ from torchdata.stateful_dataloader._generators import (
     read,
     set_all,
 )
+from torchdata.stateful_dataloader._pipes import source_of
 from torchdata.stateful_dataloader._position import ReadingPosition, Trails, freeze
 from torchdata.stateful_dataloader._skipping import IndexedFetcher, StreamFetcher
 
@@ -72,6 +73,8 @@ class ReadingSettings:
     #: Whether incomplete batches are filled up, and whether their samples are kept for the next batch.
     fills: bool = False
     keeps: bool = False
+    #: The seed of pipes in this epoch, if the loader draws one.
+    shared_seed: int | None = None
 
     @property
     def is_iterable(self) -> bool:
@@ -99,7 +102,6 @@ class EpochReader:
     """
 
     def __init__(self, reading: ReadingSettings, generators: Callable[[], Moment] | None = None) -> None:
-        #: The dataset and the settings. A PyTorch pipe may be replaced in each epoch.
         self.reading = reading
         self._generators = generators
         self._fetcher: Any = None
@@ -130,6 +132,19 @@ class EpochReader:
     # -- properties of the dataset -------------------------------------------------------------------
 
     @property
+    def reading(self) -> ReadingSettings:
+        """The dataset and the settings, which may be replaced in each epoch."""
+        return self._reading
+
+    @reading.setter
+    def reading(self, reading: ReadingSettings) -> None:
+        self._reading = reading
+        #: The object that is iterated: the dataset, or an adapter for its position.
+        self._source = reading.dataset
+        if reading.is_iterable:
+            self._source = source_of(reading.dataset, lambda: reading.shared_seed)
+
+    @property
     def _iterator(self) -> Any:
         return getattr(self._fetcher, "dataset_iter", None)
 
@@ -138,12 +153,12 @@ class EpochReader:
         """Whether a state restores the position in the dataset. Otherwise, the dataset is read from its beginning."""
         if not self.reading.is_iterable:
             return True
-        return is_stateful(self.reading.dataset) or is_stateful(self._iterator)
+        return is_stateful(self._source) or is_stateful(self._iterator)
 
     @property
     def is_stateful(self) -> bool:
         """Whether there is a state that changes with each batch."""
-        parts = self.reading.dataset, self.reading.collate_fn, self._iterator
+        parts = self._source, self.reading.collate_fn, self._iterator
         return any(is_stateful(part) for part in parts)
 
     @property
@@ -200,7 +215,7 @@ class EpochReader:
     def _states_now(self) -> ReadingPosition:
         """Returns the states of dataset and collate function before anything is read."""
         states = []
-        for one in (self.reading.dataset, self.reading.collate_fn):
+        for one in (self._source, self.reading.collate_fn):
             try:
                 states.append(copied(state_of(one)))
             except Exception:  # the dataset has no state before it begins
@@ -240,13 +255,14 @@ class EpochReader:
 
     def _fetch_anew(self) -> None:
         reading = self.reading
-        how = reading.dataset, reading.auto_collation, reading.collate_fn, reading.drop_last
+        how = self._source, reading.auto_collation, reading.collate_fn, reading.drop_last
         if reading.is_iterable:
             self._fetcher = StreamFetcher(*how, fills=reading.fills) if reading.skips else IterableFetcher(*how)
         elif reading.skips:
             self._fetcher = IndexedFetcher(*how, fills=reading.fills, keeps=reading.keeps)
         else:
             self._fetcher = Indexed(*how)
+        self._fetcher.dataset = reading.dataset  # the name in messages
         self._fetched, self._timed_next = 0, _NEVER if self._clock is None else 1
         self._keeps = self.reading.is_iterable and self.restores_position
         if reading.is_iterable and not self.restores_position:
@@ -299,7 +315,7 @@ class EpochReader:
         """
         now = self._states_now()
         for one, state, present in (
-            (self.reading.dataset, base.dataset, now.dataset), (self.reading.collate_fn, base.collate, now.collate)
+            (self._source, base.dataset, now.dataset), (self.reading.collate_fn, base.collate, now.collate)
         ):  # fmt: skip
             if is_stateful(one) and state is not None and (self._was_given_state or not is_same(state, present)):
                 give(one, state)
@@ -308,7 +324,7 @@ class EpochReader:
     def _load(self, base: ReadingPosition) -> None:
         """Loads the states of dataset, iterator and collate function."""
         self._was_given_state = True
-        reading, dataset = self.reading, self.reading.dataset
+        reading, dataset = self.reading, self._source
         own, part = self._of_dataset(base), base.iterator
         if is_stateful(dataset) and own is not None:
             if reading.is_iterable and hasattr(dataset, "__dict__"):
@@ -329,7 +345,7 @@ class EpochReader:
 
     def _of_dataset(self, base: ReadingPosition) -> Any:
         """Returns the dataset's part of a snapshot."""
-        is_iterator = base.dataset is None and hasattr(self.reading.dataset, "__next__")
+        is_iterator = base.dataset is None and hasattr(self._source, "__next__")
         return base.iterator if is_iterator else base.dataset
 
     def _end_again(self, base: ReadingPosition) -> None:
@@ -338,12 +354,12 @@ class EpochReader:
 
         An iterator with its own state is already at its end. Reading it would count the end twice.
         """
-        if self._iterator is self.reading.dataset or not is_stateful(self._iterator):
+        if self._iterator is self._source or not is_stateful(self._iterator):
             with put_back_afterwards(GLOBAL), contextlib.suppress(StopIteration, _Reported):
                 self._read_reported(self.reading.iterable_index())
                 # The dataset had prepared itself for the next epoch. Iterating now would begin that epoch too early.
                 if self._of_dataset(base) is not None:
-                    give(self.reading.dataset, self._of_dataset(base))
+                    give(self._source, self._of_dataset(base))
                 self._trial = None
         if self._trial is not None:
             self._trial.first = _ENDED
@@ -447,7 +463,7 @@ class EpochReader:
 
     def _seen(self) -> tuple[bytes, bytes]:
         """Returns the states of dataset and iterator as bytes, for comparison."""
-        iterator, dataset = self._iterator, self.reading.dataset
+        iterator, dataset = self._iterator, self._source
         inner = None if iterator is dataset else state_of(iterator)
         return freeze(state_of(dataset)), freeze((inner, self.has_ended))
 
@@ -465,8 +481,8 @@ class EpochReader:
         else:
             self._trial = None
             if trial.loaded != trial.first[0] and trial.first == seen:  # it began again at the position of the state
-                vars(self.reading.dataset).clear()
-                vars(self.reading.dataset).update(trial.attributes)
+                vars(self._source).clear()
+                vars(self._source).update(trial.attributes)
                 set_all(before)
                 self._fetch_anew()
                 return self._fetch(index)
@@ -522,7 +538,7 @@ class EpochReader:
     def _state(self) -> ReadingPosition:
         reading, iterator = self.reading, self._iterator
         return ReadingPosition(
-            None if iterator is reading.dataset else state_of(reading.dataset),
+            None if iterator is self._source else state_of(self._source),
             state_of(iterator),
             state_of(reading.collate_fn),
             self._generators() if self._generators is not None else None,

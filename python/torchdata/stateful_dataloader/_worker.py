@@ -36,6 +36,7 @@ from torchdata.datapipes._pipe.state.exchanging import ShardGlobals
 from torchdata.stateful_dataloader._cadence import GeneratorWatch, SnapshotCadence
 from torchdata.stateful_dataloader._copying import Copies, holds_shared_memory
 from torchdata.stateful_dataloader._generators import GLOBAL, Moment, set_all
+from torchdata.stateful_dataloader._pipes import seeded
 from torchdata.stateful_dataloader._reading import EpochReader, ReadingSettings
 from torchdata.stateful_dataloader._skipping import NOTHING
 
@@ -238,7 +239,7 @@ class ShardReader:
     def _begin(self, shared_seed: int | None, position: Any, fresh: bool) -> None:
         reading = self.job.reading
         if shared_seed is not None:  # the dataset is a PyTorch pipe
-            reading.dataset = seeded(reading.dataset, shared_seed)
+            reading.dataset, reading.shared_seed = seeded(reading.dataset, shared_seed), shared_seed
             self._tell_torch()
         if self.reader is None:
             if self.job.init_fn is not None:
@@ -336,13 +337,6 @@ class _Worker:
                 return
             except BaseException as error:  # the batch cannot be sent
                 each[self._entered].failed_to_leave(describe(error, self.setup.name))
-
-
-def seeded(datapipe: Any, shared_seed: int) -> Any:
-    """Returns a PyTorch pipe whose graph has the seeds of an epoch."""
-    from torch.utils.data.graph_settings import apply_random_seed
-
-    return apply_random_seed(datapipe, torch.Generator().manual_seed(shared_seed))
 
 
 @dataclass

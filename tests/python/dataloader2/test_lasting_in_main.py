@@ -427,13 +427,13 @@ def test_items_that_a_thread_takes_while_a_state_is_saved_are_in_the_remaining_i
 
     with loader_of(build()) as loader:
         expected = list(loader)
-    place = WorkerOutput.place
+    position = WorkerOutput.position
 
-    def place_late(*arguments: Any) -> Any:
+    def position_late(*arguments: Any) -> Any:
         time.sleep(0.02)
-        return place(*arguments)
+        return position(*arguments)
 
-    monkeypatch.setattr(WorkerOutput, "place", place_late)
+    monkeypatch.setattr(WorkerOutput, "position", position_late)
     with loader_of(build()) as loader:
         iterator = iter(loader)
         states = [(at, next(iterator), loader.state_dict())[::2] for at in range(1, 12)]

@@ -27,7 +27,7 @@ from torchdata.dataloader2 import (
 )
 from torchdata.dataloader2.adapter import ShardingPolicy
 from torchdata.dataloader2.services.worker_output import WorkerOutput
-from torchdata.dataloader2.state.places import lasts
+from torchdata.dataloader2.state.worker_positions import lasts
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Multiplexer, Zipper
 from torchdata.datapipes.map import SequenceWrapper
 
@@ -352,13 +352,13 @@ def test_a_thread_that_reads_ahead_while_a_state_is_saved_does_not_take_the_shar
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """`fullsync` of each rank reads ahead in a thread, which must not take an item while the shards are saved."""
-    place = WorkerOutput.place
+    position = WorkerOutput.position
 
     def later(self: WorkerOutput, delivered: int) -> Any:
         time.sleep(0.1)  # the thread takes an item meanwhile, unless it stands still
-        return place(self, delivered)
+        return position(self, delivered)
 
-    monkeypatch.setattr(WorkerOutput, "place", later)
+    monkeypatch.setattr(WorkerOutput, "position", later)
     begun = of_split_ranks(2, 0, 3)
     rest = in_steps(of_split_ranks(3, 0, None, {rank: state for rank, (_, state) in enumerate(begun)}))
     monkeypatch.undo()

@@ -190,7 +190,7 @@ def _keeps(plan: Plan) -> bool:
     """Whether something lasts from epoch to epoch, so that later epochs keep the shards."""
     import test_shards
 
-    from torchdata.dataloader2.state.places import lasts
+    from torchdata.dataloader2.state.worker_positions import lasts
 
     return plan.kind == "workers" and lasts(test_shards.FORMS[plan.form]())
 

@@ -150,7 +150,7 @@ class Children:
         resume: Callable[[Received], list[snapshots.Resumption | None]],
         *,
         announced: bool = False,
-        place: StopPosition | None = None,
+        position: StopPosition | None = None,
     ) -> None:
         """Starts an epoch in all children.
 
@@ -159,7 +159,7 @@ class Children:
                 the last shard.
             resume: computes where each shard and the dispatching process resume, given the received items.
             announced: whether each worker begins with a snapshot, which this method waits for.
-            place: the position where an earlier run of the epoch stopped; None for the beginning.
+            position: the position where an earlier run of the epoch stopped; None for the beginning.
         """
         restarts, collector = self._restarts, self.collector
         if restarts is None:
@@ -170,11 +170,11 @@ class Children:
         self._epoch += 1
         if self._listener is not None:
             self._listener.begin()
-        if place is None:
+        if position is None:
             collector.start_epoch(self._epoch, self._window)
         else:
-            collector.start_epoch(self._epoch, self._window, place.given, place.turn)
-            collector.keep(*place.kept)
+            collector.start_epoch(self._epoch, self._window, position.given, position.turn)
+            collector.keep(*position.kept)
         processes = list(self._processes)
         self._group.begin_epoch()
         if restarts is not None:  # children that are replaced from here on receive these commands from `EpochRestarts`
@@ -186,7 +186,7 @@ class Children:
                 self._epoch,
                 *self._members.seeds_of(index, commands),
                 self._members.announced(index) if announced else snapshots.Announced.NONE,
-                None if place is None else self._members.starts_of(index, place.resumptions),
+                None if position is None else self._members.starts_of(index, position.resumptions),
             )
             self._send(index, "epoch", *command, to=processes[index])
         if announced:

@@ -95,17 +95,17 @@ class LocalShards:
         resume: object,
         *,
         announced: bool = False,
-        place: StopPosition | None = None,
+        position: StopPosition | None = None,
     ) -> None:
         """Begins an epoch in all shards; see `Children.start_epoch`."""
-        turn, given = (0, [(0, 0)] * self.num_shards) if place is None else (place.turn, place.given)
+        turn, given = (0, [(0, 0)] * self.num_shards) if position is None else (position.turn, position.given)
         self._positions.clear()
         self._positions.append(_Delivered(0, turn - 1, given))
         self._is_busy = self._is_stopped = self._has_lost = False
-        self._snapshots = [(0, [None] * self.num_shards if place is None else place.kept[0])]
+        self._snapshots = [(0, [None] * self.num_shards if position is None else position.kept[0])]
         self._iterators = []
         for shard, program in enumerate(self._programs):
-            start = (None if place is None else place.resumptions[shard]) or Resumption()
+            start = (None if position is None else position.resumptions[shard]) or Resumption()
             with self._as_shard(program):
                 program.begin_epoch(*commands(shard))
                 iterator = program.go_on_from(start.content, start.strict)

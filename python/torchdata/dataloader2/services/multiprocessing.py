@@ -41,8 +41,8 @@ from torchdata.dataloader2.services.program import (
     replaced_functions,
 )
 from torchdata.dataloader2.services.worker_output import WorkerOutput
-from torchdata.dataloader2.state.places import lasts, names_of_lasting
 from torchdata.dataloader2.state.position import Shard
+from torchdata.dataloader2.state.worker_positions import lasts, names_of_lasting
 from torchdata.datapipes._pipe.checks import check_callable, check_int
 from torchdata.datapipes._pipe.graph.graph import Graph
 

@@ -15,8 +15,8 @@ from torchdata._engine.workers.epochs import Children, StopPosition
 from torchdata._engine.workers.restart import Received
 from torchdata._native import Delivery
 from torchdata.dataloader2.services.local_shards import LocalShards
-from torchdata.dataloader2.state.places import position_of, resumptions, unverified, why_unsaved
 from torchdata.dataloader2.state.position import Shard, WorkersPosition
+from torchdata.dataloader2.state.worker_positions import position_of, resumptions, unverified, why_unsaved
 from torchdata.datapipes.datapipe import IterDataPipe
 
 
@@ -77,7 +77,7 @@ class WorkerOutput(IterDataPipe[Any]):
         self._epochs = self._passes = self._passes_before = 0
         #: Why a process could not make a snapshot, according to the position that was taken last.
         self.unsaved: str | None = None
-        self._place: tuple[WorkersPosition, bool] | None = None
+        self._resume_at: tuple[WorkersPosition, bool] | None = None
         self._delivery: Delivery | None = None
 
     @property
@@ -113,18 +113,18 @@ class WorkerOutput(IterDataPipe[Any]):
         """Whether a dispatching process distributes items to the workers."""
         return self._children.dispatches
 
-    def go_on_at(self, place: WorkersPosition, strict: bool) -> None:
+    def go_on_at(self, position: WorkersPosition, strict: bool) -> None:
         """Makes the next epoch resume at a position that an earlier run has reached.
 
         Args:
-            place: a position that `place` returned.
+            position: a result of `position`.
             strict: whether the recomputed items are compared, with an error if the graph does not repeat itself.
 
         Raises:
             ValueError: it was reached with other processes.
         """
-        resumptions(place, self._children.num_shards, self._children.dispatches, strict)
-        self._place = place if strict else unverified(place), strict
+        resumptions(position, self._children.num_shards, self._children.dispatches, strict)
+        self._resume_at = position if strict else unverified(position), strict
 
     def start_epoch(self, commands: Callable[[int], tuple[Any, Any]]) -> None:
         """Starts an epoch in the workers, which begin to run ahead; the next iteration reads it."""
@@ -135,18 +135,18 @@ class WorkerOutput(IterDataPipe[Any]):
         self._fresh = True
 
     def _start(self, commands: Callable[[int], tuple[Any, Any]]) -> None:
-        children, (place, strict) = self._children, self._place or (None, True)
-        self._place = None
+        children, (position, strict) = self._children, self._resume_at or (None, True)
+        self._resume_at = None
         self._passes += 1
         # The callback holds no reference to the children.
         resume = partial(_resume, children.num_shards, children.dispatches, self.in_order, strict)
         left, announced = None, self.lasts and self._passes > 1
-        if place is not None:
+        if position is not None:
             self.want_large_snapshots()  # the caller of the loader uses states
-            starts = resumptions(place, children.num_shards, children.dispatches, strict)
-            given, kept = [shard.given for shard in place.shards], [shard.snapshot for shard in place.shards]
-            left, announced = StopPosition(given, place.turn, starts, (kept, place.dispatching)), False
-        children.start_epoch(commands, resume, announced=announced, place=left)
+            starts = resumptions(position, children.num_shards, children.dispatches, strict)
+            given, kept = [shard.given for shard in position.shards], [shard.snapshot for shard in position.shards]
+            left, announced = StopPosition(given, position.turn, starts, (kept, position.dispatching)), False
+        children.start_epoch(commands, resume, announced=announced, position=left)
         self.run = WorkersEpoch(children, iter(children.collector))
 
     def follow(self, delivery: Delivery | None) -> None:
@@ -169,7 +169,7 @@ class WorkerOutput(IterDataPipe[Any]):
         """The number of items that have arrived since the epoch began here."""
         return self._children.collector.delivered()
 
-    def place(self, delivered: int) -> WorkersPosition | None:
+    def position(self, delivered: int) -> WorkersPosition | None:
         """Returns the position of all processes when `delivered` items had arrived here; None if that is too long ago.
 
         May be called at any time: while another thread takes items, or from a signal handler.
@@ -199,20 +199,20 @@ class WorkerOutput(IterDataPipe[Any]):
         """Whether the epoch is being read for the first time."""
         return self._passes == self._passes_before + 1
 
-    def untold(self, place: WorkersPosition | None) -> str | None:
+    def untold(self, position: WorkersPosition | None) -> str | None:
         """Returns why a position lacks the state that processes keep from earlier passes; None if it has that state.
 
         Args:
-            place: the position; None for the beginning of the epoch.
+            position: the position; None for the beginning of the epoch.
         """
         lasting = self._lasts_dealt or self._lasts_in_workers
-        if not lasting or (self._epochs if place is None else self._passes) <= 1:
+        if not lasting or (self._epochs if position is None else self._passes) <= 1:
             return None
-        shards = () if place is None else place.shards
+        shards = () if position is None else position.shards
         missing = next((number for number, shard in enumerate(shards) if shard.snapshot is None), None)
-        if place is None:
+        if position is None:
             name, whose = lasting[0], "the processes"
-        elif self._lasts_dealt and place.dispatching is None:
+        elif self._lasts_dealt and position.dispatching is None:
             name, whose = lasting[0], "the dispatching process"
         elif self._lasts_in_workers and missing is not None and self.unsaved is None:
             name, whose = self._lasts_in_workers[0], f"worker {missing}"
@@ -271,5 +271,5 @@ def _resume(
     received: Received,
 ) -> list[Resumption | None]:
     """Computes where each child resumes, from the items received from the workers."""
-    places, dealt = received
-    return resumptions(position_of((places, 0, dealt), dispatches, in_order), num_shards, dispatches, strict)
+    positions, dealt = received
+    return resumptions(position_of((positions, 0, dealt), dispatches, in_order), num_shards, dispatches, strict)

@@ -37,23 +37,23 @@ def describe(state: Mapping[str, Any]) -> str:
 
 
 def _lines(state: LoaderState) -> Iterator[str]:
-    place, outline = state.position, state.outline
-    if place is None or place.ended:
+    position, outline = state.position, state.outline
+    if position is None or position.ended:
         yield "between two epochs"
     else:
-        yield f"inside an epoch, after {_items(place.given)}"
-        if place.drop:
-            yield f"  of which the last {place.drop} are to be recomputed"
+        yield f"inside an epoch, after {_items(position.given)}"
+        if position.drop:
+            yield f"  of which the last {position.drop} are to be recomputed"
     seed = None if state.randomness is None else state.randomness.seed
     yield "without a seed" if seed is None else f"seed {seed}"
     if outline is not None:
         names = map(short_name, outline.fingerprint)
         size = f" ({_size(outline.length)} as bytes)" if outline.length else ""
         yield f"pipeline{size}: {', '.join(names)}"
-    if place is not None:
-        yield from _graph("in the main process", place.graph)
-        if place.workers is not None:
-            yield from _shards(place.workers)
+    if position is not None:
+        yield from _graph("in the main process", position.graph)
+        if position.workers is not None:
+            yield from _shards(position.workers)
 
 
 def _shards(workers: WorkersPosition) -> Iterator[str]:

@@ -229,10 +229,10 @@ def parse(state: Any, *, allow_pickle: bool = True) -> LoaderState:
             f"this loader state has version {version!r}, but this release reads version {STATE_VERSION}; load it with "
             "the release that saved it"
         )
-    place, of_service = state.get(_POSITION), state[READING_SERVICE_STATE_KEY_NAME]
+    plain, of_service = state.get(_POSITION), state[READING_SERVICE_STATE_KEY_NAME]
     is_of_0_9 = state.keys().isdisjoint(_NEW)
     with _naming(_POSITION):
-        position = None if place is None else _position(place)
+        position = None if plain is None else _position(plain)
     with _naming(_PIPELINE):
         outline = _parse_outline(state[_PIPELINE]) if _PIPELINE in state else None
     with _naming(_RANKS):
@@ -313,24 +313,24 @@ def _randomness(packed: Any, is_of_0_9: bool) -> Randomness | None:
     return Randomness(seed, is_due, first, second)
 
 
-def _position(place: Any) -> Position:
-    if not isinstance(place, dict):
-        raise ValueError(f"it is of type {type(place).__name__} where a place should be")
+def _position(plain: Any) -> Position:
+    if not isinstance(plain, dict):
+        raise ValueError(f"it is of type {type(plain).__name__} where a position should be")
     for name, kinds in _KINDS.items():
-        if type(place.get(name)) not in kinds:
-            raise ValueError(f"its {name!r} is {place.get(name)!r}")
-    if not 0 <= place["drop"] <= place["given"] < _MOST:
-        raise ValueError(f"it drops {place['drop']} of {place['given']} items")
+        if type(plain.get(name)) not in kinds:
+            raise ValueError(f"its {name!r} is {plain.get(name)!r}")
+    if not 0 <= plain["drop"] <= plain["given"] < _MOST:
+        raise ValueError(f"it drops {plain['drop']} of {plain['given']} items")
     for name in _SEALED:
-        sealed = place.get(name, b"")
+        sealed = plain.get(name, b"")
         if sealed is not None and not is_sealed(sealed):
             raise ValueError(f"its {name!r} is not a snapshot")
-    if "workers" not in place:
+    if "workers" not in plain:
         raise ValueError("it says nothing of workers")
-    workers = None if place["workers"] is None else _workers(place["workers"])
-    processes = _processes(place.get("processes"), workers)
-    shards = None if processes is None or place.get("shards") is None else _shards(place["shards"], processes.shards)
-    fields: dict[str, Any] = {name: place.get(name) for name in (*_KINDS, *_SEALED)}
+    workers = None if plain["workers"] is None else _workers(plain["workers"])
+    processes = _processes(plain.get("processes"), workers)
+    shards = None if processes is None or plain.get("shards") is None else _shards(plain["shards"], processes.shards)
+    fields: dict[str, Any] = {name: plain.get(name) for name in (*_KINDS, *_SEALED)}
     return Position(**fields, workers=workers, processes=processes, shards=shards)
 
 
@@ -355,16 +355,16 @@ def _shards(shards: Any, count: int) -> list[Shard]:
     return [Shard(*shard) for shard in shards]
 
 
-def _workers(place: Any) -> WorkersPosition:
+def _workers(plain: Any) -> WorkersPosition:
     try:
-        workers = place["workers"]
+        workers = plain["workers"]
         if not isinstance(workers, list) or not workers:
             raise ValueError("it has no workers")
         shards = [_shard_position(worker, f"worker {number}") for number, worker in enumerate(workers)]
-        dealt = None if place["dispatching"] is None else _dealt(place["dispatching"], len(workers))
-        if "owners" in place:
+        dealt = None if plain["dispatching"] is None else _dealt(plain["dispatching"], len(workers))
+        if "owners" in plain:
             raise ValueError("its items were dealt out of turn")
-        turn, *flags = place["turn"], place["dispatches"], place["in_order"]
+        turn, *flags = plain["turn"], plain["dispatches"], plain["in_order"]
         if type(turn) is not int or not 0 <= turn < len(workers) or set(map(type, flags)) != {bool}:
             raise ValueError(f"it is the turn of worker {turn!r} of {len(workers)}, with {flags!r}")
         return WorkersPosition(shards, turn, flags[0], dealt, flags[1])

@@ -16,35 +16,35 @@ from torchdata.datapipes._pipe.state.layout import PipeEntry
 AHEAD = "Prefetcher"
 
 
-def shards_of(place: Position) -> Sequence[Shard]:
+def shards_of(position: Position) -> Sequence[Shard]:
     """Returns the shards of a rank that was at a position, in turn."""
-    if place.shards is not None:
-        return place.shards
-    if place.in_main or place.processes is None:
+    if position.shards is not None:
+        return position.shards
+    if position.in_main or position.processes is None:
         return [Shard(0, 1, of_main=True)]
-    return [Shard(worker, place.processes.shards) for worker in range(place.processes.shards)]
+    return [Shard(worker, position.processes.shards) for worker in range(position.processes.shards)]
 
 
-def among_ranks(places: Mapping[int, Position], rank: int, ranks: int) -> Position:
+def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Position:
     """Returns the position of one rank in a job with another number of ranks: it takes every `ranks`-th shard.
 
     Args:
-        places: by rank, the positions of all ranks of the saved job, each with workers.
+        positions: by rank, the positions of all ranks of the saved job, each with workers.
         rank: the number of this rank.
         ranks: the current number of ranks.
 
     Raises:
         ValueError: a rank was at an item that it had not delivered yet.
     """
-    old, by_rank = len(places), []
-    for number, place in sorted(places.items()):
-        workers = _without_held(place)
+    old, by_rank = len(positions), []
+    for number, position in sorted(positions.items()):
+        workers = _without_held(position)
         if workers.dispatches:
             raise ValueError(
                 "this state was saved inside an epoch with another number of ranks, each of which had a dispatching "
                 "process. Load it with as many ranks, or save a state between two epochs"
             )
-        shards = [each if each.moved else each.of_rank(number, old) for each in shards_of(place)]
+        shards = [each if each.moved else each.of_rank(number, old) for each in shards_of(position)]
         by_rank.append([*zip(shards, workers.shards, strict=True)])
     # The turn passes through all ranks, and then to the next shard of each rank.
     longest = max(map(len, by_rank))
@@ -55,10 +55,10 @@ def among_ranks(places: Mapping[int, Position], rank: int, ranks: int) -> Positi
             f"this state has {len(each)} {'shard' if len(each) == 1 else 'shards'}, one for each worker of each rank "
             f"that saved it, so that rank {rank} of {ranks} gets none. Use as many ranks as there are shards, or fewer"
         )
-    first = _without_held(places[0])
+    first = _without_held(positions[0])
     turn = next((number for number, (at, _) in enumerate(own) if at >= first.turn), 0)
     entries = [entry for _, (_, entry) in own]
-    return places[0]._replace(
+    return positions[0]._replace(
         given=sum(entry.given[0] for entry in entries),
         drop=0,
         graph=None,
@@ -69,20 +69,20 @@ def among_ranks(places: Mapping[int, Position], rank: int, ranks: int) -> Positi
     )
 
 
-def _without_held(place: Position) -> WorkersPosition:
+def _without_held(position: Position) -> WorkersPosition:
     """Returns where the shards were after the delivered items. Items that pipes in main held are recomputed.
 
     Raises:
         ValueError: the shards of the held items are unknown.
     """
-    workers, given = place.workers, place.given
+    workers, given = position.workers, position.given
     if workers is None:
         raise ValueError(
             "this state was saved with another number of ranks, and there is no snapshot of the workers in it. Load it "
             "with as many ranks, or save a state between two epochs"
         )
     read, count = sum(entry.given[0] for entry in workers.shards), len(workers.shards)
-    if not place.drop and (place.graph is None or read == given):
+    if not position.drop and (position.graph is None or read == given):
         return workers
     if any(entry.given[0] != len(range(shard, read, count)) for shard, entry in enumerate(workers.shards)):
         raise ValueError(
@@ -93,11 +93,11 @@ def _without_held(place: Position) -> WorkersPosition:
     return workers._replace(shards=anew, turn=given % count)
 
 
-def in_workers(place: Position, pipes: int | None, *, alone: bool = False) -> Position:
+def in_workers(position: Position, pipes: int | None, *, alone: bool = False) -> Position:
     """Returns the position of a pipeline that ran in main as the position of one shard that a worker runs.
 
     Args:
-        place: the position of main.
+        position: the position of main.
         pipes: the number of pipes that the worker runs, while the other pipes stay in main; None if still unknown.
         alone: whether the result must not contain state of pipes that stay in main. If there is such state, the shard
             starts from the beginning, and recomputes the delivered items.
@@ -105,27 +105,27 @@ def in_workers(place: Position, pipes: int | None, *, alone: bool = False) -> Po
     Raises:
         ValueError: the pipes drew seeds that workers do not have.
     """
-    if place.own_seeds:
+    if position.own_seeds:
         raise ValueError(
             "this state was saved in the main process, and this loader has workers. Without a reading service and "
             "without `seed()`, the pipes drew their seeds by themselves, and workers do not have these. Call "
             "`loader.seed(...)`, use an InProcessReadingService, or save the state between two epochs"
         )
     read, snapshot, graph = 0, None, None
-    if place.graph is not None:
-        entries, generators = entries_in(place.graph), generators_in(place.generators or place.beginning)
+    if position.graph is not None:
+        entries, generators = entries_in(position.graph), generators_in(position.generators or position.beginning)
         own, others = entries[:pipes], entries[pipes:] if pipes is not None else []
         if others and others[0].type == AHEAD:  # an in-process service has added this pipe
             own, others = entries[: len(own) + 1], others[1:]
         holds = bool(others)  # the items that they hold may be pickled
-        read = own[-1].yielded if holds else place.given - place.drop
+        read = own[-1].yielded if holds else position.given - position.drop
         content = sealed(Content(own, generators))
-        snapshot = None if alone and (holds or place.drop) else ((read, 0), 1, (0, 0), content)
+        snapshot = None if alone and (holds or position.drop) else ((read, 0), 1, (0, 0), content)
         if holds and snapshot is not None:
             graph = sealed(Content([PipeEntry("WorkerOutput", restores=True, yielded=read, state={}), *others]))
-    shard = ShardPosition((place.given if alone and snapshot is None else read, 0), snapshot)
-    return place._replace(
-        drop=place.drop if snapshot is not None else 0 if alone else place.given,
+    shard = ShardPosition((position.given if alone and snapshot is None else read, 0), snapshot)
+    return position._replace(
+        drop=position.drop if snapshot is not None else 0 if alone else position.given,
         graph=graph,
         generators=None,
         beginning=None,

@@ -32,11 +32,15 @@ pub const REASON: &[u8] = b"tdno";
 /// The bytes of a snapshot as a Python object.
 pub type Content = Py<PyBytes>;
 
-/// The schedule of snapshots. After one that took a time c, the next is due after `most_often` and `factor` times c,
-/// whichever is later.
+/// The schedule of snapshots. If a snapshot takes a time c, the next is due after `most_often` and `factor` times c,
+/// whichever is later. The shortest of the last three snapshots counts, because the system may suspend a process during
+/// a snapshot. The first snapshots, whose code has not run before, take several times as long as later ones. The pauses
+/// after the first two are therefore shorter.
 pub struct Cadence {
     most_often: Duration,
     factor: f64,
+    /// The seconds that the last snapshots took, oldest first. Infinite for snapshots that were not taken yet.
+    took: [f64; 3],
     due: Instant,
     clock: SampledClock,
 }
@@ -46,10 +50,14 @@ pub struct Cadence {
 const LONGEST_STEP: u32 = 64;
 const NEAR: Duration = Duration::from_micros(100);
 
+/// The part of the usual pause that follows the first and the second snapshot.
+const EARLY: f64 = 0.1;
+
 impl Cadence {
     pub fn new(most_often: Duration, factor: f64) -> Self {
         let longest = if most_often.is_zero() { 1 } else { LONGEST_STEP };
-        Self { most_often, factor, due: Instant::now() + most_often, clock: SampledClock::new(1, longest, NEAR) }
+        let clock = SampledClock::new(1, longest, NEAR);
+        Self { most_often, factor, took: [f64::INFINITY; 3], due: Instant::now() + most_often, clock }
     }
 
     /// Returns whether a snapshot is due. Call once per item.
@@ -61,8 +69,11 @@ impl Cadence {
     /// Records a snapshot that was started at `began`.
     pub fn made(&mut self, began: Instant) {
         let now = Instant::now();
-        let cost = (now - began).as_secs_f64() * self.factor;
-        let pause = Duration::try_from_secs_f64(cost).unwrap_or(Duration::MAX / 4).max(self.most_often);
+        self.took.rotate_left(1);
+        self.took[2] = (now - began).as_secs_f64();
+        let part = if self.took[0].is_finite() { 1.0 } else { EARLY };
+        let pause = self.took.into_iter().fold(f64::INFINITY, f64::min) * self.factor * part;
+        let pause = Duration::try_from_secs_f64(pause).unwrap_or(Duration::MAX / 4).max(self.most_often);
         self.due = now.checked_add(pause).unwrap_or(now + Duration::from_secs(1 << 20));
     }
 }

@@ -38,7 +38,7 @@ def save_generators() -> dict[str, Any]:
     state: dict[str, Any] = {"random": (version, array("I", numbers).tobytes(), gauss)}
     numpy_random, torch = loaded("numpy.random"), loaded("torch")
     if numpy_random is not None:
-        state["numpy"] = _of_numpy(numpy_random.get_state(legacy=False))
+        state["numpy"] = _of_numpy(numpy_random)
     if torch is not None and hasattr(torch, "default_generator"):
         state["torch"] = torch.default_generator.get_state().numpy().tobytes()
     if awaited := awaited_seeds():
@@ -83,16 +83,11 @@ def _imported(name: str) -> Any:
         return None
 
 
-def _of_numpy(state: dict[str, Any]) -> Any:
-    if state["bit_generator"] != "MT19937":  # the user has replaced the default bit generator
-        return to_plain(state, "NumPy's global generator")
-    inner = state["state"]
-    return (
-        inner["key"].astype("<u4").tobytes(),
-        int(inner["pos"]),
-        int(state["has_gauss"]),
-        float(state["gauss"]),
-    )
+def _of_numpy(numpy_random: Any) -> Any:
+    if type(numpy_random.mtrand._rand._bit_generator) is not numpy_random.MT19937:  # the user has replaced it
+        return to_plain(numpy_random.get_state(legacy=False), "NumPy's global generator")
+    _, key, position, has_gauss, gauss = numpy_random.get_state()
+    return key.astype("<u4").tobytes(), int(position), int(has_gauss), float(gauss)
 
 
 def _to_numpy(state: Any) -> Any:
@@ -101,9 +96,4 @@ def _to_numpy(state: Any) -> Any:
     from numpy import frombuffer
 
     key, position, has_gauss, gauss = state
-    return {
-        "bit_generator": "MT19937",
-        "state": {"key": frombuffer(key, "<u4"), "pos": position},
-        "has_gauss": has_gauss,
-        "gauss": gauss,
-    }
+    return "MT19937", frombuffer(key, "<u4"), position, has_gauss, gauss

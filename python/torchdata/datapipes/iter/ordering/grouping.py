@@ -107,8 +107,8 @@ class Batcher(IterDataPipe[T_co]):
             yield wrap(batch)
 
     def _chunks(self, source: Iterator[Any]) -> Iterator[Any]:
-        # zip_longest collects a batch in C. It would reuse its tuple, and so keep the items of the last batch alive, but
-        # not while something else refers to that tuple, as `chunk` does.
+        # zip_longest collects a batch in C. It would reuse its tuple, and so keep the items of the last batch alive. It
+        # does not while something else refers to that tuple, as `chunk` does.
         new, nothing, drop_last = DataChunk.__new__, _NOTHING, self.drop_last
         rows = zip_longest(*repeat(source, self.batch_size), fillvalue=nothing)
         reused = gc.get_referents(rows)

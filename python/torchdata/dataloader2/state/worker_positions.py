@@ -24,25 +24,25 @@ _SEEDS = frozenset({"_seed", "_epoch_seed"})
 
 def position_of(found: tuple[Any, int, Any], dispatches: bool, in_order: bool) -> WorkersPosition:
     """Returns the contents of the engine's books as the position in a state."""
-    places, turn, dealt = found
+    positions, turn, dealt = found
     shards = [
-        ShardPosition(given, None if snapshot and reason_in(snapshot[3]) else snapshot) for given, snapshot in places
+        ShardPosition(given, None if snapshot and reason_in(snapshot[3]) else snapshot) for given, snapshot in positions
     ]
     return WorkersPosition(shards, turn, dispatches, None if dealt and reason_in(dealt[2]) else dealt, in_order)
 
 
 def why_unsaved(found: tuple[Any, int, Any]) -> str | None:
     """Returns why a process could not make a snapshot, if the engine's books contain a reason."""
-    places, _, dealt = found
-    contents = [snapshot[3] for _, snapshot in places if snapshot] + ([dealt[2]] if dealt else [])
+    positions, _, dealt = found
+    contents = [snapshot[3] for _, snapshot in positions if snapshot] + ([dealt[2]] if dealt else [])
     return next(filter(None, map(reason_in, contents)), None)
 
 
-def resumptions(place: WorkersPosition, num_shards: int, dispatches: bool, strict: bool) -> list[Resumption | None]:
+def resumptions(position: WorkersPosition, num_shards: int, dispatches: bool, strict: bool) -> list[Resumption | None]:
     """Returns where each shard resumes, and the dispatching process last.
 
     Args:
-        place: the saved position.
+        position: the saved position.
         num_shards: the current number of shards.
         dispatches: whether there is a dispatching process now.
         strict: whether recomputed items are compared.
@@ -50,27 +50,29 @@ def resumptions(place: WorkersPosition, num_shards: int, dispatches: bool, stric
     Raises:
         ValueError: the state was saved with other processes.
     """
-    if len(place.shards) != num_shards:
+    if len(position.shards) != num_shards:
         raise ValueError(
-            f"this state was saved inside an epoch of {len(place.shards)} shards, and this epoch has {num_shards}: "
+            f"this state was saved inside an epoch of {len(position.shards)} shards, and this epoch has {num_shards}: "
             "save a state between two epochs"
         )
-    if place.dispatches != dispatches:
-        had, has = ("a", "no") if place.dispatches else ("no", "a")
+    if position.dispatches != dispatches:
+        had, has = ("a", "no") if position.dispatches else ("no", "a")
         raise ValueError(f"this state was saved with {had} dispatching process, but this pipeline has {has} one")
     children: list[Resumption | None] = []
     shares: list[tuple[int, Account]] = []
-    for shard in place.shards:
+    for shard in position.shards:
         items, checksum = shard.given
         sent, read_pass, share, content = shard.snapshot or ((0, 0), 1, (0, 0), None)
         shares.append((read_pass, share))
         start = (sent, items - sent[0], checksum or None if strict else None)
         whole = read_pass > 1
         children.append(
-            Resumption(content, [start], place.turn, passed=int(whole), share=(0, 0) if whole else share, strict=strict)
+            Resumption(
+                content, [start], position.turn, passed=int(whole), share=(0, 0) if whole else share, strict=strict
+            )
         )
     if dispatches:
-        goes_on = place.dispatching or (1, [(0, 0)] * len(shares), None)
+        goes_on = position.dispatching or (1, [(0, 0)] * len(shares), None)
         children.append(_of_dispatching(goes_on, shares, strict))
     return children
 

@@ -1,0 +1,37 @@
+"""Reads a pipe in successive passes, and restores positions within them, for loaders that read any iterable.
+
+Role: an adapter with the interface of a `Stateful` iterable; subclasses define its state. Runs where the pipe is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torchdata.datapipes._pipe.state.iteration import forget_state, iterate
+
+__all__ = ["PipePasses"]
+
+
+class PipePasses:
+    """Iterates over a pipe. Each iteration is a new pass, except for the first one after a position was loaded.
+
+    Args:
+        pipe: the last pipe of the graph.
+    """
+
+    def __init__(self, pipe: Any) -> None:
+        self.pipe = pipe
+        #: Whether the next iteration resumes from a loaded position.
+        self._loaded = False
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._loaded:
+            self._loaded = False
+        else:
+            forget_state(self.pipe)
+            self._prepare()
+        return iterate(self.pipe)
+
+    def _prepare(self) -> None:
+        """Prepares the pipe for a new pass, for example by setting its seeds."""

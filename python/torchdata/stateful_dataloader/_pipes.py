@@ -1,0 +1,113 @@
+"""Reads a dataset that is a pipe of `torchdata.datapipes`, whose position is the state of its graph.
+
+Role: used by the reader, in the main process or in a worker. `source_of` decides whether the position of a dataset can
+be restored in this way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data.datapipes.datapipe import _IterDataPipeSerializationWrapper
+from torch.utils.data.graph_settings import apply_random_seed
+
+from torchdata._engine.snapshots import seal, unseal
+from torchdata.datapipes._pipe.graph.graph import Graph
+from torchdata.datapipes._pipe.state.iteration import is_restorable, is_torchs
+from torchdata.datapipes._pipe.state.passes import PipePasses
+from torchdata.datapipes._pipe.state.record import passed, record_of
+from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.state import load_state, save_state
+from torchdata.stateful_dataloader._generators import GLOBAL, put_back_afterwards
+from torchdata.stateful_dataloader._layout import whole
+
+__all__ = ["PipeSource", "seeded", "source_of"]
+
+
+def seeded(datapipe: Any, shared_seed: int) -> Any:
+    """Returns a PyTorch pipe whose graph has the seeds of an epoch."""
+    return apply_random_seed(datapipe, torch.Generator().manual_seed(shared_seed))
+
+
+class PipeSource(PipePasses):
+    """Reads a pipe whose seeds in each epoch follow from the loader's seed.
+
+    The state of the graph is sealed, because a checkpoint treats bytes as one value, and a copy of them costs nothing.
+    If the graph cannot be saved, as while it holds a stream that cannot be pickled, the state counts items, which are
+    read again. A state from before the first item contains only state that outlives passes.
+
+    Args:
+        pipe: the last pipe of the graph.
+        shared_seed: returns the seed of the epoch; None if the loader does not seed the pipe.
+    """
+
+    PIPE_KEY, INSIDE_KEY, AGAIN_KEY = "pipe", "inside", "again"
+
+    def __init__(self, pipe: IterDataPipe[Any], shared_seed: Callable[[], int | None]) -> None:
+        super().__init__(pipe)
+        self._shared_seed = shared_seed
+        #: The number of items to read again in the next iteration.
+        self._again = 0
+
+    def _prepare(self) -> None:
+        if (seed := self._shared_seed()) is not None:
+            seeded(self.pipe, seed)
+
+    def __iter__(self) -> Iterator[Any]:
+        again, self._again = self._again, 0
+        iterator = super().__iter__()
+        if again:
+            with put_back_afterwards(GLOBAL):  # the loader has set the generators for the items that follow
+                next(islice(iterator, again - 1, None), None)
+        return iterator
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the position."""
+        record = record_of(self.pipe)
+        is_inside = self._loaded or (record.stamp > 0 and record.loaded is None)
+        try:
+            sealed, again = self.sealed(), self._again
+        except Exception:
+            sealed, again = b"", self._again or (passed(self.pipe) if is_inside else 0)
+        return {self.PIPE_KEY: sealed, self.INSIDE_KEY: is_inside, self.AGAIN_KEY: again}
+
+    def sealed(self) -> bytes:
+        """Returns the state of the graph.
+
+        Raises:
+            Exception: the graph cannot be saved.
+        """
+        return seal(save_state(self.pipe, described=False))
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores the position.
+
+        Raises:
+            ValueError: the state is damaged, or belongs to another graph.
+        """
+        if sealed := state_dict[self.PIPE_KEY]:
+            load_state(self.pipe, unseal(sealed, "the state of a pipe"))
+        self._loaded = bool(sealed and state_dict[self.INSIDE_KEY])
+        self._again = whole(state_dict[self.AGAIN_KEY], self.AGAIN_KEY)
+
+
+def source_of(dataset: Any, shared_seed: Callable[[], int | None] = lambda: None) -> Any:
+    """Returns the object that the reader iterates: an adapter for a pipe whose graph restores its position without
+    rereading items, and any other dataset unchanged.
+
+    Args:
+        dataset: the dataset, maybe in PyTorch's wrapper for pipes.
+        shared_seed: see `PipeSource`.
+    """
+    pipe = dataset._datapipe if isinstance(dataset, _IterDataPipeSerializationWrapper) else dataset
+    if not isinstance(pipe, IterDataPipe) or any(is_torchs(one) or not is_restorable(one) for one in Graph(pipe)):
+        return dataset
+    source = PipeSource(pipe, shared_seed)
+    try:
+        source.sealed()
+    except Exception:  # for example, a set whose order differs between processes
+        return dataset
+    return source

@@ -1,0 +1,210 @@
+"""A loader resumes far from the beginning of an epoch with as many reads as near it, and snapshots come regularly."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import pickle
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="nodes and StatefulDataLoader need PyTorch")
+
+from torch.utils.data import IterableDataset, SequentialSampler
+
+from torchdata._engine import snapshots
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
+from torchdata.nodes import IterableWrapper as Node
+from torchdata.nodes import Loader, MapStyleWrapper, ParallelMapper
+from torchdata.stateful_dataloader import StatefulDataLoader, _cadence
+
+SIZE, NEAR, FAR = 3000, 100, 2100
+#: Counts the reads of all processes.
+reads = multiprocessing.get_context("fork").Value("q", 0)
+context = "fork"
+
+
+def count(number: int) -> None:
+    with reads:
+        reads.value += number
+
+
+class Stream(IterableDataset[int]):
+    """A stream with a state. Each worker reads a part of it."""
+
+    def __init__(self) -> None:
+        self.at = self.start = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.at, self.start = self.start, 0
+        while self.at < SIZE:
+            self.at += 1
+            count(1)
+            yield self.at
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.start = state["at"]
+
+
+class Numbers:
+    """Numbers that are read by index."""
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> int:
+        count(1)
+        return index
+
+
+class CountedFile(io.RawIOBase):
+    """A seekable file with one number per line, which counts the bytes that are read, and can be pickled."""
+
+    def __init__(self, offset: int = 0) -> None:
+        self._file = io.BytesIO(b"".join(b"%06d\n" % number for number in range(SIZE)))
+        self._file.seek(offset)
+
+    def __reduce__(self) -> Any:
+        return CountedFile, (self.tell(),)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._file.read(min(len(buffer), 512))
+        buffer[: len(data)] = data
+        count(len(data))
+        return len(data)
+
+
+def opened(path: str) -> tuple[str, Any]:
+    return path, CountedFile()
+
+
+def lines() -> Any:
+    return IterableWrapper(["a file"]).map(opened).readlines(return_path=False).map(int)
+
+
+def of_pipe(pipe: Any, workers: int) -> Any:
+    service = MultiProcessingReadingService(workers, multiprocessing_context=context) if workers else None
+    return DataLoader2(pipe.sharding_filter(), reading_service=service)
+
+
+def of_data(data: Any, workers: int) -> Any:
+    return DataLoader2.from_dataset(data, num_workers=workers)
+
+
+def stateful(data: Any, workers: int) -> Any:
+    return StatefulDataLoader(
+        data, batch_size=None, num_workers=workers, multiprocessing_context=context if workers else None
+    )
+
+
+def mapped(node: Any, workers: int) -> Any:
+    return Loader(ParallelMapper(node, int, workers, method="process", multiprocessing_context=context))
+
+
+def node(data: Any, workers: int) -> Any:
+    return mapped(Node(data), workers) if workers else Loader(Node(data))
+
+
+LOADERS: dict[str, Callable[[int], Any]] = {
+    "DataLoader2 over a stream": lambda workers: of_pipe(IterableWrapper(Stream(), deepcopy=False), workers),
+    "DataLoader2 over an index": lambda workers: of_data(Numbers(), workers),
+    "DataLoader2 over a file": lambda workers: of_pipe(lines(), workers),
+    "StatefulDataLoader over a stream": lambda workers: stateful(Stream(), workers),
+    "StatefulDataLoader over an index": lambda workers: stateful(Numbers(), workers),
+    "StatefulDataLoader over a file": lambda workers: stateful(lines().sharding_filter(), workers),
+    "nodes over a stream": lambda workers: node(Stream(), workers),
+    "nodes over an index": lambda workers: Loader(
+        MapStyleWrapper(Numbers(), SequentialSampler(Numbers()), num_workers=workers)
+    ),
+    "nodes over a file": lambda workers: node(lines(), workers),
+}
+
+
+def reads_to_resume(make: Callable[[], Any], at: int) -> int:
+    """Returns the number of reads that a new loader needs for the item after a position."""
+    loader = make()
+    iterator = iter(loader)
+    given = next(islice(iterator, at - 1, None))
+    state = pickle.dumps(loader.state_dict())
+    del iterator
+    end(loader)
+    later = make()
+    later.load_state_dict(pickle.loads(state))
+    before = reads.value
+    item = next(iter(later))
+    assert item >= given, "positions were not restored"
+    end(later)  # so that no worker reads ahead while the next count begins
+    return int(reads.value) - before
+
+
+def end(loader: Any) -> None:
+    if hasattr(loader, "shutdown"):
+        loader.shutdown()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", LOADERS)
+def test_reads_to_resume_do_not_grow_with_the_position(
+    name: str, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshots, "SECONDS", 0.0)
+    monkeypatch.setattr(snapshots, "FACTOR", 0.0)  # a snapshot after each item
+    monkeypatch.setattr(_cadence, "_DEAR", 1e9)  # the same in a StatefulDataLoader
+    near, far = (reads_to_resume(lambda: LOADERS[name](workers), at) for at in (NEAR, FAR))
+    ahead = 1600 if "file" in name else 300  # blocks of a file, and items that workers read ahead
+    assert 0 < far <= near + ahead
+
+
+class SlowAtFirst(IterDataPipe[int]):
+    """Numbers without an end. The first state takes 100 ms, like code that runs for the first time."""
+
+    def __init__(self) -> None:
+        self.at, self.saved = 0, 0
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            self.at += 1
+            time.sleep(0.0005)
+            yield self.at
+
+    def state_dict(self) -> dict[str, int]:
+        time.sleep(0.0 if self.saved else 0.1)
+        self.saved += 1
+        return {"at": self.at}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        self.at = state_dict["at"]
+
+
+def test_a_slow_first_snapshot_does_not_delay_the_next_ones_for_long() -> None:
+    service = MultiProcessingReadingService(1, multiprocessing_context="fork")
+    positions = set()
+    with DataLoader2(SlowAtFirst(), reading_service=service) as loader:
+        deadline = time.monotonic() + 15.0
+        for _ in loader:
+            [shard] = loader.state_dict()["iteration_state"]["workers"]["workers"]
+            if shard["snapshot"] is not None:
+                positions.add(shard["snapshot"][0][0])
+            if len(positions) > 1 or time.monotonic() > deadline:
+                break
+    assert len(positions) > 1
