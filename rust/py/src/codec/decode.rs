@@ -15,8 +15,7 @@ use super::dtype::Dtype;
 use super::helpers::helpers;
 use super::source::LONG_COPY;
 use super::tensor::{self, Description};
-use super::{Tag, malformed};
-use super::{moments, numbers};
+use super::{Tag, malformed, numbers};
 use crate::buffers::LeasedBuffer;
 use crate::errors;
 
@@ -157,22 +156,11 @@ impl<'py, 'a> Decoder<'py, 'a> {
                 // SAFETY: returns a new int, or NULL with MemoryError set.
                 unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyLong_FromLongLong(value)) }
             }
-            Tag::BigInt => {
-                let len = self.length()?;
-                numbers::from_bytes(py, self.take(len)?)
-            }
-            Tag::Digits => {
-                let len = self.length()?;
-                numbers::from_digits(py, self.take(len)?)
-            }
             // SAFETY: a new reference, or NULL with an exception set.
             Tag::Unsigned => unsafe {
                 Bound::from_owned_ptr_or_err(py, ffi::PyLong_FromUnsignedLongLong(self.word()?))
             },
             Tag::Numbers => self.numbers(),
-            Tag::DateTime | Tag::DateTimeUtc | Tag::Date | Tag::Time | Tag::TimeUtc | Tag::TimeDelta | Tag::Uuid => {
-                moments::make(py, tag, self.take(moments::size(tag))?)
-            }
             Tag::Float => Ok(f64::from_bits(self.word()?).into_pyobject(py)?.into_any()),
             Tag::Str => Ok(self.bulk()?.to_str(py)?.into_any()),
             Tag::Bytes => self.bulk()?.to_bytes(py),

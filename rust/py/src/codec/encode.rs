@@ -15,7 +15,6 @@ use torchdata_core::link::arena::Arena;
 use super::array;
 use super::dlpack::Exported;
 use super::helpers::{Kind, helpers, kind_of};
-use super::moments;
 use super::numbers::{self, Whole};
 use super::source::{OutBuffer, Owner, Source};
 use super::tensor::{self, Layout};
@@ -78,8 +77,8 @@ pub struct Encoder {
     pub buffers: Vec<OutBuffer>,
     /// Containers and arrays of the item that have other references.
     visited: FxHashSet<usize>,
-    /// Long strings, bytes objects, times and UUIDs of the item that have other references: their numbers, and
-    /// references that keep their addresses valid.
+    /// Long strings and bytes objects of the item that have other references: their numbers, and references that keep
+    /// their addresses valid.
     kept: FxHashMap<usize, (u64, Py<PyAny>)>,
     /// The number of such objects announced in this item, including those without other references.
     announced: u64,
@@ -219,7 +218,7 @@ impl Encoder {
         // SAFETY: exact type checks and reads of existing objects under the GIL.
         unsafe {
             if ffi::PyLong_CheckExact(object) != 0 {
-                return self.integer(item);
+                return self.integer(item, place.depth);
             }
             if ffi::PyUnicode_CheckExact(object) != 0 {
                 return self.string(item);
@@ -295,9 +294,6 @@ impl Encoder {
                 let list = unsafe { item.cast_unchecked::<PyList>() };
                 self.sequence(Tag::DataChunk, list, place.within(item))
             }
-            kind @ (Kind::DateTime | Kind::Date | Kind::Time | Kind::TimeDelta | Kind::Uuid) => {
-                self.moment(item, kind, place.depth)
-            }
             Kind::Other => self.other(item, place.depth),
         }
     }
@@ -319,7 +315,7 @@ impl Encoder {
         Ok(())
     }
 
-    fn integer(&mut self, item: &Bound<'_, PyAny>) -> Result<(), Stop> {
+    fn integer(&mut self, item: &Bound<'_, PyAny>, depth: usize) -> Result<(), Stop> {
         // SAFETY: an exact int, checked by the caller.
         match unsafe { numbers::whole(item.as_ptr()) } {
             Whole::Signed(value) => {
@@ -330,32 +326,7 @@ impl Encoder {
                 self.tag(Tag::Unsigned);
                 self.payload.extend_from_slice(&value.to_le_bytes());
             }
-            Whole::Digits => {
-                let digits = numbers::digits(item)?;
-                let digits = digits.to_str()?.as_bytes();
-                self.reserve(digits.len() + 1)?;
-                self.tag(Tag::Digits);
-                self.length(digits.len() + 1);
-                self.payload.extend_from_slice(digits);
-                self.payload.push(0);
-            }
-            Whole::Bytes => {
-                let bytes = numbers::bytes(item)?;
-                self.reserve(bytes.as_bytes().len())?;
-                self.tag(Tag::BigInt);
-                self.length(bytes.as_bytes().len());
-                self.payload.extend_from_slice(bytes.as_bytes());
-            }
-        }
-        Ok(())
-    }
-
-    /// Encodes a time or a UUID. Pickle preserves the identity of these values, so this does too.
-    fn moment(&mut self, item: &Bound<'_, PyAny>, kind: Kind, depth: usize) -> Result<(), Stop> {
-        let Some((tag, bytes)) = moments::parts(item, kind)? else { return self.other(item, depth) };
-        if !self.is_again(item, LONG_STRING)? {
-            self.tag(tag);
-            self.payload.extend_from_slice(&bytes[..moments::size(tag)]);
+            Whole::Longer => return self.other(item, depth),
         }
         Ok(())
     }

@@ -57,11 +57,6 @@ pub enum Kind {
     NumpyScalar,
     Tensor,
     DataChunk,
-    DateTime,
-    Date,
-    Time,
-    TimeDelta,
-    Uuid,
     Other,
 }
 
@@ -101,11 +96,6 @@ fn classify(object: &Bound<'_, PyAny>) -> PyResult<Kind> {
         ("numpy", "ndarray") if is("numpy")? => Kind::Array,
         ("numpy", _) if class.is_subclass(&PyModule::import(py, "numpy")?.getattr("generic")?)? => Kind::NumpyScalar,
         ("torch", "Tensor") if is("torch")? => Kind::Tensor,
-        ("datetime", "datetime") if is("datetime")? => Kind::DateTime,
-        ("datetime", "date") if is("datetime")? => Kind::Date,
-        ("datetime", "time") if is("datetime")? => Kind::Time,
-        ("datetime", "timedelta") if is("datetime")? => Kind::TimeDelta,
-        ("uuid", "UUID") if is("uuid")? => Kind::Uuid,
         _ => return Ok(Kind::Other),
     };
     let own_way = helpers(py)?.has_own_reducer.bind(py).call1((class,))?.is_truthy()?;

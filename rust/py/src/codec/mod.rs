@@ -6,10 +6,10 @@
 //! bulk    := 0 len bytes | 1 index                              (index of an out-of-band buffer)
 //! ```
 //!
-//! Only exact built-in types, times and UUIDs of the standard library, NumPy arrays and scalars of plain dtypes, dense
-//! CPU tensors of torch, and the batch class of torchdata are encoded here. Everything else is pickled (protocol 5,
-//! with out-of-band buffers), or passed to cloudpickle if pickle fails. A long string that appears twice is sent once
-//! and referred to. If another object appears twice, the whole item is pickled, which preserves identity.
+//! Only exact built-in types, ints of at most 64 bits, NumPy arrays and scalars of plain dtypes, dense CPU tensors of
+//! torch, and the batch class of torchdata are encoded here. Everything else is pickled (protocol 5, with out-of-band
+//! buffers), or passed to cloudpickle if pickle fails. A long string that appears twice is sent once and referred to.
+//! If another object appears twice, the whole item is pickled, which preserves identity.
 
 mod array;
 mod contiguous;
@@ -18,7 +18,6 @@ mod dlpack;
 mod dtype;
 mod encode;
 mod helpers;
-mod moments;
 mod numbers;
 mod source;
 mod tensor;
@@ -51,8 +50,6 @@ pub enum Tag {
     True,
     /// i64
     Int,
-    /// len, two's complement little-endian bytes
-    BigInt,
     /// f64
     Float,
     /// bulk, UTF-8
@@ -83,28 +80,17 @@ pub enum Tag {
     Again,
     /// u64, for an int that does not fit into i64
     Unsigned,
-    /// len, sign and hexadecimal digits in the format of `hex`, and a zero byte
-    Digits,
     /// container, element, len, values (see `numbers`)
     Numbers,
-    /// bytes (see `moments`)
-    DateTime,
-    DateTimeUtc,
-    Date,
-    Time,
-    TimeUtc,
-    TimeDelta,
-    Uuid,
 }
 
 impl Tag {
     pub fn from_byte(byte: u8) -> Option<Self> {
-        const ALL: [Tag; 29] = [
+        const ALL: [Tag; 20] = [
             Tag::None,
             Tag::False,
             Tag::True,
             Tag::Int,
-            Tag::BigInt,
             Tag::Float,
             Tag::Str,
             Tag::Bytes,
@@ -120,15 +106,7 @@ impl Tag {
             Tag::Kept,
             Tag::Again,
             Tag::Unsigned,
-            Tag::Digits,
             Tag::Numbers,
-            Tag::DateTime,
-            Tag::DateTimeUtc,
-            Tag::Date,
-            Tag::Time,
-            Tag::TimeUtc,
-            Tag::TimeDelta,
-            Tag::Uuid,
         ];
         ALL.get(usize::from(byte)).copied()
     }

@@ -1,4 +1,4 @@
-//! Integers of any size, and sequences of ints, floats or bools as one block.
+//! Ints of at most 64 bits, and sequences of ints, floats or bools as one block.
 //!
 //! ```text
 //! block := Tag::Numbers container element len value*    (container and element are tags, a value has no tag)
@@ -7,23 +7,16 @@
 //! A sequence becomes a block if it has at least two members, and all have the same exact type: ints that fit into the
 //! same kind of word, floats, or bools. Neither Python nor pickle preserves the identity of numbers.
 
-use std::ffi::CStr;
-use std::ptr;
-
-use pyo3::exceptions::PyMemoryError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyInt, PyString};
 
 use super::{Tag, malformed};
 
 pub enum Whole {
     Signed(i64),
     Unsigned(u64),
-    /// An int below 2 to the 1024, as hexadecimal digits.
-    Digits,
-    /// Any other int, as bytes. Digits would be slower.
-    Bytes,
+    /// An int that does not fit into a word.
+    Longer,
 }
 
 /// Bytes of a value in a block.
@@ -36,63 +29,24 @@ fn width(element: Tag) -> usize {
 /// # Safety
 /// `object` is an existing int, and the GIL is held.
 pub unsafe fn whole(object: *mut ffi::PyObject) -> Whole {
-    /// 2 to the 64, to which the largest numbers below it are rounded.
-    const LIMIT: f64 = 18_446_744_073_709_551_616.0;
     let mut overflow = 0;
-    // SAFETY: guaranteed by the caller. The first call reports an overflow without an exception, the second returns -1
-    // with an exception, and the third returns `u64::MAX` with an exception.
+    // SAFETY: guaranteed by the caller. The first call reports an overflow without an exception, and the second returns
+    // `u64::MAX` with an exception.
     unsafe {
         let value = ffi::PyLong_AsLongLongAndOverflow(object, &mut overflow);
         if overflow == 0 {
             return Whole::Signed(value);
         }
-        let near = ffi::PyLong_AsDouble(object);
-        if near == -1.0 {
-            ffi::PyErr_Clear();
-            return Whole::Bytes;
-        }
-        if !(0.0..=LIMIT).contains(&near) {
-            return Whole::Digits; // detecting this by an exception would cost more than encoding the int
+        if overflow < 0 {
+            return Whole::Longer;
         }
         let value = ffi::PyLong_AsUnsignedLongLong(object);
         if value == u64::MAX && !ffi::PyErr_Occurred().is_null() {
             ffi::PyErr_Clear();
-            return Whole::Digits;
+            return Whole::Longer;
         }
         Whole::Unsigned(value)
     }
-}
-
-/// Returns an int in the format of `hex`.
-pub fn digits<'py>(item: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyString>> {
-    // SAFETY: an existing object. Returns a new reference, or NULL with an exception set.
-    let text = unsafe { Bound::from_owned_ptr_or_err(item.py(), ffi::PyNumber_ToBase(item.as_ptr(), 16))? };
-    Ok(text.cast_into::<PyString>()?)
-}
-
-pub fn from_digits<'py>(py: Python<'py>, bytes: &[u8]) -> PyResult<Bound<'py, PyAny>> {
-    let text = CStr::from_bytes_with_nul(bytes).map_err(|_| malformed())?;
-    // SAFETY: a C string. Returns a new reference, or NULL with an exception set.
-    let int = unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyLong_FromString(text.as_ptr(), ptr::null_mut(), 16)) };
-    int.map_err(|error| if error.is_instance_of::<PyMemoryError>(py) { error } else { malformed() })
-}
-
-/// Returns the bytes of an int: two's complement, little-endian.
-pub fn bytes<'py>(item: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
-    let bits: usize = item.call_method0("bit_length")?.extract()?;
-    let bytes = item.call_method("to_bytes", (bits / 8 + 1, "little"), Some(&signed(item.py())?))?;
-    Ok(bytes.cast_into::<PyBytes>()?)
-}
-
-pub fn from_bytes<'py>(py: Python<'py>, bytes: &[u8]) -> PyResult<Bound<'py, PyAny>> {
-    let bytes = PyBytes::new(py, bytes);
-    py.get_type::<PyInt>().call_method("from_bytes", (bytes, "little"), Some(&signed(py)?))
-}
-
-fn signed(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
-    let options = PyDict::new(py);
-    options.set_item("signed", true)?;
-    Ok(options)
 }
 
 /// Appends a sequence of `len` members as a block. If that is not possible, appends nothing and returns false.
@@ -170,7 +124,7 @@ unsafe fn put_ints(
                     large = true;
                     value
                 }
-                Whole::Digits | Whole::Bytes => return false,
+                Whole::Longer => return false,
             }
         };
         payload.extend_from_slice(&word.to_le_bytes());
