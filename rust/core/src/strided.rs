@@ -2,14 +2,9 @@
 //! memory.
 //!
 //! Elements are opaque bytes. Axes that can be traversed as one are merged, and the remaining axes are traversed line
-//! by line. In most images, an element of a line is a pixel of a few bytes, and the pixels are close together. Such a
-//! line is copied 16 bytes at a time with a byte shuffle, if the processor supports it (`shuffle.rs`).
+//! by line. In most images, an element of a line is a pixel of a few bytes.
 //!
 //! The owner of both memory areas calls this from any thread. There is no state.
-
-mod shuffle;
-
-use shuffle::{Room, Shuffle, WINDOW};
 
 /// Elements along one axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,8 +16,8 @@ struct Axis {
 
 const ONE: Axis = Axis { count: 1, stride: 0 };
 
-/// The maximum length of a group of elements in bytes: two must fit into a window.
-const LONGEST_GROUP: usize = WINDOW / 2;
+/// The maximum length of a group of elements in bytes.
+const LONGEST_GROUP: usize = 8;
 /// Groups are copied in blocks of this many groups, so that the memory of a block stays in the cache.
 const BLOCK: usize = 1024;
 
@@ -36,9 +31,6 @@ pub struct Strided {
     group: Axis,
     run: usize,
     len: usize,
-    /// The range of the elements relative to the first one: the lowest byte, and the end.
-    reach: (isize, isize),
-    shuffle: Option<Shuffle>,
 }
 
 /// Returns the order of an array's axes in memory, outermost first. Copying in this order reads the memory sequentially
@@ -78,13 +70,7 @@ impl Strided {
             }
         }
         if len == 0 {
-            return Some(Self { around: vec![], line: ONE, group: ONE, run: 0, len, reach: (0, 0), shuffle: None });
-        }
-        let mut reach = (0, isize::try_from(size).ok()?);
-        for axis in &joined {
-            let last = axis.stride.checked_mul(axis.count as isize - 1)?;
-            let end = if last < 0 { &mut reach.0 } else { &mut reach.1 };
-            *end = end.checked_add(last)?;
+            return Some(Self { around: vec![], line: ONE, group: ONE, run: 0, len });
         }
         let run = match joined.pop_if(|inner| inner.stride == size as isize) {
             Some(inner) => inner.count * size,
@@ -95,8 +81,7 @@ impl Strided {
             _ => ONE,
         };
         let line = joined.pop().unwrap_or(ONE);
-        let shuffle = Shuffle::new(line, group, run);
-        Some(Self { around: joined, line, group, run, len, reach, shuffle })
+        Some(Self { around: joined, line, group, run, len })
     }
 
     /// Bytes of all elements.
@@ -115,43 +100,32 @@ impl Strided {
     /// `from` is the first element, all elements are readable, `to` is writable for `len` bytes, and the two do not
     /// overlap.
     pub unsafe fn copy(&self, from: *const u8, to: *mut u8) {
-        let room = Room {
-            low: from.wrapping_offset(self.reach.0),
-            end: from.wrapping_offset(self.reach.1),
-            to_end: to.wrapping_add(self.len),
-        };
         // SAFETY: guaranteed by the caller.
-        unsafe { self.copy_around(&self.around, from, to, self.len, shuffle::can().then_some(room)) }
+        unsafe { self.copy_around(&self.around, from, to, self.len) }
     }
 
     /// # Safety
-    /// As for `copy`, for the elements within `around`, which have `len` bytes. The parts are copied in the order of
-    /// `to`, and a part may overwrite bytes after its end.
-    unsafe fn copy_around(&self, around: &[Axis], from: *const u8, to: *mut u8, len: usize, room: Option<Room>) {
+    /// As for `copy`, for the elements within `around`, which have `len` bytes.
+    unsafe fn copy_around(&self, around: &[Axis], from: *const u8, to: *mut u8, len: usize) {
         let Some((outer, inner)) = around.split_first() else {
             // SAFETY: the part is one line.
-            return unsafe { self.copy_line(from, to, room) };
+            return unsafe { self.copy_line(from, to) };
         };
         let part = len / outer.count;
         for index in 0..outer.count {
             // SAFETY: each index is an element of the axis, and has a separate part of `to`.
-            unsafe { self.copy_around(inner, place(from, *outer, index), to.add(index * part), part, room) };
+            unsafe { self.copy_around(inner, place(from, *outer, index), to.add(index * part), part) };
         }
     }
 
     /// # Safety
     /// As for `copy`, for one line.
-    unsafe fn copy_line(&self, from: *const u8, to: *mut u8, room: Option<Room>) {
-        let Self { line, group, run, shuffle, .. } = *self;
-        let done = match (shuffle, room) {
-            // SAFETY: the processor supports it, and the caller guarantees the memory.
-            (Some(shuffle), Some(room)) => unsafe { shuffle.copy(from, to, line, room) },
-            _ => 0,
-        };
+    unsafe fn copy_line(&self, from: *const u8, to: *mut u8) {
+        let Self { line, group, run, .. } = *self;
         let bytes = group.count * run;
         // If groups have few elements, copying one element of each group at a time is faster than copying group by
         // group.
-        for start in (done..line.count).step_by(BLOCK) {
+        for start in (0..line.count).step_by(BLOCK) {
             let count = BLOCK.min(line.count - start);
             for element in 0..group.count {
                 // SAFETY: elements of this line, and their targets.
