@@ -20,14 +20,30 @@ def gradient(weights: np.ndarray, images: np.ndarray, labels: np.ndarray) -> np.
     return images.T @ chances / len(labels)
 
 
+class MpiRanks:
+    """All ranks of an MPI job, for the loader's messages."""
+
+    def __init__(self) -> None:
+        from mpi4py import MPI  # not at the top, because workers import this file too, but are not MPI ranks
+
+        self.communicator = MPI.COMM_WORLD.Dup()  # so that its messages never mix with those of the training
+        self.rank, self.world_size, self.least = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, MPI.MIN
+
+    def broadcast(self, value: int) -> int:
+        return self.communicator.bcast(value)
+
+    def all_reduce_min(self, value: int) -> int:
+        return self.communicator.allreduce(value, op=self.least)
+
+
 def main() -> None:
-    from mpi4py import MPI  # not at the top, because workers import this file too, but are not MPI ranks
+    from mpi4py import MPI
 
     ranks = MPI.COMM_WORLD
     weights = np.zeros((64, 10))
     # Workers are spawned rather than forked, because many MPI implementations do not support fork.
     service = SequentialReadingService(
-        DistributedReadingService(timeout=60, backend="mpi"),
+        DistributedReadingService(process_group=MpiRanks()),
         MultiProcessingReadingService(num_workers=1, multiprocessing_context="spawn"),
     )
     with DataLoader2(training_digits(batch_size=16), reading_service=service) as loader:

@@ -1,16 +1,13 @@
 """Communication between the ranks of a job: a shared seed, and whether each rank still has an item.
 
-Role: `open_group` creates the group through which `DistributedReadingService` and `FullSync` communicate, on
-`torch.distributed` or on MPI. Every rank opens its groups in the same order, in its main process. A group belongs to
-the object that opened it. Libraries are imported only when a group is opened.
+Role: `DistributedReadingService` and `FullSync` communicate through a `TorchGroup`, or through an object of the user.
+Every rank opens its groups in the same order, in its main process. A group belongs to the object that opened it.
 """
 
 from __future__ import annotations
 
 import sys
 from typing import Any
-
-from torchdata._ranks.group import RankGroup
 
 
 def members_of(process_group: Any, whose: str) -> tuple[int, ...] | None:
@@ -36,24 +33,3 @@ def members_of(process_group: Any, whose: str) -> tuple[int, ...] | None:
     elif process_group is dist.GroupMember.NON_GROUP_MEMBER:
         raise ValueError(f"{whose}: rank {dist.get_rank()} does not belong to the process group that new_group() made")
     return tuple(dist.get_process_group_ranks(process_group)) if isinstance(process_group, dist.ProcessGroup) else None
-
-
-def open_group(backend: str, timeout: float, whose: str, members: tuple[int, ...] | None = None) -> RankGroup:
-    """Opens a group of ranks. Each of these ranks must call this function.
-
-    Args:
-        backend: `"gloo"`, on `torch.distributed`, or `"mpi"`, on MPI through mpi4py.
-        timeout: seconds after which an operation among the ranks fails.
-        whose: the name of the user of the group, for messages.
-        members: the ranks of `torch.distributed` in the group; None for all.
-
-    Raises:
-        RuntimeError: the library is missing, or `torch.distributed` is not initialized.
-    """
-    if backend == "mpi":
-        from torchdata._ranks.mpi_group import MpiGroup
-
-        return MpiGroup(timeout, whose)
-    from torchdata._ranks.torch_group import TorchGroup
-
-    return TorchGroup(timeout, whose, members)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Iterable
+from typing import Any, NoReturn, Protocol
 
 #: Default time limit of an operation among the ranks, in seconds.
 DEFAULT_TIMEOUT = 30 * 60
@@ -42,6 +43,10 @@ class RanksLostError(ConnectionError, RuntimeError):
     """
 
 
+class GivenUp(Exception):
+    """This rank no longer waits for the answer."""
+
+
 class RankGroup(Protocol):
     """The ranks of a job. Users may pass their own object, which need not have the last four members."""
 
@@ -68,11 +73,27 @@ class RankGroup(Protocol):
         """Releases the resources of the group."""
 
 
+class UncopyableGroup:
+    """The base class of this package's groups. They cannot be copied, because other ranks would not know a copy."""
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            "a group of ranks in use can be neither pickled nor copied, nor can the pipe or the reading service that "
+            "talks through it: copy them before they are iterated, and give each DataLoader2 a service of its own"
+        )
+
+
 class TorchRanks(Protocol):
     """A `ProcessGroup` or a `DeviceMesh` of torch."""
 
     def size(self) -> int:
         """Returns the number of ranks."""
+
+
+def describe_ranks(ranks: Iterable[int]) -> str:
+    """Formats `rank 3`, or `ranks 1, 2`."""
+    numbers = list(ranks)
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
 def check_group(group: Any, whose: str, *, broadcasts: bool) -> None:

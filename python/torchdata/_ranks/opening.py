@@ -19,8 +19,7 @@ from contextlib import suppress
 from typing import Any
 
 from torchdata._native import Meeting
-from torchdata._ranks.group import PrefetchTimeoutError, RanksLostError
-from torchdata._ranks.waiting import describe_ranks
+from torchdata._ranks.group import PrefetchTimeoutError, RanksLostError, describe_ranks
 from torchdata._threads import start
 
 #: Why a group failed: what happened, to which ranks, and the rank that gave up.

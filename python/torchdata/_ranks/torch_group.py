@@ -20,9 +20,8 @@ from hashlib import sha256
 from typing import Any
 
 from torchdata._native import Meeting
-from torchdata._ranks.group import PrefetchTimeoutError, RanksLostError
+from torchdata._ranks.group import GivenUp, PrefetchTimeoutError, RanksLostError, UncopyableGroup, describe_ranks
 from torchdata._ranks.opening import Opening
-from torchdata._ranks.waiting import GivenUp, UncopyableGroup, describe_ranks
 
 #: Counts the groups of this process by their ranks. All ranks open their groups in the same order.
 _numbers: defaultdict[tuple[int, ...], itertools.count[int]] = defaultdict(itertools.count)
@@ -58,8 +57,8 @@ def require_available(whose: str) -> Any:
         import torch.distributed as dist
     except ImportError as error:
         raise RuntimeError(
-            f"{whose} needs PyTorch, which is not installed: `pip install torch`; in a job that mpirun started use "
-            'DistributedReadingService(backend="mpi"), and on one machine MultiProcessingReadingService alone'
+            f"{whose} needs PyTorch, which is not installed: `pip install torch`; for other ranks pass `process_group` "
+            "of your own, and on one machine use MultiProcessingReadingService alone"
         ) from error
     if not dist.is_available():
         raise RuntimeError(

@@ -12,7 +12,7 @@ import pytest
 
 from one_rank import Alone
 from rank_threads import ThreadGroup, in_ranks
-from ranks import BACKENDS, gloo_job, mpi_job
+from ranks import gloo_job
 from refusals import refuses
 from resuming import epochs_of
 from torchdata.dataloader2 import (
@@ -27,23 +27,21 @@ from torchdata.datapipes.iter import FullSync, IterableWrapper
 from torchdata.datapipes.state import load_state, save_state
 
 pytest.importorskip("torch", reason="ranks on gloo need torch")
-pytest.importorskip("mpi4py", reason="ranks on MPI need mpi4py")
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_divide_the_items_evenly_and_a_seed_decides_the_order(backend: str, ranks: int, tmp_path: Path) -> None:
-    body = f"""
+def test_ranks_divide_the_items_evenly_and_a_seed_decides_the_order(ranks: int, tmp_path: Path) -> None:
+    body = """
     def main(rank):
         pipe = IterableWrapper(range(23)).shuffle().sharding_filter().map(identity)
-        with DataLoader2(pipe, reading_service=DistributedReadingService(20, backend="{backend}")) as loader:
+        with DataLoader2(pipe, reading_service=DistributedReadingService(20)) as loader:
             runs = []
             for seed in (5, 5, 6):
                 loader.seed(seed)
                 runs.append(list(loader))
             return runs + [list(loader), list(loader)]
     """
-    with BACKENDS[backend](tmp_path, body, ranks) as job:
+    with gloo_job(tmp_path, body, ranks) as job:
         outcomes = job.outcomes()
     for number in range(5):
         shares = [runs[number] for runs in outcomes]
@@ -70,24 +68,6 @@ def test_ranks_with_workers_shard_by_rank_and_then_by_worker(method: str, tmp_pa
     # Rank 0 has workers 0 and 1 of four, rank 1 has workers 2 and 3; each rank takes from its workers in turn.
     assert outcomes[0] == [[0, 1, 4, 5, 8, 9, 12, 13]] * 2
     assert outcomes[1] == [[2, 3, 6, 7, 10, 11, 14, 15]] * 2
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_mpi_ranks_with_workers_and_without_torch(method: str, tmp_path: Path) -> None:
-    body = f"""
-    def main(rank):
-        pipe = IterableWrapper(range(16)).shuffle().sharding_filter().map(identity)
-        service = SequentialReadingService(
-            DistributedReadingService(20, backend="mpi"), MultiProcessingReadingService(2, "{method}")
-        )
-        with DataLoader2(pipe, reading_service=service) as loader:
-            loader.seed(3)
-            return list(loader), "torch" in sys.modules
-    """
-    with mpi_job(tmp_path, body) as job:
-        outcomes = job.outcomes()
-    assert sorted(outcomes[0][0] + outcomes[1][0]) == list(range(16))
-    assert not outcomes[0][1]
 
 
 @pytest.mark.parametrize("shortest", [0, 5])
@@ -285,7 +265,6 @@ test_wrong_arguments_are_named = refuses(
     (lambda: DistributedReadingService(timeout=0), ValueError, "timeout is a number of seconds above 0"),
     (lambda: DistributedReadingService(float("inf")), ValueError, r"and at most 1e\+08, but got inf"),
     (lambda: FullSync(IterableWrapper([1]), timeout=float("nan")), ValueError, "FullSync: timeout is a number"),
-    (lambda: DistributedReadingService(backend="nccl"), ValueError, "backend must be one of 'gloo', 'mpi'"),
     (lambda: DistributedReadingService(process_group=object()), TypeError, "has no rank"),
 )
 

@@ -11,19 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from ranks import BACKENDS, gloo_job, mpi_job
+from ranks import gloo_job
 from torchdata.dataloader2.error import PrefetchTimeoutError, RanksLostError
 from waiting import wait_for
 
 pytest.importorskip("torch", reason="ranks on gloo need torch")
-pytest.importorskip("mpi4py", reason="ranks on MPI need mpi4py")
-
-each_backend = pytest.mark.parametrize("backend", BACKENDS)
 
 
-@each_backend
-def test_a_rank_that_raises_makes_the_others_fail_with_its_name(backend: str, tmp_path: Path) -> None:
-    body = f"""
+def test_a_rank_that_raises_makes_the_others_fail_with_its_name(tmp_path: Path) -> None:
+    body = """
     def fail_on(rank):
         def check(item):
             if rank == 1 and item >= 10:
@@ -32,10 +28,10 @@ def test_a_rank_that_raises_makes_the_others_fail_with_its_name(backend: str, tm
         return check
     def main(rank):
         pipe = IterableWrapper(range(30)).sharding_filter().map(fail_on(rank))
-        with DataLoader2(pipe, reading_service=DistributedReadingService(20, backend="{backend}")) as loader:
+        with DataLoader2(pipe, reading_service=DistributedReadingService(20)) as loader:
             return list(loader)
     """
-    with BACKENDS[backend](tmp_path, body, 3) as job:
+    with gloo_job(tmp_path, body, 3) as job:
         first, second, third = job.outcomes()
     assert isinstance(second, ValueError)
     for other in (first, third):
@@ -82,7 +78,7 @@ def slow(rank):
 
 def main(rank):
     pipe = IterableWrapper(range(60)).sharding_filter().map(slow(rank))
-    service = DistributedReadingService({timeout}, backend="{backend}")
+    service = DistributedReadingService({timeout})
     loader = DataLoader2(pipe, reading_service=service)
     begin = time.monotonic()
     try:
@@ -96,7 +92,7 @@ def main(rank):
 
 
 def test_a_rank_that_is_killed_is_reported_by_the_others_by_name(tmp_path: Path) -> None:
-    with gloo_job(tmp_path, WAIT_AT.format(waits="time.sleep(1000)", timeout=20, backend="gloo"), 3) as job:
+    with gloo_job(tmp_path, WAIT_AT.format(waits="time.sleep(1000)", timeout=20), 3) as job:
         wait_for((tmp_path / "reached").exists)
         job.kill(1, signal.SIGKILL)
         for rank in (0, 2):
@@ -119,22 +115,20 @@ def test_errors_about_other_ranks_are_runtime_errors_and_what_python_has_for_the
     assert str(PrefetchTimeoutError(30)) == "no data within 30 s"
 
 
-@each_backend
-def test_a_rank_that_hangs_is_reported_within_the_time_out_and_two_seconds(backend: str, tmp_path: Path) -> None:
-    program = WAIT_AT.format(waits="time.sleep(1000)", timeout=3, backend=backend)
-    with BACKENDS[backend](tmp_path, program) as job:
+def test_a_rank_that_hangs_is_reported_within_the_time_out_and_two_seconds(tmp_path: Path) -> None:
+    program = WAIT_AT.format(waits="time.sleep(1000)", timeout=3)
+    with gloo_job(tmp_path, program) as job:
         error, _ = job.outcome(0)
         assert isinstance(error, PrefetchTimeoutError), error
         assert "rank 1 of 2 did not come along" in str(error)
         assert 3 <= float(error.__notes__[-1]) < 5 + 30, "the time-out and two seconds, and the time to get there"
 
 
-@each_backend
-def test_a_rank_that_arrives_after_the_others_gave_up_gets_their_reason(backend: str, tmp_path: Path) -> None:
+def test_a_rank_that_arrives_after_the_others_gave_up_gets_their_reason(tmp_path: Path) -> None:
     """Rank 1 reaches an operation that the others have left. Otherwise it would report a broken network."""
     gave_up = """while not all(os.path.exists(os.path.join(os.environ["OUTCOMES"], rank)) for rank in "02"):
                 time.sleep(0.01)"""
-    with BACKENDS[backend](tmp_path, WAIT_AT.format(waits=gave_up, timeout=3, backend=backend), 3) as job:
+    with gloo_job(tmp_path, WAIT_AT.format(waits=gave_up, timeout=3), 3) as job:
         first, late, third = (job.outcome(rank)[0] for rank in range(3))
     for error in (first, late, third):
         assert isinstance(error, PrefetchTimeoutError), error
@@ -142,11 +136,10 @@ def test_a_rank_that_arrives_after_the_others_gave_up_gets_their_reason(backend:
     assert re.search("rank [02] of 3 gave up before: rank 1 of 3 did not come along", str(late)), late
 
 
-@each_backend
 @pytest.mark.parametrize("late_by", [0.05, 0.4])
-def test_the_error_names_the_rank_that_arrives_just_too_late(backend: str, late_by: float, tmp_path: Path) -> None:
-    program = WAIT_AT.format(waits=f"time.sleep({3 + late_by})", timeout=3, backend=backend)
-    with BACKENDS[backend](tmp_path, program, 3) as job:
+def test_the_error_names_the_rank_that_arrives_just_too_late(late_by: float, tmp_path: Path) -> None:
+    program = WAIT_AT.format(waits=f"time.sleep({3 + late_by})", timeout=3)
+    with gloo_job(tmp_path, program, 3) as job:
         for rank in range(3):
             assert "rank 1 of 3 did not come along" in str(job.outcome(rank)[0])
 
@@ -167,18 +160,17 @@ def test_a_rank_that_is_slow_with_its_first_item_is_not_reported_as_exited(tmp_p
         assert "rank 1 of 2 did not come along" in str(error)
 
 
-@pytest.mark.parametrize(("backend", "who"), [("gloo", "rank 1"), ("mpi", "another rank")])
-def test_a_rank_that_never_begins_is_reported_within_the_time_out(backend: str, who: str, tmp_path: Path) -> None:
-    body = f"""
+def test_a_rank_that_never_begins_is_reported_within_the_time_out(tmp_path: Path) -> None:
+    body = """
     def main(rank):
         time.sleep(rank * 1000)
-        with DataLoader2(Counting(3), reading_service=DistributedReadingService(2, backend="{backend}")) as loader:
+        with DataLoader2(Counting(3), reading_service=DistributedReadingService(2)) as loader:
             return list(loader)
     """
-    with BACKENDS[backend](tmp_path, body) as job:
+    with gloo_job(tmp_path, body) as job:
         error, seconds = job.outcome(0)
         assert isinstance(error, PrefetchTimeoutError), error
-        assert f"{who} of 2 did not begin to iterate within 2 s" in str(error)
+        assert "rank 1 of 2 did not begin to iterate within 2 s" in str(error)
         assert seconds < 2 + 2 + 30, "the time-out and two seconds, and the import of torch on a busy machine"
 
 
@@ -229,63 +221,8 @@ def test_a_source_that_fails_to_begin_makes_the_others_fail_with_its_name_at_onc
     assert "rank 1 raised an exception" in str(first)
 
 
-def test_an_mpi_that_threads_may_not_call_at_the_same_time_is_refused(tmp_path: Path) -> None:
-    body = """
-    import mpi4py
-    mpi4py.rc.thread_level = "serialized"
-    def main(rank):
-        return list(DataLoader2(Counting(3), reading_service=DistributedReadingService(20, backend="mpi")))
-    """
-    with mpi_job(tmp_path, body, 1) as job:
-        error = job.outcome(0)[0]
-        assert isinstance(error, RuntimeError), error
-        assert "MPI_THREAD_MULTIPLE" in str(error)
-
-
-def test_spawned_workers_that_begin_mpi_as_they_start_are_told_where_to_import_it(tmp_path: Path) -> None:
-    body = """
-    from mpi4py import MPI
-
-    def main(rank):
-        service = SequentialReadingService(
-            DistributedReadingService(20, backend="mpi"),
-            MultiProcessingReadingService(1, multiprocessing_context="spawn"),
-        )
-        with DataLoader2(Counting(20), reading_service=service) as loader:
-            return list(loader)
-    """
-    with mpi_job(tmp_path, body) as job:
-        for error in job.outcomes():
-            assert isinstance(error, RuntimeError), error
-    assert "import it in a function, or under `if __name__" in str(error)
-
-
-def test_on_mpi_no_messages_pile_up_while_a_rank_keeps_others_waiting(tmp_path: Path) -> None:
-    body = """
-    def main(rank):
-        from mpi4py import MPI
-        from torchdata._ranks import open_group, waiting
-        waiting.LONG = 0.0  # every wait is one of which others are told
-        group = open_group("mpi", 20, "test")
-        for _ in range(300):
-            time.sleep(0.0003 * rank)
-            group.all_reduce_min(1)
-        MPI.COMM_WORLD.Barrier()
-        pending = 0
-        while group._comm.Iprobe(source=MPI.ANY_SOURCE, tag=MPI.ANY_TAG):
-            group._comm.Recv(bytearray(8), source=MPI.ANY_SOURCE, tag=MPI.ANY_TAG)
-            pending += 1
-        group.close()
-        return pending, len(group._sent)
-    """
-    with mpi_job(tmp_path, body) as job:
-        for pending, kept in job.outcomes():
-            assert pending < 10
-            assert kept < 10
-
-
 def test_a_stopped_rank_sends_no_heartbeat(tmp_path: Path) -> None:
-    with gloo_job(tmp_path, WAIT_AT.format(waits="time.sleep(1000)", timeout=3, backend="gloo"), 2) as job:
+    with gloo_job(tmp_path, WAIT_AT.format(waits="time.sleep(1000)", timeout=3), 2) as job:
         wait_for((tmp_path / "reached").exists)
         job.kill(1, signal.SIGSTOP)
         error, _ = job.outcome(0)
@@ -295,7 +232,7 @@ def test_a_stopped_rank_sends_no_heartbeat(tmp_path: Path) -> None:
 
 
 def test_a_slow_rank_within_the_time_out_is_waited_for(tmp_path: Path) -> None:
-    with gloo_job(tmp_path, WAIT_AT.format(waits="time.sleep(0.2)", timeout=20, backend="gloo"), 2) as job:
+    with gloo_job(tmp_path, WAIT_AT.format(waits="time.sleep(0.2)", timeout=20), 2) as job:
         assert job.outcomes() == [None, None]
 
 

@@ -20,7 +20,6 @@ import torchdata
 from torchdata import metrics
 from torchdata._observe.outside.top import live
 from torchdata._optional import how_to_install, optional_import
-from torchdata._ranks.mpi_group import MpiGroup
 from torchdata.dataloader2 import DataLoader2, RayReadingService
 from torchdata.datapipes import iter as pipes
 from torchdata.datapipes.iter import IterableWrapper
@@ -84,7 +83,6 @@ NEEDS: list[tuple[str, str, str, Callable[[], Any]]] = [
     ("torchdata.images with as_tensor=True", "torch", "torch", lambda: decode(b"P5 1 1 255 7", as_tensor=True)),
     ("routed_decode of '.pt' files", "torch", "torch", lambda: basichandlers("pt", b"")),
     ("RayReadingService", "ray", "ray", lambda: RayReadingService(1)),
-    ("FullSync on MPI", "mpi4py", "mpi", lambda: MpiGroup(1.0, "FullSync")),
     ("the live view", "rich", "top", lambda: live(None, 1.0, False)),
     ("to_graph", "graphviz", "graph", lambda: to_graph(IterableWrapper([]))),
     (

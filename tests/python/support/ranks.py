@@ -1,4 +1,4 @@
-"""Real ranks for tests: processes of one job on loopback, on gloo or on MPI.
+"""Real ranks for tests: processes of one job on loopback, on gloo.
 
 A test's script is the body of a function `main(rank)`. Its result or exception is returned, pickled.
 """
@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import rank_forkserver
-from leftovers import SHARED_MEMORY, held_files
 from rank_forkserver import ForkedProgram
 
 HEADER = """
@@ -41,10 +40,6 @@ def join_gloo():
     store.wait([f"joined {other}" for other in range(world_size)])
     return rank
 
-def join_mpi():
-    from mpi4py import MPI
-    return MPI.COMM_WORLD.Get_rank()
-
 def identity(item):
     return item
 
@@ -57,18 +52,18 @@ class Counting(IterDataPipe):
 
 FOOTER = """
 if __name__ == "__main__":
-    rank = join_{backend}()
+    rank = join_gloo()
     begin = time.monotonic()
     try:
         outcome = main(rank)
     except BaseException as error:
         outcome = error
     outcome = (outcome, time.monotonic() - begin)
-    with open(os.path.join(os.environ["OUTCOMES"], f"{{rank}}.tmp"), "wb") as file:
+    with open(os.path.join(os.environ["OUTCOMES"], f"{rank}.tmp"), "wb") as file:
         pickle.dump(outcome, file)
     os.rename(file.name, file.name[:-4])
     sys.stdout.flush()
-    {leave}
+    os._exit(0)
 """
 
 
@@ -127,7 +122,7 @@ def gloo_job(
         wait_for_workers=False,
         timeout=timedelta(seconds=120),
     )
-    script = _write(tmp_path, body, "gloo")
+    script = _write(tmp_path, body)
     processes: list[subprocess.Popen[str] | ForkedProgram] = []
     try:
         for rank in range(ranks):
@@ -175,30 +170,6 @@ def torchrun(program: Path, ranks: int = 2) -> list[str]:
     return printed
 
 
-@contextmanager
-def mpi_job(tmp_path: Path, body: str, ranks: int = 2) -> Iterator[Job]:
-    """Starts a job under mpirun, and ends it."""
-    script = _write(tmp_path, body, "mpi")
-    command = [mpirun(), "-n", str(ranks), sys.executable, str(script)]
-    before = set(SHARED_MEMORY.glob("mpich_*"))
-    processes: list[subprocess.Popen[str] | ForkedProgram] = [_start(command, _environment(tmp_path))]
-    try:
-        yield Job(tmp_path, processes, ranks)
-        if all((tmp_path / str(rank)).exists() for rank in range(ranks)):
-            with suppress(subprocess.TimeoutExpired):
-                processes[0].wait(120)  # ranks synchronize in MPI_Finalize
-    finally:
-        _end(processes)
-        # includes files of other tests' ranks
-        held = set().union(*map(held_files, filter(str.isdigit, os.listdir("/proc"))))
-        for left in set(SHARED_MEMORY.glob("mpich_*")) - before:  # mpich leaves these if ranks were killed
-            if str(left) not in held:
-                left.unlink(missing_ok=True)
-
-
-BACKENDS = {"gloo": gloo_job, "mpi": mpi_job}
-
-
 def mpirun() -> str:
     """Returns the launcher of the MPI in the test environment."""
     beside = Path(sys.executable).parent / "mpiexec"
@@ -207,12 +178,9 @@ def mpirun() -> str:
     return found
 
 
-def _write(tmp_path: Path, body: str, backend: str) -> Path:
+def _write(tmp_path: Path, body: str) -> Path:
     script = tmp_path / "job.py"
-    body = textwrap.dedent(body)
-    # mpich's launcher treats a rank that ends without MPI_Finalize as a crash.
-    leave = "os._exit(0)" if backend == "gloo" else "pass"
-    script.write_text(HEADER + body + FOOTER.format(backend=backend, leave=leave), encoding="utf-8")
+    script.write_text(HEADER + textwrap.dedent(body) + FOOTER, encoding="utf-8")
     return script
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import sys
 from typing import Protocol
 
 from torchdata._threads import AFTER_FORK, AT_HANGS
@@ -101,11 +100,6 @@ def how_it_died(child: Exited) -> tuple[str, str]:
     else:
         how = f"exited with code {code}"
         advice = "something in its pipes called os._exit, or it failed to start: see its output above, if there is any"
-        if "mpi4py.MPI" in sys.modules:
-            advice += (
-                "; a program that imports mpi4py.MPI at its top has spawned workers fail in MPI_Init, as they are no "
-                'ranks: import it in a function, or under `if __name__ == "__main__":`'
-            )
     return f"{child.called} {how}", advice
 
 

@@ -1,4 +1,4 @@
-"""Sharding among the ranks of a distributed job, over `torch.distributed`, MPI, or an object from the user.
+"""Sharding among the ranks of a distributed job, over `torch.distributed` or an object from the user.
 
 Role: divides the pipe graph by rank, gives all ranks the same shared seeds, and ends the graph in `fullsync`, so that
 their epochs end together. Runs in the main process of every rank and owns two groups of ranks: one for seeds, one for
@@ -11,7 +11,7 @@ import copy
 import sys
 from typing import TYPE_CHECKING, Any
 
-from torchdata._ranks import members_of, open_group
+from torchdata._ranks import members_of
 from torchdata._ranks.group import DEFAULT_TIMEOUT, RankGroup, TorchRanks, check_group, check_timeout
 from torchdata.dataloader2.graph import DataPipe, set_graph_random_seed
 from torchdata.dataloader2.graph.settings import SHARDING_PRIORITIES, apply_sharding
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from torchdata.dataloader2.random.seed_generator import SeedGenerator
     from torchdata.dataloader2.state.position import Shard
 
-_BACKENDS = ("gloo", "mpi")
-
 
 class DistributedReadingService(ReadingServiceInterface):
     """Gives each rank of a distributed job its share of the items. All ranks use the same order before sharding.
@@ -36,21 +34,18 @@ class DistributedReadingService(ReadingServiceInterface):
     Args:
         timeout: seconds after which an operation between the ranks fails. A process group or device mesh of torch may
             be passed instead, as in `DistributedReadingService(mesh["dp"])`.
-        backend: `"gloo"` (the default) for the ranks of `torch.distributed`, whose process group must be initialized;
-            the service uses its own connections to rank 0. `"mpi"` for the ranks of an MPI job, through mpi4py, with or
-            without PyTorch.
-        process_group: the ranks that share the items, instead of all ranks: a `ProcessGroup` of torch, or a
-            `DeviceMesh` of one dimension. Data-parallel groups of the same size in one job use the same seeds, so ranks
-            with the same number in their groups get the same batches. For other kinds of communication, an object with
-            `rank`, `world_size`, `broadcast(value)` (returns the integer of rank 0) and `all_reduce_min(value)`
-            (returns the smallest integer of all ranks), for integers of 64 bits. `all_reduce_min` is called in a
-            separate thread.
+        process_group: the ranks that share the items, instead of all ranks of `torch.distributed`, whose process group
+            must be initialized: a `ProcessGroup` of torch, or a `DeviceMesh` of one dimension. Data-parallel groups of
+            the same size in one job use the same seeds, so ranks with the same number in their groups get the same
+            batches. For other kinds of communication, an object with `rank`, `world_size`, `broadcast(value)` (returns
+            the integer of rank 0) and `all_reduce_min(value)` (returns the smallest integer of all ranks), for integers
+            of 64 bits. `all_reduce_min` is called in a separate thread.
 
     Raises:
-        RuntimeError: the backend is gloo, and PyTorch is not installed or has no `torch.distributed`.
-        ModuleNotFoundError: the backend is mpi, and mpi4py is not installed.
-        ValueError: `timeout` is not positive or over three years, the backend is unknown, the mesh has several
-            dimensions, or this rank does not belong to the process group.
+        RuntimeError: PyTorch is not installed or has no `torch.distributed`, and `process_group` is not an object of
+            your own.
+        ValueError: `timeout` is not positive or over three years, the mesh has several dimensions, or this rank does
+            not belong to the process group.
         TypeError: `process_group` lacks one of these attributes.
 
     Example:
@@ -72,23 +67,18 @@ class DistributedReadingService(ReadingServiceInterface):
         self,
         timeout: float | TorchRanks = DEFAULT_TIMEOUT,
         *,
-        backend: str = "gloo",
         process_group: RankGroup | TorchRanks | None = None,
     ) -> None:
         whose = "DistributedReadingService"
         if process_group is None and members_of(timeout, whose) is not None:
             timeout, process_group = DEFAULT_TIMEOUT, timeout  # type: ignore[assignment]
         check_timeout(timeout, whose)
-        if backend not in _BACKENDS:
-            raise ValueError(f"backend must be one of {', '.join(map(repr, _BACKENDS))}, but got {backend!r}")
         #: The ranks in a process group of torch, by their numbers in the job.
         self._members = members_of(process_group, whose)
         given: Any = None if self._members is not None else process_group
         if given is not None:
             check_group(given, whose, broadcasts=True)
-        elif self._members is not None and backend != "gloo":
-            raise ValueError(f"{whose}: process groups of torch go with backend='gloo', but got {backend!r}")
-        elif backend == "gloo":
+        else:
             from torchdata._ranks.torch_group import require_available
 
             require_available(whose)
@@ -96,7 +86,6 @@ class DistributedReadingService(ReadingServiceInterface):
         self._rank = 0
         self._datapipe: DataPipe | None = None
         self._timeout: float = timeout  # type: ignore[assignment]
-        self._backend = backend
         self._given_group: RankGroup | None = given
         self._pg: RankGroup | None = None
         self._sync_group: RankGroup | None = None
@@ -162,13 +151,10 @@ class DistributedReadingService(ReadingServiceInterface):
             return self._given_group.world_size
         if self._members is not None:
             return len(self._members)
-        name = "mpi4py.MPI" if self._backend == "mpi" else "torch.distributed"
-        library: Any = sys.modules.get(name)
-        if library is not None and self._backend == "mpi":
-            return int(library.COMM_WORLD.Get_size())
-        if library is not None and library.is_initialized():
-            return int(library.get_world_size())
-        raise TypeError(f"the number of ranks is not known before {name} is initialised")
+        dist: Any = sys.modules.get("torch.distributed")
+        if dist is not None and dist.is_initialized():
+            return int(dist.get_world_size())
+        raise TypeError("the number of ranks is not known before torch.distributed is initialised")
 
     def count_shares(self) -> Shares:
         """Returns one share for each rank."""
@@ -181,7 +167,9 @@ class DistributedReadingService(ReadingServiceInterface):
         return RankInEpoch(self._rank, self._world_size, self._keeps_seeds)
 
     def _open(self, timeout: float) -> RankGroup:
-        return self._given_group or open_group(self._backend, timeout, "DistributedReadingService", self._members)
+        from torchdata._ranks.torch_group import TorchGroup
+
+        return self._given_group or TorchGroup(timeout, "DistributedReadingService", self._members)
 
     def initialize_iteration(
         self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn | None = None

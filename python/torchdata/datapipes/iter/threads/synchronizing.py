@@ -22,16 +22,17 @@ from contextlib import suppress
 from itertools import chain
 from typing import Any, TypeVar
 
-from torchdata._ranks import members_of, open_group
+from torchdata._ranks import members_of
 from torchdata._ranks.group import (
     DEFAULT_TIMEOUT,
+    GivenUp,
     PrefetchTimeoutError,
     RankGroup,
     TorchRanks,
+    UncopyableGroup,
     check_group,
     check_timeout,
 )
-from torchdata._ranks.waiting import GivenUp, UncopyableGroup
 from torchdata._reporting import warn_outside
 from torchdata.datapipes._pipe.checks import check_source, no_length
 from torchdata.datapipes._pipe.graph.graph import Graph
@@ -314,7 +315,9 @@ class FullSync(_PrefetchBase[T_co]):
         if self._given_group is not None:
             return self._given_group
         if self._group is None or self._group.broken:
-            self._group = open_group("gloo", self.timeout, "FullSync", self._members)
+            from torchdata._ranks.torch_group import TorchGroup
+
+            self._group = TorchGroup(self.timeout, "FullSync", self._members)
         self._group.show_life()
         return self._group
 
