@@ -39,7 +39,6 @@ __all__ = [
     "TimedCall",
     "Turn",
     "check_plain_pickle",
-    "contiguous_copy",
     "drop_inherited",
     "exit_with_parent",
     "fork_waits_for",
@@ -585,7 +584,6 @@ class TFRecordReader(Iterator[Any]):
     @property
     def unread(self) -> bytes: ...
 
-def contiguous_copy(array: Any) -> Any: ...
 def resize_pixels(
     source: Any,
     region: tuple[float, float, float, float],

@@ -118,7 +118,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(formats::pickle::check_plain_pickle, module)?)?;
     module.add_function(wrap_pyfunction!(formats::tar::tar_file_header, module)?)?;
     module.add_function(wrap_pyfunction!(formats::tar::tar_pax_records, module)?)?;
-    module.add_function(wrap_pyfunction!(codec::contiguous_copy, module)?)?;
     module.add_function(wrap_pyfunction!(images::resize_pixels, module)?)?;
     module.add_function(wrap_pyfunction!(transport::links::drop_inherited, module)?)?;
     module.add_function(wrap_pyfunction!(exit_with_parent, module)?)?;

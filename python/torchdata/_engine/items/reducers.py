@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from torchdata import _native
 from torchdata._engine.items.mapped_files import reduce_memmap
 from torchdata._engine.items.tensors import DepartingTensors
 
@@ -127,9 +126,8 @@ def program_table(pickling: Any) -> Reducers:
 
 def _reduce_array(array: Any) -> Any:
     """Stores arrays out of band that NumPy would put into the pickle element by element."""
-    copy = _native.contiguous_copy(array)
-    if copy is not None:
-        array = copy
+    if not array.flags.forc:
+        array = array.copy()
     if array.dtype.kind in "mM" and array.dtype.isnative:
         return _as_dtype, (array.view("i8"), array.dtype)
     return array.__reduce_ex__(5)

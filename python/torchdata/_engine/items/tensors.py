@@ -395,36 +395,6 @@ def dlpack_ways() -> tuple[Any, Any, Any, Any]:
     return getattr(torch.Tensor, "__dlpack_c_exchange_api__", None), ways.to_dlpack, ways.from_dlpack, torch.strided
 
 
-def tensor_parts(tensor: Any) -> tuple[Span | None, Any]:
-    """Returns how to send a tensor: (span, what).
-
-    `span` is the tensor's memory range, from which overlapping tensors are found; None if pickling determines the
-    range. `what` is (dtype name, shape, requires_grad, address, bytes, room) if the elements can be copied in their
-    memory order, else an object to pickle instead. `room` is the array of `torchdata.empty` that only this tensor
-    uses, if there is one.
-
-    Raises:
-        ValueError: the tensor's memory is not there.
-    """
-    if tensor.__dict__ or not _is_plain(tensor):
-        return None, tensor
-    if tensor.numel() == 0:
-        return (0, 0), (
-            str(tensor.dtype)[6:], tuple(tensor.shape), tensor.requires_grad, 0, 0, None
-        )  # fmt: skip
-    if not tensor.is_contiguous():
-        return _span_of(tensor), _without_gaps(tensor)
-    start, size = tensor.data_ptr(), tensor.nbytes
-    return (start, start + size), (
-        str(tensor.dtype)[6:],
-        tuple(tensor.shape),
-        tensor.requires_grad,
-        start,
-        size,
-        room_of(tensor, start),
-    )
-
-
 #: The arrays whose memory the tensors of `torchdata.empty` use, by address.
 _rooms: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
@@ -483,13 +453,3 @@ def _sole_holders() -> tuple[tuple[int, int], tuple[int, ...]]:
     held = object()
     by_variable_and_call = sys.getrefcount(held)
     return (1 + by_variable_and_call, 1), _holders(torch.empty(1, device="cpu"))
-
-
-def tensor_over(dtype: str, shape: tuple[int, ...], requires_grad: bool, buffer: Any) -> Any:
-    """Returns a tensor over the memory of `buffer`, without a copy."""
-    torch = import_whole("torch")
-    if len(buffer) == 0:
-        tensor = torch.empty(shape, dtype=getattr(torch, dtype), device="cpu")
-    else:
-        tensor = torch.frombuffer(buffer, dtype=getattr(torch, dtype)).view(shape)
-    return tensor.requires_grad_() if requires_grad else tensor

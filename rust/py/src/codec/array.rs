@@ -107,13 +107,6 @@ fn layout(item: usize, shape: &[npy_intp], strides: &[npy_intp], axes: &[usize])
     Strided::new(item, axes.iter().map(|&axis| (shape[axis] as usize, strides[axis])))
 }
 
-/// The layout of the elements of an array, in the order of their indices.
-pub fn in_index_order(array: &Bound<'_, PyAny>) -> Option<Strided> {
-    let (_, item) = Dtype::of(array.py(), fields(array).descr)?;
-    let (shape, strides) = extents(array);
-    layout(item, shape, strides, &(0..shape.len()).collect::<Vec<_>>())
-}
-
 /// Returns the parts of an exact ndarray, or None if the array must be pickled.
 pub fn parts<'a>(array: &'a Bound<'_, PyAny>) -> Option<ArrayParts<'a>> {
     let fields = fields(array);

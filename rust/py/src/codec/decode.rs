@@ -192,7 +192,6 @@ impl<'py, 'a> Decoder<'py, 'a> {
                 array::make_scalar(py, dtype, self.take(len)?)
             }
             Tag::Tensor => self.tensor(),
-            Tag::OtherTensor => self.other_tensor(),
             Tag::Pickle => {
                 let pickled = self.bulk()?;
                 let count = self.count()?;
@@ -286,17 +285,6 @@ impl<'py, 'a> Decoder<'py, 'a> {
             }
         };
         tensor_over(self.py, element, extents, memory)
-    }
-
-    fn other_tensor(&mut self) -> PyResult<Bound<'py, PyAny>> {
-        let len = usize::from(self.byte()?);
-        let dtype = std::str::from_utf8(self.take(len)?).map_err(|_| malformed())?;
-        let grad = self.byte()? != 0;
-        let dimensions = usize::from(self.byte()?);
-        let shape = (0..dimensions).map(|_| self.length()).collect::<PyResult<Vec<usize>>>()?;
-        let bulk = self.bulk()?;
-        let buffer = self.writable(bulk)?;
-        helpers(self.py)?.tensor_over.bind(self.py).call1((dtype, PyTuple::new(self.py, shape)?, grad, buffer))
     }
 }
 

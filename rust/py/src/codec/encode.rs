@@ -376,9 +376,9 @@ impl Encoder {
 
     fn tensor(&mut self, item: &Bound<'_, PyAny>, place: Within<'_>) -> Result<(), Stop> {
         self.visit(item)?;
-        let Some(tensor) = Exported::of(item)? else { return self.other_tensor(item, place) };
+        let Some(tensor) = Exported::of(item)? else { return self.other(item, place.depth) };
         let (Some(layout), Ok(_)) = (Layout::of(&tensor)?, u8::try_from(tensor.shape().len())) else {
-            return self.other_tensor(item, place);
+            return self.other(item, place.depth);
         };
         let (data, len, reach) = (tensor.data(), tensor.len(), tensor.reach());
         let start = data as usize;
@@ -414,42 +414,6 @@ impl Encoder {
         };
         self.out_of_band(OutBuffer::Block(block));
         true
-    }
-
-    /// Encodes a tensor that DLPack cannot describe completely.
-    fn other_tensor(&mut self, item: &Bound<'_, PyAny>, place: Within<'_>) -> Result<(), Stop> {
-        let py = item.py();
-        let (span, parts): (Option<Span>, Bound<'_, PyAny>) =
-            helpers(py)?.tensor_parts.bind(py).call1((item,))?.extract()?;
-        if let Some(span) = span {
-            self.visit_span(span)?;
-        }
-        if !parts.is_instance_of::<PyTuple>() {
-            let spans = self.pickle(&parts)?;
-            return if span.is_some() { Ok(()) } else { spans.into_iter().try_for_each(|span| self.visit_span(span)) };
-        }
-        type Parts<'py> = (String, Vec<u64>, bool, usize, usize, Option<Bound<'py, PyAny>>);
-        let (dtype, shape, grad, data, len, room): Parts<'_> = parts.extract()?;
-        let (Ok(dtype_len), Ok(dimensions)) = (u8::try_from(dtype.len()), u8::try_from(shape.len())) else {
-            self.pickle(item)?; // torch does not limit the number of dimensions
-            return Ok(());
-        };
-        self.tag(Tag::OtherTensor);
-        self.payload.push(dtype_len);
-        self.payload.extend_from_slice(dtype.as_bytes());
-        self.payload.extend_from_slice(&[u8::from(grad), dimensions]);
-        for dim in shape {
-            self.length(dim as usize);
-        }
-        let data = data as *const u8;
-        if let Some(room) = room
-            && !self.is_inline(len)
-            && place.is_alone(item)
-            && self.hand_over(&room, data, len, place)
-        {
-            return Ok(());
-        }
-        Ok(self.dense(item, data, len)?)
     }
 
     /// Pickles an object and returns the memory of the tensors in it. The spans do not overlap.

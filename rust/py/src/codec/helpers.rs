@@ -17,10 +17,6 @@ pub struct Helpers {
     pub dlpack_ways: Py<PyAny>,
     /// (tensor, address) -> the array of `torchdata.empty` that contains only this tensor, or None
     pub room_of: Py<PyAny>,
-    /// tensor -> (memory, parts or an object to pickle)
-    pub tensor_parts: Py<PyAny>,
-    /// (dtype name, shape, requires_grad, buffer) -> tensor
-    pub tensor_over: Py<PyAny>,
     /// type -> whether users have defined how its objects are pickled
     pub has_own_reducer: Py<PyAny>,
     pub data_chunk: Py<PyType>,
@@ -42,8 +38,6 @@ pub fn helpers(py: Python<'_>) -> PyResult<&'static Helpers> {
             loads: get("loads")?,
             dlpack_ways: tensors.getattr("dlpack_ways")?.unbind(),
             room_of: tensors.getattr("room_of")?.unbind(),
-            tensor_parts: tensors.getattr("tensor_parts")?.unbind(),
-            tensor_over: tensors.getattr("tensor_over")?.unbind(),
             has_own_reducer: get("has_own_reducer")?,
             data_chunk: module.getattr("DataChunk")?.cast_into::<PyType>()?.unbind(),
         }))

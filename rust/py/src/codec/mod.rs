@@ -6,13 +6,12 @@
 //! bulk    := 0 len bytes | 1 index                              (index of an out-of-band buffer)
 //! ```
 //!
-//! Only exact built-in types, ints of at most 64 bits, NumPy arrays and scalars of plain dtypes, dense CPU tensors of
-//! torch, and the batch class of torchdata are encoded here. Everything else is pickled (protocol 5, with out-of-band
-//! buffers), or passed to cloudpickle if pickle fails. A long string that appears twice is sent once and referred to.
-//! If another object appears twice, the whole item is pickled, which preserves identity.
+//! Only exact built-in types, ints of at most 64 bits, NumPy arrays and scalars of plain dtypes, CPU tensors of torch
+//! that DLPack can describe, and the batch class of torchdata are encoded here. Everything else is pickled (protocol 5,
+//! with out-of-band buffers), or passed to cloudpickle if pickle fails. A long string that appears twice is sent once
+//! and referred to. If another object appears twice, the whole item is pickled, which preserves identity.
 
 mod array;
-mod contiguous;
 mod decode;
 mod dlpack;
 mod dtype;
@@ -26,7 +25,6 @@ use pyo3::PyErr;
 use pyo3::exceptions::PyRuntimeError;
 
 pub use array::{array_of, empty_over};
-pub use contiguous::contiguous_copy;
 pub use decode::decode;
 pub use dtype::Dtype;
 pub use encode::Encoder;
@@ -70,8 +68,6 @@ pub enum Tag {
     /// element type, number of dimensions, whether there are strides, shape, strides, bulk: a tensor that consists only
     /// of elements
     Tensor,
-    /// dtype name, requires_grad, shape, bulk: another dense tensor
-    OtherTensor,
     /// bulk (the pickle), len, bulks (its buffers)
     Pickle,
     /// item that can be referred to; these items are numbered from zero
@@ -86,7 +82,7 @@ pub enum Tag {
 
 impl Tag {
     pub fn from_byte(byte: u8) -> Option<Self> {
-        const ALL: [Tag; 20] = [
+        const ALL: [Tag; 19] = [
             Tag::None,
             Tag::False,
             Tag::True,
@@ -101,7 +97,6 @@ impl Tag {
             Tag::Array,
             Tag::Scalar,
             Tag::Tensor,
-            Tag::OtherTensor,
             Tag::Pickle,
             Tag::Kept,
             Tag::Again,
