@@ -6,10 +6,9 @@ calls them before it starts workers, and warns about mistakes that would silentl
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import combinations, islice
+from itertools import combinations
 from math import gcd
 from typing import Any, Literal
 
@@ -18,7 +17,7 @@ from torchdata.dataloader2.graph import DataPipe, DataPipeGraph, traverse_dps
 from torchdata.dataloader2.graph.cutting import find_lca_round_robin_sharding_dp
 from torchdata.dataloader2.graph.settings import is_sharding, is_shuffler
 from torchdata.dataloader2.graph.utils import has_method
-from torchdata.datapipes._pipe.checks import certain_lengths, check_int
+from torchdata.datapipes._pipe.checks import check_int
 from torchdata.datapipes._pipe.datasets import is_coordinated, is_indexed_only, shuffles_itself, splits_itself
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
@@ -30,7 +29,6 @@ from torchdata.datapipes.state import is_one_to_one
 __all__ = ["DataPipeLintWarning", "Finding", "lint"]
 
 Kind = Literal[
-    "local-path",
     "mix-before-sharding",
     "no-shuffle-before-sharding",
     "not-sharded",
@@ -39,7 +37,6 @@ Kind = Literal[
     "sharded-twice",
     "shuffle-after-dispatch",
     "splits-itself",
-    "too-few-blocks",
     "work-before-sharding",
 ]
 
@@ -83,19 +80,17 @@ class Finding:
         return self.message
 
 
-def lint(datapipe: DataPipe, num_workers: int = 2, *, seeded: bool = False, remote: bool = False) -> list[Finding]:
+def lint(datapipe: DataPipe, num_workers: int = 2, *, seeded: bool = False) -> list[Finding]:
     """Finds likely mistakes in a graph that is to run in worker processes.
 
     It finds items that several workers would yield, shares that would be lost or overlap, a `sharding_filter` without a
     `shuffle` before it, and expensive functions in front of the filter. It also finds `mux` or another mix in a fixed
-    pattern before `.sharding_filter().batch(n)`, because the batches of each worker then have another ratio. For
-    workers on other machines, it finds files and folders of this machine.
+    pattern before `.sharding_filter().batch(n)`, because the batches of each worker then have another ratio.
 
     Args:
         datapipe: the last pipe of the graph.
         num_workers: number of worker processes that will run the graph; with fewer than 2, no data can be duplicated.
         seeded: whether you call `DataLoader2.seed`, so that shuffling in the workers is repeatable.
-        remote: whether the workers run on other machines, as with `RayReadingService`.
 
     Returns:
         The findings, ordered from the sources of the graph to its end; empty if there are none.
@@ -117,7 +112,7 @@ def lint(datapipe: DataPipe, num_workers: int = 2, *, seeded: bool = False, remo
             f"lint: datapipe must be the last pipe of a graph, but got {datapipe!r} of type {type(datapipe).__name__}"
         )
     num_workers = check_int("lint", "num_workers", num_workers, least=0)
-    return [*_Linter(Graph(datapipe), num_workers, seeded, remote).findings()]
+    return [*_Linter(Graph(datapipe), num_workers, seeded).findings()]
 
 
 def warn_of_silent_findings(graph: Graph, num_workers: int) -> None:
@@ -127,18 +122,10 @@ def warn_of_silent_findings(graph: Graph, num_workers: int) -> None:
             warn_outside(str(finding), DataPipeLintWarning)
 
 
-def warn_of_local_paths(datapipe: DataPipe) -> None:
-    """Warns about files and folders of this machine if the graph will run on other machines."""
-    for finding in _Linter(Graph(datapipe), 1, seeded=True, remote=True).findings():
-        if finding.kind == "local-path":
-            warn_outside(str(finding), DataPipeLintWarning)
-
-
 class _Linter:
     """The checks of one graph."""
 
-    def __init__(self, graph: Graph, num_workers: int, seeded: bool, remote: bool = False) -> None:
-        self.remote = remote
+    def __init__(self, graph: Graph, num_workers: int, seeded: bool) -> None:
         self.graph = graph
         self.end = graph.end
         self.num_workers = num_workers
@@ -164,10 +151,7 @@ class _Linter:
         found = [*self._unshuffled(), *self._sharded_twice()]
         if self.num_workers > 1:
             found += [*self._shuffled_after_dispatch(), *self._replicated(), *self._split_and_sharded()]
-            found += [*self._own_order(), *self._work_before_sharding(), *self._too_few_blocks()]
-            found += self._mix_before_sharding()
-        if self.remote:
-            found += self._local_paths()
+            found += [*self._own_order(), *self._work_before_sharding(), *self._mix_before_sharding()]
         yield from sorted(found, key=lambda finding: order[id(finding.datapipe)])
 
     # -- one kind each -----------------------------------------------------------------------------
@@ -314,38 +298,6 @@ class _Linter:
                     pipe,
                 )
 
-    def _too_few_blocks(self) -> Iterator[Finding]:
-        for pipe in self.pipes:
-            block = vars(pipe).get("_block", 1)
-            if not _divides(pipe) or block == 1 or id(pipe) in self.dispatched:
-                continue
-            try:
-                with certain_lengths():
-                    items = len(self.sources[id(pipe)][0])
-            except (TypeError, NotImplementedError):
-                continue
-            blocks = -(-items // block)
-            if blocks < self.num_workers and items > 1:
-                yield Finding(
-                    "too-few-blocks",
-                    f"{self._place(pipe)}: it deals out {items} items in blocks of {block}, which are {blocks}, so "
-                    f"{self.num_workers - blocks} of {self.num_workers} workers get nothing; make the blocks smaller "
-                    "(ShardingPolicy(block=1)), or shard behind the pipe that makes many items of each",
-                    pipe,
-                )
-
-    def _local_paths(self) -> Iterator[Finding]:
-        for pipe in self.pipes:
-            path = None if id(pipe) in self.in_main else next(_paths_here(pipe), None)
-            if path is not None:
-                yield Finding(
-                    "local-path",
-                    f"{self._place(pipe)}: it reads {path!r}, which lies on a disk of this machine, and its workers "
-                    "run on others; put it where all machines find it under this name, such as a file system or an "
-                    "object store that they share, or copy it to each",
-                    pipe,
-                )
-
     def _partly_sharded(self, pipe: Any, divided: Any, whole: list[Any]) -> Iterator[Finding]:
         name = type(pipe).__name__
         sharded, other = self._place(divided), self._place(whole[0])
@@ -465,11 +417,6 @@ _IN_TURN = {"Multiplexer", "MultiplexerLongest"}
 _UNFOLDING = {"FlatMapper", "UnBatcher"}
 _LOOKING_UP = {"IterKeyZipper", "MapKeyZipper"}
 
-#: Prefixes of the names of network file systems.
-_SHARED_SYSTEMS = ("nfs", "lustre", "gpfs", "ceph", "beegfs", "glusterfs", "9p", "cifs", "smb", "afs", "fuse", "wekafs")
-#: Number of elements of a list that are inspected.
-_ELEMENTS = 4
-
 #: Pipes that call the user's function for each item.
 _MAPPING = {"Mapper", "ThreadPoolMapper", "BatchMapper", "BatchAsyncMapper"}
 
@@ -480,31 +427,6 @@ def _ordinal(steps: int) -> str:
     if steps == 0:
         return _ORDINALS[0]
     return f"{_ORDINALS[steps] if steps < len(_ORDINALS) else f'number {steps + 1}'} from the end"
-
-
-def _paths_here(pipe: Any) -> Iterator[str]:
-    """Yields files and folders of this machine in the arguments of a pipe."""
-    for value in vars(pipe).values():
-        for one in islice(value, _ELEMENTS) if isinstance(value, (list, tuple)) else (value,):
-            # A name without a separator need not be a path, even if a file has this name.
-            if isinstance(one, os.PathLike) or (isinstance(one, str) and (os.sep in one or one == os.curdir)):
-                path = os.fspath(one)
-                if isinstance(path, str) and _is_of_this_machine(path.removeprefix("file://")):
-                    yield path
-
-
-def _is_of_this_machine(path: str) -> bool:
-    """Whether the path exists, on a file system that machines do not share."""
-    try:
-        path = os.path.realpath(path)
-        if not os.path.exists(path):
-            return False
-        with open("/proc/self/mounts") as mounts:
-            systems = [line.split()[1:3] for line in mounts]
-    except (OSError, ValueError):
-        return False
-    above = [(where, kind) for where, kind in systems if os.path.commonpath((where, path)) == where]
-    return not max(above, key=lambda pair: len(pair[0]), default=("", ""))[1].startswith(_SHARED_SYSTEMS)
 
 
 def _calls_users(pipe: Any) -> bool:

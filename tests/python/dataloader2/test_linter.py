@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
-import sys
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +15,6 @@ from torchdata.dataloader2.adapter import ShardingPolicy
 from torchdata.dataloader2.linter import DataPipeLintWarning, lint
 from torchdata.datapipes.iter import (
     SHARDING_PRIORITIES,
-    FileLister,
     IterableWrapper,
     IterDataPipe,
     Mapper,
@@ -325,46 +322,6 @@ def test_lint_finds_that_two_inputs_in_turn_leave_each_of_two_workers_one_input(
     with DataLoader2(pipe, num_workers=2) as loader:
         assert ["".join(batch) for batch in loader] == ["AAAA", "BBBB"] * 2
     assert [finding.kind for finding in lint(pipe, 2)] == ["mix-before-sharding"]
-
-
-@pytest.mark.parametrize(("items", "block", "idle"), [(6, 8, 1), (6, 3, 0), (7, 4, 0), (6, 1, 0)])
-def test_blocks_that_are_too_large_for_the_items(items, block, idle):
-    pipe = ShardingPolicy(block=block)(IterableWrapper(range(items)).shuffle().sharding_filter())
-    found = lint(pipe, 2)
-    assert [finding.kind for finding in found] == ["too-few-blocks"] * idle
-    for finding in found:
-        assert "deals out 6 items in blocks of 8, which are 1, so 1 of 2 workers get nothing" in str(finding)
-    unknown = ShardingPolicy(block=block)(IterableWrapper(iter(range(items))).shuffle().sharding_filter())
-    assert lint(unknown, 2) == []
-
-
-@pytest.mark.parametrize("how", ["text", "path", "folder", "url"])
-def test_local_paths_are_found_for_workers_on_other_machines(how: str, tmp_path: Path) -> None:
-    there = tmp_path / "one"
-    there.touch()
-    named = {"text": str(there), "path": there, "url": f"file://{there}"}
-    source = FileLister(str(tmp_path)) if how == "folder" else IterableWrapper([named[how]])
-    pipe = source.sharding_filter()
-    (finding,) = [one for one in lint(pipe, 1, remote=True) if one.kind == "local-path"]
-    assert str(tmp_path) in str(finding)
-    assert not [one for one in lint(pipe, 2) if one.kind == "local-path"], "workers here find it"
-
-
-@pytest.mark.parametrize("name", ["/nowhere/at/all", "s3://bucket/key", "pyproject.toml", "a\0b/c", ""])
-def test_ambiguous_names_do_not_count_as_local_paths(name: str) -> None:
-    assert not [one for one in lint(IterableWrapper([name]).sharding_filter(), remote=True) if one.kind == "local-path"]
-
-
-def test_paths_of_a_file_system_that_machines_share_are_passed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mounts = tmp_path / "mounts"
-    mounts.write_text(f"root / ext4 rw 0 0\nserver:/data {tmp_path.resolve()} nfs4 rw 0 0\n")
-    read = open
-    monkeypatch.setattr(
-        "builtins.open", lambda path, *rest: read(mounts if path == "/proc/self/mounts" else path, *rest)
-    )
-    assert not [one for one in lint(IterableWrapper([tmp_path]), 1, remote=True) if one.kind == "local-path"]
-    (finding,) = [one for one in lint(IterableWrapper([sys.executable]), 1, remote=True) if one.kind == "local-path"]
-    assert sys.executable in str(finding)
 
 
 class Reordered:

@@ -18,11 +18,9 @@ import pytest
 from ray_cluster import cluster, needs_ray, of_ray
 from remote_pipelines import numbered, reading
 from torchdata._engine.remote import worker as worker_module
-from torchdata._engine.remote.cluster import Cluster
 from torchdata._engine.remote.worker import RemoteWorker
 from torchdata.dataloader2 import DataLoader2, RayReadingService
-from torchdata.dataloader2.linter import DataPipeLintWarning
-from torchdata.datapipes.iter import FileLister, IterableWrapper
+from torchdata.datapipes.iter import IterableWrapper
 from waiting import wait_for
 
 pytestmark = [
@@ -78,23 +76,6 @@ def test_a_warning_reports_workers_for_which_ray_has_no_room(monkeypatch: pytest
             r"Ray has no room: 1 of 1 workers wait for {CPU: 3} each, \d+ s so far, and the cluster has {CPU: 2} free"
         )
         wait_for(lambda: any(re.search(words, str(one.message)) for one in told))
-
-
-@pytest.mark.parametrize("spans", [True, False], ids=["machines", "this machine alone"])
-def test_a_local_folder_causes_a_warning_if_workers_run_on_other_machines(
-    spans: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(Cluster, "spans_machines", lambda _: spans)
-    (tmp_path / "one").touch()
-    pipe = FileLister(str(tmp_path)).sharding_filter()
-    with warnings.catch_warnings(record=True) as told, DataLoader2(pipe, reading_service=remote(1)) as loader:
-        warnings.simplefilter("always", DataPipeLintWarning)
-        assert list(loader) == [str(tmp_path / "one")]
-    assert [str(tmp_path) in str(one.message) for one in told if one.category is DataPipeLintWarning] == [True] * spans
-
-
-def test_a_local_cluster_does_not_span_other_machines() -> None:
-    assert not Cluster("a test", {}, None, None, 1, None, 1).spans_machines()
 
 
 def test_a_ray_version_without_the_lock_for_leaving_programs_is_refused(

@@ -102,12 +102,6 @@ class Cluster:
         self._made = [one for one in self._made if one() is not None] + [weakref.ref(worker)]
         return worker
 
-    def spans_machines(self) -> bool:
-        """Returns whether the cluster has machines other than this one."""
-        with self.stay():
-            here = self._ray.util.get_node_ip_address()
-            return any(node["Alive"] and node["NodeManagerAddress"] != here for node in self._ray.nodes())
-
     def tell_late(self, seconds: float) -> None:
         """Warns that workers have not started after this many seconds, once for all of them.
 

@@ -132,9 +132,8 @@ class RayReadingService(MultiProcessingReadingService):
 
     def _start(self, branch: DataPipe, dispatching: DataPipe | None, shards: Sequence[Shard]) -> Children | LocalShards:
         from torchdata._engine.remote.cluster import Cluster
-        from torchdata.dataloader2.linter import warn_of_local_paths
 
-        self._cluster = cluster = Cluster(
+        self._cluster = Cluster(
             _NAME,
             self.ray_remote_args,
             self.scheduling,
@@ -143,8 +142,6 @@ class RayReadingService(MultiProcessingReadingService):
             self.memory_budget,
             self.chunk_bytes,
         )
-        if cluster.spans_machines():
-            warn_of_local_paths(branch)
         return super()._start(branch, dispatching, shards)
 
     def _context(self) -> Any:
