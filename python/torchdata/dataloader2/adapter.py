@@ -6,10 +6,7 @@ also change how the reading service runs the graph. Runs in the main process; an
 
 from __future__ import annotations
 
-import contextlib
-import time
 from abc import abstractmethod
-from collections.abc import Iterator
 from typing import Any, Literal
 
 from torchdata.dataloader2.graph import DataPipe
@@ -17,17 +14,12 @@ from torchdata.dataloader2.graph.settings import apply_shuffle_settings
 from torchdata.dataloader2.graph.utils import has_method, put_in_place, whole
 from torchdata.dataloader2.services.interface import ReadingServiceInterface
 from torchdata.dataloader2.services.sequential import divided
-from torchdata.datapipes._pipe.checks import check_int, check_source
+from torchdata.datapipes._pipe.checks import check_int
 from torchdata.datapipes._pipe.graph.traversal import sources_of
-from torchdata.datapipes.datapipe import IterDataPipe
 
 __all__ = [
     "Adapter",
     "CacheTimeout",
-    "FullSync",
-    "Headroom",
-    "InvalidateCache",
-    "PinMemory",
     "PrefetchPolicy",
     "ShardingPolicy",
     "Shuffle",
@@ -121,40 +113,6 @@ class CacheTimeout(Adapter):
     def __call__(self, datapipe: DataPipe) -> DataPipe:
         """Sets the timeout of every pipe that has a timeout."""
         _tell_all(datapipe, "set_timeout", self.timeout)
-        return datapipe
-
-
-class InvalidateCache(Adapter):
-    """Makes the loader ignore the present content of the caches once, and read and compute everything again.
-
-    Args:
-        in_memory: whether the items of every `in_memory_cache` are dropped; True by default.
-        on_disk: whether files of every `on_disk_cache` that were written before now count as missing; True by default.
-            They are replaced one by one. Files that any loader writes from now on are kept.
-
-    Example:
-        >>> from pathlib import Path
-        >>> from torchdata.dataloader2 import DataLoader2
-        >>> from torchdata.dataloader2.adapter import InvalidateCache
-        >>> from torchdata.datapipes.iter import IterableWrapper
-        >>> _ = Path("page.txt").write_text("old")
-        >>> pipe = IterableWrapper(["page.txt"]).on_disk_cache().map(lambda path: (path, "new")).end_caching("t")
-        >>> list(DataLoader2(pipe)), Path("page.txt").read_text()
-        (['page.txt'], 'old')
-        >>> list(DataLoader2(pipe, InvalidateCache())), Path("page.txt").read_text()
-        (['page.txt'], 'new')
-    """
-
-    def __init__(self, in_memory: bool = True, on_disk: bool = True) -> None:
-        self.in_memory = in_memory
-        self.on_disk = on_disk
-
-    def __call__(self, datapipe: DataPipe) -> DataPipe:
-        """Invalidates every cache."""
-        if self.in_memory:
-            _tell_all(datapipe, "invalidate_cache")
-        if self.on_disk:
-            _tell_all(datapipe, "set_valid_since", time.time_ns())
         return datapipe
 
 
@@ -252,140 +210,6 @@ class PrefetchPolicy(Adapter):
         if hasattr(reading_service, "set_prefetch_counts"):
             reading_service.set_prefetch_counts(main=self.count, worker=self.worker)
         return reading_service
-
-
-class FullSync(Adapter):
-    """Appends the pipe `FullSync` if the graph does not end with it, so that all ranks end their epochs together.
-
-    Args:
-        timeout: seconds that a rank waits for all other ranks at each item.
-
-    Example:
-        >>> from torchdata.dataloader2.adapter import FullSync
-        >>> from torchdata.datapipes.iter import IterableWrapper
-        >>> FullSync(timeout=60)(IterableWrapper(range(3)))
-        FullSync
-    """
-
-    def __init__(self, timeout: float = 30 * 60) -> None:
-        self.timeout = timeout
-
-    def __call__(self, datapipe: DataPipe) -> DataPipe:
-        """Appends the pipe."""
-        from torchdata.datapipes.iter import FullSync as Pipe
-
-        return datapipe if isinstance(datapipe, Pipe) else Pipe(datapipe, self.timeout)
-
-
-class PinMemory(Adapter):
-    """Appends the pipe `PinMemory` if the graph does not end with it: batches are copied to pinned memory before they
-    are used.
-
-    Args:
-        device: the CUDA device for which memory is pinned; None (the default) for the current device.
-
-    Example:
-        >>> from torchdata.dataloader2.adapter import PinMemory
-        >>> from torchdata.datapipes.iter import IterableWrapper
-        >>> PinMemory("cuda:0").device
-        'cuda:0'
-    """
-
-    def __init__(self, device: Any = None) -> None:
-        self.device = device
-
-    def __call__(self, datapipe: DataPipe) -> DataPipe:
-        """Appends the pipe."""
-        from torchdata.datapipes.iter import PinMemory as Pipe
-
-        return datapipe if isinstance(datapipe, Pipe) else Pipe(datapipe, device=self.device)
-
-
-class Headroom(Adapter):
-    """Repeats the first items from memory, to measure how fast the program would be if loading cost nothing.
-
-    Compare the time of a training step with and without it. The items are the same objects each time, so changes to
-    them stay.
-
-    Args:
-        items: number of items that are loaded once and kept.
-        length: number of items in an epoch; None (the default) for the length of the pipeline, or 100 for each kept
-            item if the length is not known.
-
-    Raises:
-        TypeError: a number is not an integer.
-        ValueError: `items` is below 1, or `length` is negative.
-
-    Example:
-        >>> from torchdata.dataloader2 import DataLoader2
-        >>> from torchdata.dataloader2.adapter import Headroom
-        >>> from torchdata.datapipes.iter import IterableWrapper
-        >>> list(DataLoader2(IterableWrapper(range(7)), Headroom(items=3)))
-        [0, 1, 2, 0, 1, 2, 0]
-    """
-
-    def __init__(self, items: int, length: int | None = None) -> None:
-        self.items = check_int("Headroom", "items", items, least=1)
-        self.length = None if length is None else check_int("Headroom", "length", length, least=0)
-
-    def __call__(self, datapipe: DataPipe) -> DataPipe:
-        """Appends the pipe."""
-        length = self.length
-        if length is None:  # before the graph is moved to workers, because its items are not counted in advance
-            with contextlib.suppress(TypeError):
-                length = len(datapipe)
-        return _ServedAgain(datapipe, self.items, length)
-
-
-#: Items of an epoch by kept item, if the source does not know its length.
-_ROUNDS = 100
-
-
-class _ServedAgain(IterDataPipe[Any]):
-    """Reads some items, and then yields these same objects repeatedly.
-
-    Args:
-        source_datapipe: the pipe to read.
-        items: the number of items that are read, once.
-        length: the number of items of an epoch; None for the length of the source, or 100 for each kept item if that
-            length is not known.
-    """
-
-    item_attributes = frozenset({"_kept"})
-
-    def __init__(self, source_datapipe: Any, items: int, length: int | None = None) -> None:
-        check_source("Headroom", source_datapipe, "source_datapipe")
-        self.source_datapipe = source_datapipe
-        self.items = check_int("Headroom", "items", items, least=1)
-        self.length = None if length is None else check_int("Headroom", "length", length, least=0)
-        self._kept: list[Any] = []
-
-    def __iter__(self) -> Iterator[Any]:
-        if len(self._kept) < self.items:
-            self._kept = []
-            for item in self.source_datapipe:
-                self._kept.append(item)
-                if len(self._kept) == self.items:
-                    break
-        kept, left = self._kept, len(self)
-        while kept and left > 0:
-            yield from kept[:left]
-            left -= len(kept)
-
-    def __len__(self) -> int:
-        if self.length is not None:
-            return self.length
-        try:
-            return len(self.source_datapipe)
-        except TypeError:
-            return _ROUNDS * self.items
-
-    def is_replicable(self) -> bool:
-        """Returns False, because items are kept in the main process."""
-        return False
-
-    def _attributes_to_copy(self) -> dict[str, Any]:
-        return {**super()._attributes_to_copy(), "_kept": []}
 
 
 def _tell_all(datapipe: DataPipe, method: str, *values: Any) -> None:

@@ -24,7 +24,7 @@ from torchdata.datapipes._pipe.graph.fingerprint import Fingerprint, check_finge
 from torchdata.datapipes._pipe.graph.fingerprint import fingerprint as _fingerprint
 from torchdata.datapipes._pipe.graph.graph import Graph, graph_of
 from torchdata.datapipes._pipe.graph.torch import yielded_so_far
-from torchdata.datapipes._pipe.state.declared import DERIVED, random_state, state
+from torchdata.datapipes._pipe.state.declared import random_state, state
 from torchdata.datapipes._pipe.state.generators import load_generators, save_generators
 from torchdata.datapipes._pipe.state.hooks import PipeHooks, depth_of, hooks_of
 from torchdata.datapipes._pipe.state.iteration import (
@@ -66,11 +66,9 @@ __all__ = [
     "is_one_to_one",
     "is_restorable",
     "iterate",
-    "keeps_nothing",
     "load_generators",
     "load_state",
     "random_state",
-    "replays",
     "save_generators",
     "save_state",
     "set_strictness",
@@ -380,41 +378,6 @@ def is_one_to_one(datapipe: Any) -> bool:
     """
     kind = type(datapipe)
     return bool(getattr(datapipe, "one_to_one", False)) and depth_of(kind, "one_to_one") <= depth_of(kind, "__iter__")
-
-
-def keeps_nothing(datapipe: Any) -> bool:
-    """Whether a pipe holds no items of its source, or parts of them, between two items.
-
-    A class with its own `state_dict` holds something.
-
-    Example:
-        >>> from torchdata.datapipes.iter import IterableWrapper
-        >>> from torchdata.datapipes.state import keeps_nothing
-        >>> keeps_nothing(IterableWrapper(range(3)).map(str)), keeps_nothing(IterableWrapper(range(3)).shuffle())
-        (True, False)
-    """
-    if is_one_to_one(datapipe):
-        return True
-    kind = type(datapipe)
-    return getattr(kind, "iteration_state", None) == () and kind.state_dict is DERIVED["state_dict"]
-
-
-def replays(state: dict[str, Any]) -> list[tuple[str, int, float]]:
-    """Lists the work that resuming from a graph's state repeats.
-
-    Returns:
-        For each replayed pipe, its name, the number of items that it drops, and the seconds that these items took.
-
-    Example:
-        >>> from torchdata.datapipes.iter import IterableWrapper
-        >>> from torchdata.datapipes.state import replays, save_state
-        >>> pipe = IterableWrapper(range(3))
-        >>> next(iter(pipe))
-        0
-        >>> replays(save_state(pipe))
-        []
-    """
-    return [(entry.type, entry.drop, entry.seconds or 0.0) for entry in parse_graph(state) if entry.drop]
 
 
 def load_state(datapipe: Any, state: dict[str, Any], *, strict: bool = True, allow_pickle: bool = True) -> None:

@@ -10,7 +10,7 @@ from torchdata.dataloader2 import (
     MultiProcessingReadingService,
     SequentialReadingService,
 )
-from torchdata.dataloader2.adapter import Adapter, CacheTimeout, Headroom, PrefetchPolicy, ShardingPolicy, Shuffle
+from torchdata.dataloader2.adapter import Adapter, CacheTimeout, PrefetchPolicy, ShardingPolicy, Shuffle
 from torchdata.dataloader2.graph import list_dps, traverse_dps
 from torchdata.datapipes import iter as iter_pipes
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Shuffler
@@ -133,24 +133,3 @@ def test_the_in_process_service_reads_ahead_at_the_end_of_the_graph():
 def test_numbers_that_are_not_counts_are_refused(make, error, words):
     with pytest.raises(error, match=words):
         make()
-
-
-@pytest.mark.parametrize("service", [None, MultiProcessingReadingService(2, multiprocessing_context="fork")])
-def test_headroom_serves_what_it_has_kept(service):
-    loaded = IterableWrapper(range(20)).sharding_filter().map(lambda x: [x])
-    with DataLoader2(loaded, Headroom(items=4), service) as loader:
-        for _ in range(2):
-            items = list(loader)
-            assert items == [[0], [1], [2], [3]] * 5
-            assert items[0] is items[4], "nothing is made anew"
-    with DataLoader2(loaded.filter(lambda x: True), [Headroom(3, length=5)], service) as loader:
-        assert list(loader) == [[0], [1], [2], [0], [1]]
-
-
-def test_headroom_has_a_limit_without_a_known_length_and_ends_without_items():
-    unknown = IterableWrapper(range(20)).filter(lambda x: True)
-    assert len(list(DataLoader2(unknown, Headroom(2)))) == 200
-    assert list(DataLoader2(IterableWrapper([]), Headroom(2))) == []
-    assert list(DataLoader2(IterableWrapper([1]), Headroom(5, length=3))) == [1, 1, 1]
-    with pytest.raises(ValueError, match="Headroom: items must be at least 1"):
-        Headroom(0)

@@ -21,7 +21,6 @@ from torchdata.dataloader2 import (
     MultiProcessingReadingService,
     SequentialReadingService,
 )
-from torchdata.dataloader2.adapter import FullSync as FullSyncAdapter
 from torchdata.dataloader2.random import dist_share_seed
 from torchdata.datapipes.iter import FullSync, IterableWrapper
 from torchdata.datapipes.state import load_state, save_state
@@ -113,14 +112,6 @@ def test_a_rank_that_leaves_its_loop_ends_the_loops_of_all(tmp_path: Path) -> No
     assert other == 3
     assert 3 <= first <= 6, "what was read ahead still came"
     assert whole == also_whole == 50
-
-
-def test_the_adapter_and_the_form_append_the_same_pipe_once(tmp_path: Path) -> None:
-    pipe = FullSyncAdapter(timeout=7)(IterableWrapper(range(3)))
-    assert isinstance(pipe, FullSync)
-    assert pipe.timeout == 7
-    assert FullSyncAdapter()(pipe) is pipe
-    assert isinstance(IterableWrapper(range(3)).fullsync(), FullSync)
 
 
 def test_ranks_that_a_user_brings_are_used_as_they_are() -> None:

@@ -25,7 +25,6 @@ from torchdata.datapipes.state import (
     is_restorable,
     load_generators,
     load_state,
-    replays,
     save_generators,
     save_state,
 )
@@ -305,15 +304,6 @@ def test_a_subclass_that_overrides_iter_does_not_inherit_what_its_base_says_of_i
 
     assert (is_restorable(Changed(numbers(1))), is_restorable(Renamed(numbers(1)))) == (False, True)
     assert (is_one_to_one(Changed(numbers(1))), is_one_to_one(Renamed(numbers(1)))) == (False, True)
-
-
-def test_a_state_describes_what_a_resume_replays() -> None:
-    pipe = Doubling(numbers(9)).map(plus_one)
-    list(islice(iter(pipe), 4))
-    ((name, items, seconds),) = replays(save_state(pipe))
-    assert (name, items) == ("Doubling", 4)
-    assert 0 < seconds < 60
-    assert replays(save_state(numbers(3))) == []
 
 
 def test_generators_of_python_and_numpy_resume_from_a_saved_state() -> None:

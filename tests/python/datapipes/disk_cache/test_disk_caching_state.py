@@ -13,7 +13,7 @@ import pytest
 from cache_checks import Maker, archives, cached, content, is_free, made, names, no_lock_is_left, unsharded
 from stream_checks import open_files
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
-from torchdata.dataloader2.adapter import CacheTimeout, InvalidateCache
+from torchdata.dataloader2.adapter import CacheTimeout
 from torchdata.dataloader2.graph import list_dps, traverse_dps
 from torchdata.datapipes.iter import EndOnDiskCacheHolder, IterableWrapper, IterDataPipe
 from torchdata.datapipes.iter.disk_cache import locks
@@ -224,27 +224,3 @@ def test_the_adapter_sets_the_time_to_wait_of_every_end(tmp_path):
     ends = [p for p in list_dps(traverse_dps(loader.datapipe)) if isinstance(p, EndOnDiskCacheHolder)]
     assert [end.timeout for end in ends] == [7, 7]
     assert pipe.timeout == 300
-
-
-@unsharded
-@pytest.mark.parametrize("workers", [0, 2])
-def test_invalidating_recreates_every_file(tmp_path, workers):
-    log = tmp_path / "log"
-
-    def maker(path):
-        with open(log, "a") as file:
-            file.write(os.path.basename(path))
-        return path, b"new"
-
-    folder = tmp_path / "files"
-    list(cached(folder, "abc"))
-    service = MultiProcessingReadingService(workers, multiprocessing_context="fork") if workers else None
-    pipe = cached(folder, "abc", maker)
-    assert set(names(DataLoader2(pipe, InvalidateCache(on_disk=False)))) == set("abc")
-    assert not log.exists()
-    with DataLoader2(pipe, InvalidateCache(), service) as loader:
-        for _ in range(2):
-            assert set(names(loader)) == set("abc")
-    assert sorted(log.read_text()) == ["a", "b", "c"]
-    assert content(folder) == dict.fromkeys("abc", "new")
-    assert names(pipe) == ["a", "b", "c"], "what the loader wrote is good for others"

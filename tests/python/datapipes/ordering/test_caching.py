@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
-from torchdata.dataloader2.adapter import InvalidateCache
 from torchdata.datapipes.iter import InMemoryCacheHolder, IterableWrapper, IterDataPipe
 from torchdata.datapipes.iter.ordering.caching import size_of
-from torchdata.datapipes.map import SequenceWrapper
 
 MEGABYTE = 2**20
 
@@ -134,17 +132,3 @@ def test_pipes_that_are_remembered_as_items_are_no_part_of_the_graph():
     (item,) = pipe
     assert list(item) == [1]
     assert [list(again) for again in pipe] == [[1]]
-
-
-def test_invalidating_forgets_what_is_in_memory():
-    iterated, indexed = Calls(), Calls()
-    pipe = IterableWrapper(range(2)).map(iterated).in_memory_cache()
-    by_index = SequenceWrapper(range(2)).map(indexed).in_memory_cache()
-    both = pipe.zip(by_index.to_iter_datapipe())
-    list(both)
-    for adapter, calls in ((InvalidateCache(in_memory=False), 2), (InvalidateCache(), 4)):
-        with DataLoader2(both, adapter) as loader:
-            loader.datapipe.datapipes[0].source_dp.fn = iterated
-            loader.datapipe.datapipes[1].datapipe.source_dp.fn = indexed
-            assert list(loader) == [([0], [0]), ([1], [1])]
-        assert [len(iterated.items), len(indexed.items)] == [calls, calls]

@@ -13,7 +13,6 @@ import pytest
 
 from refusals import refuses
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
-from torchdata.dataloader2.adapter import PinMemory as PinMemoryAdapter
 from torchdata.datapipes.iter import IterableWrapper, PinMemory
 from torchdata.datapipes.state import is_restorable, load_state, save_state
 from torchdata.datapipes.utils import pin_memory_fn
@@ -79,13 +78,6 @@ def test_with_workers_it_stays_in_the_main_process() -> None:
     pipe = IterableWrapper(range(6)).sharding_filter().pin_memory(pin_memory_fn=lambda item, _: (item, os.getpid()))
     with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2)) as loader:
         assert list(loader) == [(item, os.getpid()) for item in range(6)]
-
-
-def test_the_adapter_appends_it_once() -> None:
-    pipe = PinMemoryAdapter(device="cuda:1")(IterableWrapper(range(3)))
-    assert isinstance(pipe, PinMemory)
-    assert pipe.device == "cuda:1"
-    assert PinMemoryAdapter()(pipe) is pipe
 
 
 @needs_none

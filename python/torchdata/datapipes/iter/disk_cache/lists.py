@@ -39,12 +39,11 @@ def dumped(members: Iterable[str]) -> bytes:
     return b"".join(b"%s\n" % line for line in escaped)
 
 
-def read_list(path: str, since: int | None = None) -> list[str] | None:
-    """Returns the paths in the list at `path`; None if there is no list written since a time in nanoseconds."""
+def read_list(path: str) -> list[str] | None:
+    """Returns the paths in the list at `path`; None if there is no list."""
     try:
         with open_regular(path) as file:
-            found = os.fstat(file.fileno())
-            if found.st_size > _LONGEST or (since is not None and found.st_mtime_ns < since):
+            if os.fstat(file.fileno()).st_size > _LONGEST:
                 return None
             data = file.read(_LONGEST)
     except OSError:

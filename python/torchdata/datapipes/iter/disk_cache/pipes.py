@@ -103,7 +103,6 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
             raise TypeError(f"{name}: folder must be a path, but got {folder!r}")
         self.folder = None if folder is None else os.fspath(folder)
         self._end_caching_flag = False
-        self._valid_since: int | None = None
 
     def __iter__(self) -> Iterator[Any]:
         if not self._end_caching_flag:
@@ -115,14 +114,6 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
 
     def __add__(self, other: Any) -> Any:
         raise RuntimeError("`OnDiskCacheHolder` doesn't support add operation")
-
-    def set_valid_since(self, time_ns: int | None) -> None:
-        """Makes files that were written before a time count as missing.
-
-        Args:
-            time_ns: the time, as returned by `time.time_ns()`; None accepts files of any age.
-        """
-        self._valid_since = time_ns
 
     def paths_of(self, item: Any) -> tuple[str, ...]:
         """Returns the paths that represent an item.
@@ -141,7 +132,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
     def found(self, paths: tuple[str, ...]) -> list[str] | None:
         """Returns the paths to yield for an item with these `paths`, or None if a file is missing."""
         if len(paths) == 1:
-            members = read_list(paths[0] + LIST_SUFFIX, self._valid_since)
+            members = read_list(paths[0] + LIST_SUFFIX)
             if members is not None:
                 look = FolderSearch(self.folder_for(paths[0]))
                 return members if all(self._will_do(member, look(member)) for member in members) else None
@@ -153,7 +144,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
 
     def _will_do(self, path: str, found: os.stat_result | None) -> bool:
         """Returns whether the file found at a path is a valid cached file."""
-        if found is None or (self._valid_since is not None and found.st_mtime_ns < self._valid_since):
+        if found is None:
             return False
         if not stat.S_ISREG(found.st_mode) and (not stat.S_ISDIR(found.st_mode) or os.path.lexists(mark_of(path))):
             return False  # for example, an unfinished folder, or a named pipe, which would block its readers
