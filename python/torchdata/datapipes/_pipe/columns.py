@@ -63,8 +63,8 @@ def replacing_columns(function: Callable[..., Any], input_col: Any, output_col: 
     """Returns a function that stores the result of `function` for the input columns in the item.
 
     The result is stored in `output_col` (-1 appends to a sequence). Without `output_col`, it replaces the first input
-    column, and the other input columns are removed. Tuples are replaced by new tuples, and other items are changed in
-    place.
+    column, and the remaining input columns are removed. Tuples are replaced by new tuples, and other items are
+    modified.
     """
     apply = on_columns(function, input_col)
     many = isinstance(input_col, (list, tuple))

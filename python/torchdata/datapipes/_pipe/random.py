@@ -17,7 +17,8 @@ is_replica = False
 
 
 def draw_seed(last: int | None = None, follows: bool = False) -> int:
-    """Returns a new 63-bit seed from torch's global generator if torch is loaded, otherwise from Python's.
+    """Returns a new 63-bit seed from torch's global generator if torch is loaded, otherwise from Python's global
+    generator.
 
     `torch.manual_seed` (or, without torch, `random.seed`) therefore makes a run reproducible. The replicas of a pipe
     before a `sharding_filter` must draw the same numbers, because items would otherwise be lost or duplicated, but

@@ -187,7 +187,7 @@ def too_many(
         skipped: the counts of skipped items.
         limit: the limit, see `check_limit`.
         name: the argument's name.
-        items: the items of which a fraction may be skipped; the last word is a noun for items.
+        items: a description of the items that may be skipped; the last word is a noun for items.
         where: the processes and epochs with these items.
         last: a line about the last exception.
     """
@@ -224,7 +224,8 @@ def limit_error(owner: Any, *, at_the_end: bool = False) -> TooManySkipped | Non
 
 
 def skip(error: BaseException, datapipe: Any, yielded: int, iterator: Any) -> bool | TooManySkipped:
-    """Skips the item at which a claimed pipe has raised; returns False if the item cannot or must not be skipped.
+    """Skips the item that made a claimed pipe raise an exception; returns False if the item cannot or must not be
+    skipped.
 
     Args:
         error: the exception, as raised by this pipe.

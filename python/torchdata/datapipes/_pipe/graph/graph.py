@@ -24,7 +24,7 @@ class Graph:
 
     Attributes:
         end: the last pipe.
-        pipes: all pipes, sources before those that read them, each once.
+        pipes: all pipes, each once, with sources before their readers.
     """
 
     __slots__ = ("_places", "_sources", "end", "pipes")
@@ -77,7 +77,7 @@ class Graph:
         return {id(pipe) for root in pipes for pipe in walk(root, self._sources) if pipe is not root}
 
     def depth_first(self) -> list[Any]:
-        """Returns all pipes, each once and before its sources, one branch after the other."""
+        """Returns all pipes, each once and before its sources, branch by branch."""
         found: dict[int, Any] = {}
         stack = [self.end]
         while stack:

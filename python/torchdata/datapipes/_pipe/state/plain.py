@@ -97,7 +97,8 @@ def refuse_pickled(plain: Any, owner: str) -> None:
 
 
 def _taken(value: Any, copies: dict[int, Any]) -> Any:
-    """Returns a copy of a value of a state, whose dicts and lists the pipe may change. Objects may be shared."""
+    """Returns a copy of a value of a state. The pipe may change the dicts and lists in this copy. Objects may be
+    shared."""
     kind = type(value)
     if kind is list:
         return list(value)
@@ -129,7 +130,7 @@ def _copied(value: Any) -> Any:
 
 
 def _frozen(value: Any) -> Any:
-    """Returns an atom or a nested tuple of atoms, for which identity does not matter."""
+    """Returns an atom or a nested tuple of atoms. Their identity does not matter."""
     kind = type(value)
     if kind in _ATOMS:
         return value
@@ -157,7 +158,7 @@ def _pickled(values: dict[str, Any], owner: str) -> bytes:
 
 
 def _holds_error(value: Any) -> bool:
-    """Returns whether a value is an error that waits in a pipe, or a list of pairs of which one has an error."""
+    """Returns whether a value is an error that waits in a pipe, or a list of pairs that contains such an error."""
     if type(value) is list:
         return any(type(one) is tuple and len(one) == 2 and isinstance(one[1], BaseException) for one in value)
     return isinstance(value, BaseException)

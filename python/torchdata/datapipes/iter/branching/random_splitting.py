@@ -1,8 +1,8 @@
 """The pipe that splits another one at random: RandomSplitter.
 
-It returns *children* that share one main pipe, which owns the generator. Nothing is buffered: each child reads the
-whole source and keeps its own items. Only one child can be read at a time, because a child that is iterated invalidates
-the iterators of the others. All run in the process that iterates them, in one thread.
+`random_split` returns *children* that share one main pipe, which owns the generator. Nothing is buffered: each child
+reads the whole source and keeps its own items. Only one child can be read at a time: a new iteration of one child
+invalidates all earlier iterators of the children. All run in the process that iterates them, in one thread.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _SplitMain(IterDataPipe[Any]):
     #: The name in graph drawings.
     drawn_as: ClassVar[str] = "RandomSplitter"
     item_attributes = frozenset({"_child_tokens"})
-    #: The child whose pass is running.
+    #: The child that is being iterated.
     _reader: int | None = state()
     _rng: random.Random = random_state()
     _weights: list[float] = state(list)
@@ -176,7 +176,7 @@ class RandomSplitter(IterDataPipe[Any]):
 
     Args:
         source_datapipe: the pipe to read.
-        weights: the sizes of the groups by their names. If they are integers whose sum is the number of items, the
+        weights: the sizes of the groups by their names. If they are integers that add up to the number of items, the
             children have lengths.
         seed: the seed of the split; None for a random seed that is drawn once.
         total_length: the number of items of the source; `len(source_datapipe)` by default.
@@ -184,10 +184,10 @@ class RandomSplitter(IterDataPipe[Any]):
 
     Raises:
         TypeError: `weights` is not a dict of numbers, `seed` is not a valid seed, or `total_length` is not given and
-            the source has no length.
+            the length of the source is unknown.
         ValueError: a weight is negative, all are zero, or `total_length` is negative; while iterating, the source has
             more items than `total_length`.
-        KeyError: `weights` has no group `target`.
+        KeyError: `target` is not a group in `weights`.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

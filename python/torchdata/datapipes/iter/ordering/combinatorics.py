@@ -172,13 +172,13 @@ class Sampler(IterDataPipe[Any]):
 
     Args:
         datapipe: the source, which must have a length.
-        sampler: a class, also one of torch's samplers, that is called with `data_source=datapipe` and the arguments
-            below, and whose instance is iterated.
+        sampler: a class, for example one of torch's samplers. It is called with `data_source=datapipe` and the
+            arguments below, and the instance is iterated.
         sampler_args: positional arguments of the sampler; None for none.
         sampler_kwargs: named arguments of the sampler; None for none.
 
     Raises:
-        AssertionError: the source has no length.
+        AssertionError: the length of the source is unknown.
         TypeError: `sampler` cannot be called.
 
     Example:

@@ -1,6 +1,6 @@
 """The pipe that turns items into several items and mixes these: ShuffledFlatMapper.
 
-This pipe runs in the process that iterates the pipeline. It owns a random generator and a buffer of results.
+This pipe runs in the process that iterates the pipeline. The pipe owns a random generator and a buffer of results.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
 
     #: The remaining members of the results in the buffer; without shuffling, of the current result.
     _buffer: list[Any] = state(list, items=True, saved=False)
-    #: The index in the buffer from which the next member is taken while the buffer is full.
+    #: The index in the buffer of the result that yields the next member while the buffer is full.
     _next: int | None = state()
-    #: The result from which the last member was requested.
+    #: The result that the last member was requested from.
     _asked: Parts | None = state(items=True, saved=False)
     #: The item that was read and waits for room in the buffer.
     _waiting: list[Any] = state(list, items=True)
-    #: The loaded state of results, from which the next iteration fills the buffer.
+    #: The loaded state of results, which the next iteration fills the buffer with.
     _restored: list[dict[str, Any]] | None = state(items=True, saved=False)
 
     def __init__(

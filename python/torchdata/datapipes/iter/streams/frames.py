@@ -42,7 +42,7 @@ class DataFrameMaker(IterDataPipe[Any]):
         dtype: None (the default): the library finds the types; a `pyarrow.Schema`; a mapping from column to a dtype of
             the library; or one such dtype for all columns.
         dtype_generator: a function that returns the dtype at the start of each iteration, for dtypes that cannot be
-            pickled. It is used if `dtype` is None.
+            pickled. The function is used if `dtype` is None.
         columns: the names of the columns. Mappings must contain all of them; their other keys are left out. Without
             names, a frame has the keys of all its rows, with nulls for missing values.
         device: `""` or `"cpu"`.
@@ -153,7 +153,7 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
 
     #: The row group, and the row in it, after the last yielded item.
     _next: tuple[int, int] = state((0, 0), saved=False)
-    #: Number of items to drop, whose row groups need not be read.
+    #: Number of items to drop. Their row groups need not be read.
     _unwanted: int = state(0, saved=False)
 
     def __init__(
@@ -243,7 +243,7 @@ def _opened(item: Any) -> Any:
 
 
 def _seekable(path: str, stream: Any) -> Any:
-    """Returns the bare file object, in which the reader can seek."""
+    """Returns the bare file object, which allows the reader to seek."""
     file_obj = stream.file_obj if isinstance(stream, StreamWrapper) else stream
     try:
         seekable = bool(file_obj.seekable())

@@ -52,7 +52,7 @@ class ShardExpander(Unfolding, IterDataPipe[str]):
 
 
 def _expanded(name: Any) -> Iterable[str]:
-    """Yields the names that `name` stands for, one by one, because a range may have millions of numbers."""
+    """Expands `name` and yields the resulting names one by one, because a range may have millions of numbers."""
     if not isinstance(name, str):
         raise TypeError(f"ShardExpander expects names, but got {name!r} of type {type(name).__name__}")
     pieces = re.split(_RANGE, name)  # text, first, last, text, first, last, …, text

@@ -1,8 +1,8 @@
 """The thread pool that calls the function of a `threadpool_map` pipe, and returns results in order.
 
 The consumer's thread submits items and takes results. Up to `max_workers` threads call the function. A pool serves one
-iteration, and its queue owns the submitted items and the pending results. Its threads refer only to their work, so that
-dropping the iterator closes the pool. A thread ends after its current call.
+iteration, and its queue owns the submitted items and the pending results. The threads of a pool refer only to their
+work, so that dropping the iterator closes the pool. A thread ends after its current call.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Pool:
         return self._work
 
     def is_inherited(self) -> bool:
-        """Whether this is a copy in a forked child, whose threads exist only in the parent."""
+        """Whether this is a copy in a forked child. The threads exist only in the parent."""
         return self._work.is_inherited
 
     def submit(self, item: Any) -> None:

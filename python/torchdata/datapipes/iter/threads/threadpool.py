@@ -114,11 +114,11 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
 
     Args:
         source_datapipe: the pipe to read.
-        fn: the function. It must be safe to call from several threads at once.
+        fn: the function. The function must be safe to call from several threads at once.
         input_col: the parts of an item that `fn` receives, as for `map`.
         output_col: where the result is stored, as for `map`.
-        scheduled_tasks: number of items that the threads work on, or whose results are ready, while a result is used;
-            128 by default. Use more than `max_workers` to keep all threads busy.
+        scheduled_tasks: maximum number of items in the pool, including finished results, while a result is used; 128 by
+            default. Use more than `max_workers` to keep all threads busy.
         max_workers: maximum number of threads; by default 4 more than the number of processors, and at most 32.
         **threadpool_kwargs: further arguments of `concurrent.futures.ThreadPoolExecutor`: `thread_name_prefix`,
             `initializer` and `initargs`.
