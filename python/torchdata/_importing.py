@@ -23,7 +23,8 @@ from typing import Any
 Calls = Mapping[str, Callable[[Any], object]]
 
 
-# Neither class derives from its base in importlib.abc, because importing that takes longer than importing this package.
+# The finder and the loader do not derive from importlib.abc, because importing that module takes longer than importing
+# this package.
 
 
 class _WaitingFinder:

@@ -24,7 +24,7 @@ from torchdata._plain_pickles import loads_plain
 #: other processes about the same time, for copying and cold caches, so the total is less than 1 % of the time.
 SECONDS, FACTOR = 0.02, 250.0
 #: The pauses of at most this many processes add up. If items take less time than a snapshot, a reader in strict order
-#: waits for each process that takes a snapshot. With more processes, the items of the other processes cover the wait.
+#: waits for each process that takes a snapshot. With more processes, their items cover the wait.
 ADDING_UP = 4
 
 #: A number of items, and their rolling checksum.
@@ -42,9 +42,7 @@ _REASON, _LONGEST_REASON = Collector.REASON, 2000
 
 
 class Announced:
-    """The snapshots with which a child begins an epoch, before its first item: numbers, which are sent without
-    pickling.
-    """
+    """The snapshots of a child before the first item of an epoch: numbers, which are sent without pickling."""
 
     NONE = 0
     #: The child's own snapshot.
@@ -62,16 +60,16 @@ def cadence(processes: int) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Resumption:
-    """The point in an epoch from which one child resumes, instead of the beginning.
+    """The point in an epoch where one child resumes, instead of at the beginning.
 
     Args:
         content: the sealed snapshot; None for the epoch's beginning.
-        starts: for each of its links, what was sent before the snapshot, how many later items must not be sent again,
-            and the checksum after them; None if that is not compared.
+        starts: for each of its links, the number of items sent before the snapshot, how many later items must not be
+            resent, and the checksum after them; None if checksums are not compared.
         turn: for the dispatching process, the link of the next item; for a worker, the shard that sends the next item.
         passed: how many passes of the dispatched items a worker had read completely.
         share: the part of the following pass that it had read.
-        strict: whether sources compare items that they read again.
+        strict: whether sources compare items that they reread.
     """
 
     content: bytes | None = None
@@ -115,7 +113,7 @@ def reason(error: Exception) -> bytes:
 
 
 def reason_in(content: bytes | None) -> str | None:
-    """Returns the reason why there is no snapshot; None if the contents are a snapshot."""
+    """Returns the reason why the snapshot is missing; None if the contents are a snapshot."""
     if content is None or not content.startswith(_REASON):
         return None
     return content[len(_REASON) :].decode(errors="replace")

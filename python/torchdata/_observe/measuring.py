@@ -60,7 +60,7 @@ def _services_in(service: Any) -> Iterator[Any]:
 class Measuring:
     """Measures a loader repeatedly.
 
-    "Of late" means the time since the last measurement for which the loader had new numbers. Counters never decrease,
+    "Of late" means the time since the last measurement that found new numbers of the loader. Counters never decrease,
     because readers interpret a decrease as a restart and count the whole value again. Without this rule they could
     decrease: times are estimates, and the times of a replaced worker start at zero.
 

@@ -1,7 +1,7 @@
 """Connects ranks: rank 0 publishes its addresses in the job's store, and all others connect to it.
 
 Role: runs once for each group, in the main process of every rank. The store is used only for this purpose, in a
-separate thread, because its operations never end if the store's process is stopped. Such a thread then sleeps in torch
+separate thread, because its operations never end if the store's process is stopped. The thread then sleeps in torch
 until the program ends.
 """
 
@@ -23,10 +23,10 @@ from torchdata._ranks.group import PrefetchTimeoutError, RanksLostError
 from torchdata._ranks.waiting import describe_ranks
 from torchdata._threads import start
 
-#: Why a group failed: what happened, to which ranks, and the rank that gave up.
+#: Why a group failed: what happened, the ranks that it happened to, and the rank that gave up.
 Blame = tuple[str, list[int], int]
 
-#: Seconds between two checks for rank 0. They grow, because many ranks must not query the store often.
+#: Seconds between two checks for rank 0. The intervals grow, because many ranks must not query the store often.
 _FIRST_NAP, _LONGEST_NAP = 0.001, 0.05
 
 #: Seconds for one attempt to connect to an address and receive an answer.
@@ -253,11 +253,11 @@ def _address_of_interface(name: str) -> str:
     """Returns the IPv4 address of a network interface.
 
     Raises:
-        RuntimeError: the interface does not exist, or has no address.
+        RuntimeError: the interface does not exist, or does not have an address.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asks:
         try:
-            # SIOCGIFADDR of netdevice(7): 16 bytes of name, then an address, the last four bytes of which are used.
+            # SIOCGIFADDR of netdevice(7): 16 bytes of name, then an address; its last four bytes are used.
             answer = fcntl.ioctl(asks, 0x8915, struct.pack("16s16x8x", name.encode()[:15]))
         except OSError as error:
             raise RuntimeError(
@@ -281,7 +281,7 @@ def _addresses_to_try(offer: dict[str, Any], store_host: str | None) -> list[str
     if offer["loopback"]:
         if offer["machine"] == _machine():
             return [*_LOOPBACK, *addresses]
-        # rank 0 often runs on the machine of the store, whose name is valid on other machines
+        # rank 0 often runs on the machine of the store, and the name of the store is valid on all machines
         if store_host is not None:
             addresses.append(store_host)
     return addresses

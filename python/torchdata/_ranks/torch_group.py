@@ -1,13 +1,14 @@
 """A group of ranks on `torch.distributed`, with its own connections, which are established through the job's store.
 
-It contains all ranks of the job, or the ranks of one of torch's process groups.
+The group contains all ranks of the job, or the ranks of one of torch's process groups.
 
 Role: opened and used in the main process of every rank (by one thread at a time). Owns a `Meeting`: one connection of
-every rank to rank 0, served by a native thread while the group is in use. Its messages never mix with those of the
-training, and the remaining ranks notice when any rank fails, including rank 0. `torchdata_core::ranks` describes how.
+every rank to rank 0, served by a native thread while the group is in use. The messages never mix with the messages of
+the training, and the remaining ranks notice when any rank fails, including rank 0. `torchdata_core::ranks` describes
+how.
 
-Neither torch's process groups nor the store are used for operations. Both wait for ranks that no longer exist, for as
-long as the job's timeouts specify, even in destructors at interpreter exit.
+Neither torch's process groups nor the store are used for operations. Process groups and the store wait for ranks that
+no longer exist, until the job's timeouts expire, even in destructors at interpreter exit.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from torchdata._ranks.waiting import GivenUp, UncopyableGroup, describe_ranks
 #: Counts the groups of this process by their ranks. All ranks open their groups in the same order.
 _numbers: defaultdict[tuple[int, ...], itertools.count[int]] = defaultdict(itertools.count)
 
-#: Larger than any other 64-bit value, so that the minimum belongs to another rank.
+#: The largest signed 64-bit value. A rank that votes with it never determines the minimum.
 _LARGEST = 2**63 - 1
 
 #: Descriptions of the failures of ranks, by the meeting's name for them.
@@ -44,7 +45,7 @@ _EXCUSES = {
     "late": "not dead, but waiting for data, busy between two items, or out of the loop",
 }
 
-#: The groups whose connections a forked child inherits.
+#: The groups with connections that a forked child inherits.
 _open_groups: weakref.WeakSet[TorchGroup] = weakref.WeakSet()
 
 
@@ -195,7 +196,7 @@ class TorchGroup(UncopyableGroup):
         return RanksLostError(f"{me}: {fault}")
 
     def show_life(self) -> None:
-        """Starts heartbeats, which show the other ranks that this rank is only late."""
+        """Starts heartbeats, which show all ranks that this rank is only late."""
         self._meeting.serve()
 
     def give_up(self) -> None:
@@ -205,7 +206,7 @@ class TorchGroup(UncopyableGroup):
             self._meeting.leave()
 
     def close(self) -> None:
-        """Notifies the other ranks and closes the connections. A forked child does not touch them."""
+        """Notifies all ranks and closes the connections. A forked child does not touch them."""
         self._given_up = True
         self._meeting.close()
 

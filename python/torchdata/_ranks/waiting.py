@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-#: Seconds between two checks. They are short at first, because synchronized ranks answer within a fraction of a
+#: Seconds between two checks. The first intervals are short, because synchronized ranks answer within a fraction of a
 #: millisecond.
 _FIRST_NAP, _LONGEST_NAP = 20e-6, 2e-3
 
@@ -52,7 +52,7 @@ def describe_ranks(ranks: Iterable[int]) -> str:
 
 
 class UncopyableGroup:
-    """The base class of this package's groups. They cannot be copied, because other ranks would not know a copy."""
+    """The base class of this package's groups. Groups cannot be copied, because other ranks would not know a copy."""
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(

@@ -51,8 +51,8 @@ class EpochRun:
     Attributes:
         delivery: delivers items to the user.
         position: how far the epoch has come.
-        place: the position at which to resume, and whether recomputed items are compared; None to begin an epoch.
-        saved_places: the positions of all ranks at which to resume, perhaps with other processes.
+        place: the position to resume from, and whether recomputed items are compared; None to begin an epoch.
+        saved_places: the positions of all ranks to resume from, perhaps with other processes.
         epochs: the number of epochs that were begun.
         is_iterating: whether an epoch is running, and the service has not been notified of its end.
         patience: seconds that ending an epoch waits for a thread that is computing an item; None for no limit.
@@ -71,7 +71,8 @@ class EpochRun:
         self.position = Tracker(self)
         #: Whether the user was warned of workers without work.
         self._knows_idle = False
-        #: The counters when the epoch began, if its pipes skip items that raise, and the words for what is counted.
+        #: The counters at the beginning of the epoch, if its pipes skip items that raise, and the noun for the counted
+        #: items.
         self._counted: tuple[Reading | None, str] | None = None
         self._is_paused = self._is_limited = False
 
@@ -177,7 +178,7 @@ class EpochRun:
         """Begins an epoch, or resumes it at a position.
 
         Args:
-            place: the position at which to resume, or None.
+            place: the position to resume from, or None.
             strict: whether recomputed items are compared.
             between: the end of the last epoch, if an earlier run has left the loader there.
         """

@@ -48,7 +48,7 @@ def skeleton(datapipe: Any) -> Any:
 
 
 def _joined(value: Any, copies: dict[int, Any]) -> Any:
-    """Returns the value of an attribute in which copies replace the pipes."""
+    """Returns the value of an attribute, with copies instead of the pipes."""
     if is_pipe(value):
         return copies.get(id(value), value)
     if not isinstance(value, (dict, list, tuple, set, frozenset, deque)):

@@ -2,7 +2,8 @@
 
 Role: runs in the main process, in any thread that requests a state, including in a signal handler. The `Delivery` of
 the loader counts the items that the user has received. The engine's books store the positions of the workers, and a
-waiting reader does not lock them. Taking a position therefore combines references and does not wait for any thread.
+waiting reader does not lock them. A position is therefore taken by combining references, without waiting for any
+thread.
 
 Pipes that run in main can be inspected only between two items. For this reason there are *marks*: states of main's part
 of the graph that were taken between two items, such as at the beginning of the epoch. A caller may request a state
@@ -73,7 +74,7 @@ class PositionedRun(Protocol):
 
 
 class Tracker:
-    """Tracks how far a loader has come in the running epoch.
+    """Tracks the position of a loader in the running epoch.
 
     Args:
         run: the run that this object tracks. The run owns this object.
@@ -147,7 +148,7 @@ class Tracker:
         return output.untold(None) if mark.workers is None else mark.untold
 
     def _beginning(self, output: WorkerOutput) -> Position:
-        """Returns the mark at which this run of the epoch began."""
+        """Returns the mark at the beginning of this run of the epoch."""
         beginning = self._marks[0]
         why = None if self._is_resumed else self._untold(beginning, output)
         if why is not None:
@@ -217,7 +218,8 @@ class Tracker:
         delivery.cut = False
 
     def _lost_in_main(self, output: WorkerOutput) -> int:
-        """Returns how many items the one-to-one pipes in main have read, but neither hold nor have yielded."""
+        """Returns how many items the one-to-one pipes in the main process have read, but neither hold nor have
+        yielded."""
         pipes = Graph(self._pipeline.datapipe).pipes
         holding = [pipe for pipe in pipes if isinstance(pipe, HOLDING)]
         if len(holding) + 1 == len(pipes):
@@ -273,7 +275,7 @@ class Tracker:
         return 0  # no pipe has read them, so the workers are where this run found them
 
     def _cut_beginning(self) -> Position:
-        """Returns the position at which an epoch should have resumed, if its beginning failed or was interrupted."""
+        """Returns the position that an epoch should have resumed from, if its beginning failed or was interrupted."""
         saved = self._run.saved_places
         if saved is not None and len(saved.places) > 1:
             raise RuntimeError("the states of all ranks were loaded: call iter(loader) before state_dict()")
@@ -336,7 +338,7 @@ class Tracker:
         self._epochs_before = epochs if self._run.epochs > epochs else None
 
     def begin(self, resumed: Position | None, strict: bool) -> None:
-        """Begins an epoch, before the service begins it; `resumed` is the position at which to resume, if any."""
+        """Begins an epoch, before the service begins it; `resumed` is the position to resume from, if any."""
         self._delivery.given = 0
         self._delivery.cut = False
         self._is_resumed, self._is_strict = resumed is not None, strict

@@ -32,7 +32,7 @@ class SavedPlaces:
 
     Args:
         ranks: the ranks in the loaded state; None if there were none.
-        places: by rank, the positions of all ranks, or of this rank alone.
+        places: the positions of all ranks, or of this rank alone, by rank.
     """
 
     ranks: SavedRanks | None
@@ -84,7 +84,7 @@ class SavedPlaces:
         return among_ranks(places, rank, world)
 
     def fitted(self, pipeline: Pipeline, output: WorkerOutput | None, hands_on: bool) -> Position:
-        """Returns the position from which a loader resumes, after its service has taken over the graph.
+        """Returns the position that a loader resumes from, after its service has taken over the graph.
 
         Args:
             pipeline: the pipeline of the loader.

@@ -64,7 +64,7 @@ class Adapter:
         """Changes the loader's copy of the reading service before the service takes over the graph.
 
         Args:
-            reading_service: the loader's copy; this is not called if the loader has no service.
+            reading_service: the loader's copy of the service. This method is not called for a loader without a service.
 
         Returns:
             The service that the loader uses, which may be the same one.
@@ -130,7 +130,7 @@ class InvalidateCache(Adapter):
     Args:
         in_memory: whether the items of every `in_memory_cache` are dropped; True by default.
         on_disk: whether files of every `on_disk_cache` that were written before now count as missing; True by default.
-            They are replaced one by one. Files that any loader writes from now on are kept.
+            The files are replaced one by one. Files that any loader writes from now on are kept.
 
     Example:
         >>> from pathlib import Path
@@ -282,7 +282,7 @@ class PinMemory(Adapter):
     are used.
 
     Args:
-        device: the CUDA device for which memory is pinned; None (the default) for the current device.
+        device: the CUDA device to pin memory for; None (the default) for the current device.
 
     Example:
         >>> from torchdata.dataloader2.adapter import PinMemory

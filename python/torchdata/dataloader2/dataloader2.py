@@ -51,7 +51,7 @@ AdapterFn: TypeAlias = Adapter | Callable[[DataPipe], DataPipe]
 
 
 def _part(path: str, meaning: str = "") -> Any:
-    """Returns a property whose value is stored in a part of the loader.
+    """Returns a property that stores its value in a part of the loader.
 
     Args:
         path: the attribute path from the loader, such as `_pipeline.service`.
@@ -234,9 +234,9 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         The items of a dataset with `__getitem__` are divided by their indices, so each item is loaded once. Each worker
         reads an iterable, or the indices of a sampler, completely and keeps its share. The order must therefore be the
         same in all workers; different orders are an error. To read an iterable in one process only, use
-        `IterableWrapper(dataset).sharding_round_robin_dispatch()`. Iterables that divide themselves among workers, such
-        as those of Hugging Face, webdataset, litdata and mosaicml-streaming, are not divided again. For other
-        datasets, the items and batches are the same for any number of workers.
+        `IterableWrapper(dataset).sharding_round_robin_dispatch()`. Some iterables divide themselves among workers, for
+        example in Hugging Face datasets, webdataset, litdata and mosaicml-streaming. They are not divided again. For
+        other datasets, the items and batches are the same for any number of workers.
 
         If an iterable or a sampler has a method `set_epoch` and an attribute `epoch`, workers receive the epoch that
         you have set before each epoch. Set the same epoch before you resume from a state inside an epoch.
@@ -295,9 +295,9 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         for an item of the last epoch, this waits for the item; the thread then gets a RuntimeError.
 
         Raises:
-            RuntimeError: the loader was shut down or has no pipe, or this process is a forked child of the main
+            RuntimeError: the loader was shut down or lacks a pipe, or this process is a forked child of the main
                 process.
-            TypeError: the loader has no valid pipe, or the service cannot load the state of a service.
+            TypeError: the loader lacks a valid pipe, or the service cannot load the state of a service.
         """
         self._ending.take_over_in_child()
         run = self._run
@@ -330,8 +330,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         together, if all ranks read the same data.
 
         Raises:
-            TypeError: the length is not known: a pipe has no length, a function of the service may change the graph, or
-                the service does not describe how it divides the items.
+            TypeError: the length is unknown, because it is unknown for a pipe, a function of the service may change the
+                graph, or the service does not describe how it divides the items.
         """
         return self._pipeline.length()
 
@@ -354,7 +354,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         """Skips the next items of the current epoch, or of a new one.
 
         The items are computed and dropped. An item that cannot be computed raises its error as usual. With ranks, each
-        rank skips items of its own share, so all ranks must call this at the same step with the same number.
+        rank skips items of its share, so all ranks must call this at the same step with the same number.
 
         Args:
             count: the number of items.
@@ -402,7 +402,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
                 it if it can be pickled to at most 1 MiB.
 
         Raises:
-            RuntimeError: the loader has no pipe.
+            RuntimeError: the loader lacks a pipe.
             TypeError: `with_pipe` is True and the pipe cannot be pickled (the message names the attribute), or the
                 loader reads something that is not a pipe.
             ValueError: fewer than `items_ago` items were delivered in this epoch.
@@ -461,8 +461,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         """Creates a loader with the pipe of a state, and resumes from the state.
 
         Args:
-            state: a result of `state_dict`, or a dict of the states of all ranks, by rank. It is unpickled, so load
-                only states that you trust.
+            state: a result of `state_dict`, or a dict of the states of all ranks, by rank. The state is unpickled, so
+                load only states that you trust.
             reading_service: the service that runs the graph and loads its part of the state; None runs it in this
                 process.
             strict: whether it is an error if the pipeline does not repeat its items; True by default.

@@ -86,10 +86,10 @@ class Finding:
 def lint(datapipe: DataPipe, num_workers: int = 2, *, seeded: bool = False, remote: bool = False) -> list[Finding]:
     """Finds likely mistakes in a graph that is to run in worker processes.
 
-    It finds items that several workers would yield, shares that would be lost or overlap, a `sharding_filter` without a
-    `shuffle` before it, and expensive functions in front of the filter. It also finds `mux` or another mix in a fixed
-    pattern before `.sharding_filter().batch(n)`, because the batches of each worker then have another ratio. For
-    workers on other machines, it finds files and folders of this machine.
+    The check finds items that several workers would yield, shares that would be lost or overlap, a `sharding_filter`
+    without an earlier `shuffle`, expensive functions before the filter, and `mux` or another mix in a fixed pattern
+    before `.sharding_filter().batch(n)`, because the batches of each worker then have another ratio. For workers on
+    other machines, it finds files and folders of this machine.
 
     Args:
         datapipe: the last pipe of the graph.

@@ -282,15 +282,16 @@ class IterForms(FunctionalForms, Generic[T_co]):
         hash_type: str = "sha256", extra_check_fn: Callable[[str], bool] | None = None, *,
         folder: str | os.PathLike[str] | None = None,
     ) -> IterDataPipe[Any]:
-        """Begins a section of the pipeline that stores its results in files; `end_caching` ends the section.
+        """Begins a section of the pipeline that stores its results in files; `end_caching` ends the
+        section.
         """
 
     def on_error(
         self, how: Literal["skip"] = "skip", limit: int | float | None = None,
         log: str | os.PathLike[str] | None = None,
     ) -> IterDataPipe[T_co]:
-        """Skips items if an earlier pipe raises an exception for them, back to the source or to the previous
-        `on_error`.
+        """Skips items if an earlier pipe raises an exception for them, back to the source or to the
+        previous `on_error`.
         """
 
     def open_files(
@@ -396,8 +397,8 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """Yields every item several times before the next one. The item is not copied."""
 
     def round_robin_demux(self, num_instances: int, buffer_size: int = 1000) -> list[IterDataPipe[T_co]]:
-        """Distributes the items in turn: returns a list of `n` children; child `i` yields the items `i`, `i + n`, `i +
-        2n` and so on.
+        """Distributes the items in turn: returns a list of `n` children; child `i` yields the items `i`,
+        `i + n`, `i + 2n` and so on.
         """
 
     def routed_decode(

@@ -1,10 +1,10 @@
 """The processes of a ParallelMapper: each takes items from a thread of the main process, and returns results.
 
 Role: the parts in the main process (`Workers`, `_MapWorker`) and in the worker process (`_Caller`), over a worker group
-of the engine. The command link carries items, and the other link results. A thread sends an item, or several small ones
-in one message, and waits for the answers. Each answer is a separate message, so a process that exits loses no other
-answer. The first message to a process also contains the seed of its random numbers. A replacement process has its own
-seed.
+of the engine. The command link carries items to the process, and the second link returns results. A thread sends an
+item, or several small ones in one message, and waits for the answers. Each answer is a separate message, so a process
+that exits loses no other answer. The first message to a process also contains the seed of its random numbers. A
+replacement process has its own seed.
 """
 
 from __future__ import annotations

@@ -20,14 +20,15 @@ __all__ = ["from_pipe", "to_pipe"]
 
 
 def from_pipe(pipe: IterDataPipe[T], seed: int | None = None) -> IterableWrapper[T]:
-    """Creates a node from a pipe. Its state is the exact state of the pipe's graph, including buffers and generators.
+    """Creates a node from a pipe. The state of the node is the exact state of the pipe's graph, including buffers and
+    generators.
 
     A saved state is copied. If the state is large (a shuffle of many items), and a node with threads reads this one,
     set the `snapshot_frequency` of that node above 1.
 
     Args:
         pipe: the last pipe of a graph.
-        seed: the seed of the graph's random pipes in each epoch, which makes later epochs equal to those of an
+        seed: the seed of the graph's random pipes in each epoch. With a seed, later epochs are the same as in an
             uninterrupted run. None (the default) does not seed them: a resumed epoch is exact, but later epochs are
             drawn anew.
 

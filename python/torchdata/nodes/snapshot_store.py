@@ -41,7 +41,7 @@ class SnapshotStore(Protocol):
     """Receives snapshots from one thread, and returns them to another thread by version."""
 
     def append(self, snapshot: Any, version: int) -> None:
-        """Adds a snapshot. Its version must be greater than the previous one."""
+        """Adds a snapshot. The version must be greater than the previous version."""
         ...
 
     def pop_version(self, version: int) -> Any | None:

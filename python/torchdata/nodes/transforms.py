@@ -17,7 +17,7 @@ class Compose:
         fns: the functions, in calling order.
 
     Raises:
-        ValueError: there are no functions.
+        ValueError: no function is given.
         TypeError: one of them cannot be called.
 
     Example:

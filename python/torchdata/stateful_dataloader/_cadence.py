@@ -83,7 +83,7 @@ class GeneratorWatch:
         return bool(moved)
 
     def look_in_time(self, now: float) -> bool:
-        """Like `look`, and schedules the next check. There are no more checks once all generators have been used.
+        """Like `look`, and schedules the next check. Checks end once all generators have been used.
 
         Args:
             now: the current time, in seconds.

@@ -4,8 +4,8 @@ Role: runs in the main process, one object per loader. Without a loaded state, t
 generator or from its own, like PyTorch's loader. A state contains the positions of these generators. A resume simply
 sets the loader's own generators. The global generators belong to the program, which seeds them and draws from them. A
 resumed loader therefore sees them *displaced*: it starts from the saved position and follows the numbers that the
-program draws from the global generator. In turn, the global generator advances by as many words as the loader draws. If
-the program seeds or sets the global generator, the loader uses the new values.
+program draws from the global generator. In turn, when the loader draws, the global generator advances by the same
+number of words. If the program seeds or sets the global generator, the loader uses the new values.
 
 To resume a sampler without a state, its iterator is recreated with the generators from before its first index
 (`Replay`). This repeats the order if only the sampler draws. If the program or the dataset draws from the same
@@ -105,7 +105,7 @@ class Drawing:
 
     @contextmanager
     def under_way(self) -> Iterator[None]:
-        """Context in which the loader draws: global generators have the states that the loader sees."""
+        """Context for draws of the loader: global generators have the states that the loader sees."""
         if self._is_under_way or not self._displaced:
             yield
             return
@@ -166,7 +166,7 @@ class Drawing:
 
     @contextmanager
     def going_on(self, moment: Moment) -> Iterator[None]:
-        """Context in which a saved position is restored: the generators start from their saved states.
+        """Context for restoring a saved position: the generators start from their saved states.
 
         The program's global generators are not affected. The loader sees the states at the end of the context.
 

@@ -60,7 +60,7 @@ def unstarted(loader: Any) -> EpochState:
     kind, dataset, workers = int(loader._dataset_kind), loader.dataset, loader.num_workers
     sampler, iterator = unstarted_sampler(loader._index_sampler)
     generators = loader._drawing.encoded(loader._drawing.now())
-    # Samples may be drawn from the program's generators if there are no workers.
+    # Without workers, samples may be drawn from the program's generators.
     random = None if workers else {name: encoded(read(name)) for name in GLOBAL}
     positions = []
     for _ in range(workers or 1):  # each worker has a separate copy, because a checkpoint is loaded into it
@@ -93,7 +93,8 @@ def unstarted_sampler(index_sampler: Any) -> tuple[Any, Any]:
 
 
 def _told(one: Any) -> Any:
-    """Returns a copy of an object's state; None if it has no state, `UNKNOWN` if the state is not available yet."""
+    """Returns a copy of an object's state; None for an object without a state, `UNKNOWN` if the state is not available
+    yet."""
     if not is_stateful(one):
         return None
     try:

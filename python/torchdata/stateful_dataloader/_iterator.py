@@ -229,7 +229,7 @@ class StatefulIterator(_BaseDataLoaderIter):
         """Returns the state of the loader in its saved form.
 
         Args:
-            waiting: the indices of batches that the user has not received, in the order in which they were drawn.
+            waiting: the indices of batches that the user has not received, in the order of drawing.
             positions: the reading position of each worker, or of the main process.
             next_worker: the worker that returns the next batch.
             skipped: the counts of skipped samples; None for the counts so far.

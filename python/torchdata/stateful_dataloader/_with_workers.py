@@ -6,8 +6,9 @@ may be ahead, and then one with each batch.
 `RestartingIterator` replaces workers that exit, or that hang and are killed. For each worker, the iterator stores its
 last snapshot, the batches received since then, and the outstanding orders. A replacement process loads this snapshot,
 like a loader that resumes. The replacement then reads and drops the batches that the main process has received. The
-outstanding orders are sent to it. Before the first batch of an epoch, a worker has no snapshot in that epoch. Its
-replacement therefore repeats what the worker had read in the previous epoch, and begins the new epoch after that.
+outstanding orders are sent to it. Before the first batch of an epoch, a worker has not sent a snapshot of that epoch. A
+replacement of this worker therefore repeats what the worker had read in the previous epoch, and begins the new epoch
+after that.
 """
 
 from __future__ import annotations
@@ -233,7 +234,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         self._hand: list[Any] = []
         #: Units that were taken before their turn.
         self._held: deque[Any] = deque()
-        #: Ordered indices whose batches the user has not received, by the number of the order.
+        #: Ordered indices of batches that the user has not received, by the number of the order.
         self._waiting: dict[int, Any] = {}
         #: For each worker, the numbers of its outstanding orders.
         self._busy: list[deque[int]] = [deque() for _ in positions]
@@ -469,7 +470,7 @@ class RestartingIterator(WorkersIterator):
     therefore modified only under the lock for sending.
     """
 
-    #: For each worker, the way in which it began this epoch.
+    #: For each worker, how it began this epoch.
     _beginnings: list[_Beginning]
     #: How many workers, from the first on, give up their first turn.
     _fillers = 0
@@ -496,7 +497,7 @@ class RestartingIterator(WorkersIterator):
         super()._reset(loader, first_iter)
 
     def _way_to(self, worker: int) -> tuple[list[tuple[Any, ...]], Any, bool, list[Any]]:
-        """Returns the steps with which a process reaches a worker's position in this epoch.
+        """Returns the steps that bring a process to a worker's position in this epoch.
 
         Returns:
             Orders that repeat finished epochs, a snapshot, whether the snapshot's epoch is over, and the indices read
@@ -543,8 +544,8 @@ class RestartingIterator(WorkersIterator):
         """Returns how a replacement process begins a shard after the units that were already received.
 
         Returns:
-            Orders that repeat finished epochs; the start; the number of orders whose units are not recorded yet; and
-            the unanswered orders.
+            Orders that repeat finished epochs; the start; the number of orders with units that are not recorded yet;
+            and the unanswered orders.
         """
         progress, busy, fills = self._progress[worker], self._busy[worker], worker < self._fillers
         units = max(0, account[0] - fills)

@@ -2,8 +2,8 @@
 
 Role: runs in the worker process, as the program of a worker group of the engine. Orders of the main process arrive over
 the command link, and are executed in sequence: begin an epoch, read an index, stop. Batches are sent over another link
-by the engine's pump. Its iterator (`Batches`) takes an order and returns the batch. An iterable dataset needs no
-orders, because the main process grants how far it may read ahead.
+by the engine's pump. The iterator of the pump (`Batches`) takes an order and returns the batch. An iterable dataset is
+read without orders, because the main process grants how far it may read ahead.
 
 A worker runs one shard: its part of the dataset, with its own reader, random numbers and worker info. If the epoch of a
 state was begun by more workers, a worker runs several shards in turn, each with a copy of the dataset.
@@ -81,11 +81,11 @@ class News(NamedTuple):
     Args:
         before: the frozen snapshot from before this batch.
         after: the frozen snapshot from after the batch.
-        failure: the reason why there is no batch.
+        failure: the reason why the batch is missing.
         skipped: the skipped samples of the batch.
         seen: the number of samples of the batch, including skipped samples; None if this is the number that its order
             requests.
-        empty: whether all samples were skipped, so that there is no batch.
+        empty: whether all samples were skipped, so that the batch is missing.
         left: the positions of indices that were read, for use in another batch.
         digest: a checksum of some of the samples so far, for a stream without a state, if it has changed.
         ended: whether the iterable dataset has ended.
@@ -339,7 +339,7 @@ class _Worker:
 
 
 def seeded(datapipe: Any, shared_seed: int) -> Any:
-    """Returns a PyTorch pipe whose graph has the seeds of an epoch."""
+    """Returns a PyTorch pipe after setting the seeds of an epoch in its graph."""
     from torch.utils.data.graph_settings import apply_random_seed
 
     return apply_random_seed(datapipe, torch.Generator().manual_seed(shared_seed))
@@ -362,8 +362,8 @@ class Job(Program):
     persistent: bool
     #: The number of batches between two snapshots of a worker.
     every: int = 1
-    #: The number of shards; 0 for a worker that continues from a program without workers. It gets no worker info, but
-    #: the program's global generators.
+    #: The number of shards; 0 for a worker that continues from a program without workers. Such a worker does not get a
+    #: worker info, but the program's global generators.
     num_shards: int = 0
     generators: Moment = field(default_factory=dict)
     #: Whether the workers exit after their first epoch, because the next one has another number of shards.
@@ -437,7 +437,7 @@ class Batches(Iterator[Unit]):
         """Starts to observe the reader, and takes its snapshot if one may be needed.
 
         Args:
-            reader: the reader, whose epoch has begun.
+            reader: the reader, after the beginning of its epoch.
             went_on: whether it resumed from a saved position that the main process already has.
             told: whether the main process has unprocessed units of this epoch. A snapshot before the next batch would
                 then be assigned to the wrong unit.

@@ -398,10 +398,10 @@ def dlpack_ways() -> tuple[Any, Any, Any, Any]:
 def tensor_parts(tensor: Any) -> tuple[Span | None, Any]:
     """Returns how to send a tensor: (span, what).
 
-    `span` is the tensor's memory range, from which overlapping tensors are found; None if pickling determines the
-    range. `what` is (dtype name, shape, requires_grad, address, bytes, room) if the elements can be copied in their
-    memory order, else an object to pickle instead. `room` is the array of `torchdata.empty` that only this tensor
-    uses, if there is one.
+    `span` is the tensor's memory range, for finding overlapping tensors; None if pickling determines the range. `what`
+    is (dtype name, shape, requires_grad, address, bytes, room) if the elements can be copied in their memory order,
+    else an object to pickle instead. `room` is the array of `torchdata.empty` that only this tensor uses, if there is
+    one.
 
     Raises:
         ValueError: the tensor's memory is not there.
@@ -425,7 +425,7 @@ def tensor_parts(tensor: Any) -> tuple[Span | None, Any]:
     )
 
 
-#: The arrays whose memory the tensors of `torchdata.empty` use, by address.
+#: The arrays that provide the memory for tensors of `torchdata.empty`, by address.
 _rooms: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 

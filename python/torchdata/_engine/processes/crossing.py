@@ -84,7 +84,7 @@ _LEAVE_MAIN_OUT = "import sys; sys.modules['__main__'].__file__ = path"
 def main_without_file() -> str | None:
     """Returns the path that children would import the program from if that file does not exist, else None.
 
-    A program that is read from standard input has no file, but Python names its file "<stdin>".
+    A program that is read from standard input is not in a file, but Python names its file "<stdin>".
     """
     main = sys.modules.get("__main__")
     file = getattr(main, "__file__", None)

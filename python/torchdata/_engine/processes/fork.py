@@ -55,7 +55,7 @@ PATIENCE = 10.0
 
 
 def _take_imports() -> None:
-    # a user's module may be the running program, whose import lasts as long as it runs
+    # a user's module may be the running program, and its import then lasts as long as it runs
     for library in ("numpy", "torch"):
         loaded(library)
 
@@ -200,7 +200,7 @@ class _Target:
     def __init__(self, target: Callable[..., object], args: tuple[Any, ...]) -> None:
         self.target = target
         self.args = args
-        #: Its number among the children forked together, and the ends of the pipe for its reports.
+        #: The number of the child among the children forked together, and the ends of the pipe for its reports.
         self.number, self.reader, self.writer = 0, -1, -1
         #: The number of processes that were forked for it, including the current one.
         self.tries = 0

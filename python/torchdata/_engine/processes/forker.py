@@ -5,8 +5,8 @@ forking process in two ways:
 
 - With start method "fork", children are copies of the main process. When a child exits, the main process may use CUDA,
   or have threads that hold locks, which a forked process cannot use. Therefore, right after a loader's children, the
-  main process forks one more process, which has one thread, runs no user code, and inherits the children's programs. It
-  ends with the loader.
+  main process forks one more process, which has one thread, runs no user code, and inherits the children's programs.
+  This process ends with the loader.
 - With start method "forkserver", every child is forked from one process of the program, which the main process spawns:
   a fresh interpreter that imports the program once. This interpreter serves all loaders, and ends with the main
   process. multiprocessing's own fork server is not suitable: it also forks user processes, which must be interruptible,
@@ -241,7 +241,7 @@ class ForkingProcess:
         return self.is_over
 
     def close(self) -> None:
-        """Ends the forking process once it has no children to monitor. Its children are not affected."""
+        """Ends the forking process once it does not monitor any children. Earlier children are not affected."""
         if os.getpid() != self._owner:
             return
         with self._lock:

@@ -7,7 +7,7 @@ reused while the main process may signal it. The forking process ends when the m
 socket, or exits.
 
 A child waits for permission of the main process to begin. If the forking process is killed between the fork and its
-reply, the main process does not know the child. Such a child ends at once, and takes nothing that was sent to its
+reply, the main process does not know the child. The child then ends at once, and takes nothing that was sent to its
 replacement.
 """
 
@@ -73,7 +73,7 @@ def serve(
         own: its end of the socket.
         main_pid: the id of the main process.
         mains: the main process's end, if it is inherited.
-        bells: the board on which processes wake each other, if this process was forked and has inherited it.
+        bells: the board for waking other processes, if this process was forked and has inherited it.
         inherited: the objects that `Inherited` represents.
         module: the name of a module to import for all children, if possible.
     """
@@ -111,7 +111,7 @@ class _ForkingProcess:
         self._descriptors: list[int] = []
 
     def serve(self) -> bool:
-        """Executes requests; returns False when there are no more."""
+        """Executes requests; returns False after the last request."""
         message, descriptors, _, _ = socket.recv_fds(self._own, LONGEST, DESCRIPTORS)
         self._descriptors += descriptors
         request = pickle.loads(message) if message else None

@@ -142,8 +142,8 @@ class Cluster:
 
     @property
     def is_left(self) -> bool:
-        """Returns whether the program has left the cluster. It may have joined a cluster again, where its objects are
-        unknown.
+        """Returns whether the program has left the cluster. The program may have rejoined a cluster, where its objects
+        are unknown.
         """
         with self.door:
             try:

@@ -1,14 +1,14 @@
 """The host of a worker on another machine: a Ray actor that runs next to the worker's own process.
 
-Role: runs on the machine that Ray chooses. The worker is a spawned process, as on the main process's machine. Its
-links are the same, but lead to the host. User code therefore has its own main thread and interpreter lock, and can
-crash only the worker. The host carries the contents of these links to and from the main process without decoding them.
-It runs no user code, and its worker exits with it.
+Role: runs on the machine that Ray chooses. The worker is a spawned process, as on the main process's machine. The
+worker's links are the same, but lead to the host. User code therefore has its own main thread and interpreter lock, and
+can crash only the worker. The host carries the contents of these links to and from the main process without decoding
+them. The host runs no user code, and its worker exits with it.
 
-Two threads of the actor serve each lane: one receives messages of the main process (`tell`), and one returns what the
-worker has sent (`pull`). The main process always has some pulls waiting. All calls are numbered, because the calls of
-an actor's threads may arrive out of order. There is a lane for commands and items, and another one for what the
-dispatching process sends from the main process's machine.
+Two threads of the actor serve each lane: one thread receives messages of the main process (`tell`), and one thread
+returns the units of the worker (`pull`). The main process always has some pulls waiting. All calls are numbered,
+because the calls of an actor's threads may arrive out of order. One lane carries commands and items. Another lane
+carries the units of the dispatching process, which runs on the main process's machine.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ LOOK, GLANCE = 5.0, 0.002
 SEEN = 0.5
 #: Parts of a frame with at least this many bytes are sent outside the pickle.
 APART = 32 << 10
-#: The number of bytes waiting to be passed to the worker at which the main process must stop sending units.
+#: The main process must stop sending units when this number of bytes waits to be passed to the worker.
 FULL = 8 << 20
 #: The numbers of the bells and pages here: of the worker, and of the main process's dispatching process.
 WORKER, DISPATCHER = 1, 2
@@ -65,7 +65,7 @@ class RemoteSetup:
         num_workers: the number of workers.
         program_class: module and name of the program's class.
         cadence: how often the worker takes snapshots.
-        budget: bytes of shared memory for what the worker sends.
+        budget: bytes of shared memory for the units of the worker.
         full_stats: whether the time of each pipe is measured.
         counts: the counters of the earlier processes that it replaces.
         dispatcher_page: the page of the dispatching process in the main process; None if nothing is dispatched.
@@ -142,7 +142,7 @@ class Told:
 
     Args:
         number: the number of this call in its lane, from 0.
-        words: the latest words; None if they have not changed.
+        words: the latest values of the link's shared words; None if they have not changed.
         frame: commands, or dispatched items.
         holds: whether the host must stop sending units, because the main process lacks space for more.
     """
@@ -159,7 +159,7 @@ class Pulled:
 
     Args:
         number: the number of this pull in its lane, from 0.
-        words: the latest words; None if they have not changed.
+        words: the latest values of the link's shared words; None if they have not changed.
         frame: a head and large buffers; empty without units.
         has_ended: whether the worker has exited, and everything that it sent and that was not held back was returned.
         exitcode: the exit code of the worker.
@@ -355,7 +355,7 @@ class Host:
 
         Args:
             lane: 0 for commands and items, 1 for dispatched items.
-            told: the message of the main process.
+            told: the message from the main process.
         """
         self._heard = time.monotonic()
         self._lanes[lane].tell(told)

@@ -6,8 +6,8 @@ host, and stores in them what it pulls from the host. Collector, commands, lease
 like any other child. If there is a dispatching process, which runs on this machine, another thread carries what it
 sends.
 
-Everything from a host passes through the thread and the links of its own worker, so that units of an earlier worker
-cannot reach its replacement.
+Everything from a host passes through the thread and the links of one worker, so that units of an earlier worker cannot
+reach its replacement.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TOLD = 1 << 20
 #: The bit that is set in the order to stop, which is greater than the order of any epoch. The bits below it are the
 #: epoch.
 _END = 1 << 32
-#: Seconds after which a wait checks its conditions, and seconds for which `close` waits for the thread.
+#: Seconds between two checks of a wait, and seconds that `close` waits for the thread.
 LOOK, JOINED = 1.0, 5.0
 #: The number of seconds that a host has to report its worker's stack, and to kill the worker.
 ANSWERED, ENDED = 10.0, 1.0
@@ -73,7 +73,7 @@ class Actor(Protocol):
 
 
 class Hosts(Protocol):
-    """Creates hosts. It replaces multiprocessing's context."""
+    """Creates hosts. This class replaces multiprocessing's context."""
 
     #: No further unit is added to a frame of this many bytes.
     chunk_bytes: int
@@ -319,7 +319,7 @@ class _Lane:
     Args:
         number: the number of the lane.
         actor: the host.
-        carrier: moves units from one link to the other.
+        carrier: moves units between the two links.
         most: no further unit is added to a frame of this many bytes.
         goes_on: returns whether carrying must continue.
     """
@@ -386,7 +386,7 @@ class _Arrived:
 
     Args:
         carrier: stores the frames in the link.
-        much: the number of waiting bytes at which the host must stop sending units.
+        much: the host must stop sending units when this number of bytes waits.
     """
 
     def __init__(self, carrier: Carrier, much: int) -> None:
@@ -410,7 +410,7 @@ class _Arrived:
             self._bytes += bytes_of(frame)
 
     def put(self) -> None:
-        """Stores as many frames as fit into the link."""
+        """Stores frames until the link is full."""
         while self._frames and self._carrier.put(self._frames[0]):
             self._bytes -= bytes_of(self._frames.popleft())
 

@@ -45,7 +45,7 @@ class RestartableEpoch:
 class EpochRestarts(Restarts):
     """Replaces children that run a graph, epoch by epoch.
 
-    The arguments are those of `Restarts`.
+    The arguments are the same as for `Restarts`.
     """
 
     #: The current epoch; None before the first one.
@@ -157,7 +157,7 @@ class EpochRestarts(Restarts):
 
 
 def _to_the_end(start: Resumption | None) -> Resumption:
-    """Returns the resumption of a shard that recomputes the rest of its epoch, and sends nothing."""
+    """Returns the resumption of a shard that recomputes its epoch to the end, and sends nothing."""
     start = start or Resumption()
     ((sent, _, _),) = start.starts or [((0, 0), 0, None)]
     return replace(start, starts=[(sent, ALL, None)])

@@ -25,7 +25,7 @@ from torchdata._reporting import add_note, attributes_of, name_of
 
 #: The number of seconds that a command may take to arrive after its order.
 ORDERED = 10.0
-#: The start of a worker's link if there is no earlier run.
+#: The start of a worker's link without an earlier run.
 _FROM_THE_BEGINNING: list[tuple[Account, int, int | None]] = [((0, 0), 0, None)]
 _NO_COMMAND = (
     "the shared memory of a link is corrupted: an order came without its command; shut the loader down and start a new "
@@ -55,7 +55,7 @@ class EpochRunner:
             self.dispatched.set_interrupt(lines.control.shared, Interrupted, lines.outputs[0].shared, bells, MAIN)
         #: The programs, one per shard.
         self.programs: Sequence[EpochProgram] = ()
-        #: The index of the shard whose program ran last.
+        #: The index of the shard that ran last.
         self.entered = 0
         #: The rules for commands that arrive while an epoch is running.
         self.obedience = Obedience(self.setup.dispatches)
@@ -169,7 +169,7 @@ class EpochRunner:
             self.obedience.leave()
             self.counting.end()
             if self.dispatched is not None:
-                # so that items that are still dispatched to this worker do not block the other workers
+                # so that items that are still dispatched to this worker do not block further workers
                 self.dispatched.finish_epoch(epoch)
 
     def _send_epoch(self, begin: Callable[[], Any]) -> None:
@@ -200,7 +200,7 @@ class EpochRunner:
         with program.beginning_unread() if unread else nullcontext():
             iterator = program.go_on_from(start.content, start.strict)
             if unread:
-                # If a command is waiting, the pump obeys it and then sends the rest.
+                # If a command is waiting, the pump executes it and then sends the remaining items.
                 self.sender.send_snapshot(place)
         return iterator
 
@@ -249,7 +249,8 @@ class EpochRunner:
         return True
 
     def _meets_superseding(self) -> bool:
-        """Obeys commands up to the one that interrupted the graph. Returns False if that command does not arrive."""
+        """Executes commands up to the command that interrupted the graph. Returns False if that command does not
+        arrive."""
         while (command := self.child.command_within(ORDERED)) is not None:
             if self._obey(command) == "leave":
                 return True

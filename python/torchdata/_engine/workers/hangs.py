@@ -36,9 +36,9 @@ class Survived:
     """The kinds of exits after which a child is replaced.
 
     Args:
-        deaths: whether children that exit by themselves are replaced.
+        deaths: whether children that exit without being killed here are replaced.
         hangs: seconds after which a child that hangs is killed and replaced; None for never.
-        patience: the same limit for a child that works; None for the limit of the others.
+        patience: the limit for a child that uses a processor; None for the same limit.
     """
 
     deaths: bool = False
@@ -93,8 +93,8 @@ class _WorkMark:
     Args:
         pid: the process number.
         at: when the measurement began.
-        looked: when the last check took place.
-        worked: the seconds for which the process had worked at `at`.
+        looked: the time of the last check.
+        worked: the seconds of work of the process until `at`.
         works: whether the process counts as working, from its earlier activity.
     """
 
@@ -173,7 +173,7 @@ class Hangs:
         """Kills processes that hang. Called repeatedly while the main process waits for an item.
 
         Args:
-            peer: the number of the shard whose items the main process waits for.
+            peer: the number of the shard that the main process waits for.
             waited: the duration of the wait so far, in seconds.
             limit: seconds without progress after which a process hangs: the timeout, or a multiple of it.
 
@@ -222,7 +222,7 @@ class Hangs:
         return at_work or [peer]
 
     def _chain(self, child: int, pages: dict[int, Any]) -> list[int]:
-        """Returns the chain of children, beginning with the given one, in which each waits for the next."""
+        """Returns a chain of children that starts with the given child; each child waits for the next one."""
         chain: list[int] = []
         while child in range(len(self._members.processes)) and child not in chain:
             chain.append(child)
@@ -264,7 +264,8 @@ class Hangs:
         return still >= (max(most, STARTING) if begins else most)  # it may be importing the program or loading a state
 
     def _works(self, child: int, page: Any) -> bool:
-        """Returns whether a child works, judged by its last measured half timeout. Until then it counts as working.
+        """Returns whether a child works, judged by its last measured half timeout. Until the first measurement, a child
+        counts as working.
 
         Without a patience the answer does not matter.
         """

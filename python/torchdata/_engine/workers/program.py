@@ -32,7 +32,7 @@ class Runner(Protocol):
     failure: tuple[Any, ...] | None
 
     def __init__(self, child: Any) -> None:
-        """`child` is the `Child` whose commands are carried out."""
+        """`child` is the `Child` that receives the commands."""
 
     def prepare(self, program: Any) -> None:
         """Called once, before the first command. An exception that it raises becomes the `failure`."""
@@ -76,7 +76,7 @@ class Program(ABC):
             process: the process that has exited.
             worker: the number of the worker.
             text: the message; None for the standard description and advice.
-            item: the number of the item at which it exited, if restarts were allowed.
+            item: the number of the item during the exit, if restarts were allowed.
         """
         stage = cls.stage if worker is not None else "dispatching items"
         return WorkerExitedError(text or exit_message(process), worker, process.exitcode, stage, item)
@@ -109,7 +109,8 @@ class Listener(Protocol):
         """Called before each epoch."""
 
     def hear(self, worker: int, note: Any) -> None:
-        """Called for each note, before later items of that worker are delivered. Its exceptions reach the user."""
+        """Called for each note, before later items of that worker are delivered. Exceptions of this function reach the
+        user."""
 
 
 class EpochProgram(Program):
@@ -137,7 +138,7 @@ class EpochProgram(Program):
 
     @abstractmethod
     def beginning_unread(self) -> AbstractContextManager[None]:
-        """Returns a context for `go_on_from` in which nothing is read before the first item, so that a snapshot can be
+        """Returns a context for `go_on_from` that prevents reading before the first item, so that a snapshot can be
         taken.
         """
 
@@ -173,7 +174,7 @@ class EpochProgram(Program):
 
         Args:
             snapshot: what `snapshot` returned.
-            strict: whether sources verify the items that they read again.
+            strict: whether sources verify the items that they reread.
         """
 
     @abstractmethod

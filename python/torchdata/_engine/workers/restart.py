@@ -2,7 +2,7 @@
 
 Role: runs in the main process. The engine calls it in the reading thread, and the owner of the group calls it before
 sending a command. `protocol::Replacing` in the engine decides which children are replaced, and when that is given up;
-this module starts the replacements. Items that a dead worker had already sent count as received. The three kinds of
+this module starts the replacements. Items that an exited worker had already sent count as received. The three kinds of
 groups differ in how a replacement resumes after these items, so each has a class for it: `EpochRestarts` does it for
 graphs.
 
@@ -52,7 +52,7 @@ class Restarts:
     """Replaces children that have exited or were killed.
 
     Args:
-        members: the children. Their lists are updated.
+        members: the children. The lists of children and links are updated.
         context: the multiprocessing context that starts the children.
         shutdown: the object that ends the children.
         hangs: kills children that hang; None if no child is killed for that.

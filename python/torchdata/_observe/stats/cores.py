@@ -20,7 +20,7 @@ def processors_of(processes: Iterable[ProcessStats], before: float = 0.0) -> tup
     """Returns how many processors a process would keep busy while it works if no other programs ran: a lower and an
     upper bound.
 
-    Other programs make a process wait for a processor and take longer. This does not count as waiting of its own.
+    Other programs make a process wait for a processor and take longer. This does not count as its own waiting.
 
     Args:
         processes: the processes.

@@ -134,7 +134,7 @@ class ProcessStats:
 
     @property
     def called(self) -> str:
-        """Its name, and the machine if it runs on another one."""
+        """The name of the process, and its machine if it is not the main process's machine."""
         return self.name if self.node is None else f"{self.name} on node {self.node}"
 
 
@@ -162,7 +162,7 @@ class Reading:
 class LoaderStats:
     """The statistics of a loader, from its beginning or since an earlier `LoaderStats`."""
 
-    #: The counters from which it was created. Later statistics can count from here.
+    #: The counters that these statistics were created from. Later statistics can count from here.
     reading: Reading = field(repr=False, compare=False)
     full: bool = told("whether the time of each pipe was taken")
     epoch: int = told("the epoch that runs, or ran last, from 1 on; 0 before the first", gauge())
@@ -248,9 +248,9 @@ class LoaderStats:
         return tuple(pipe for process in self.processes for pipe in process.pipes)
 
     def merged_pipes(self) -> tuple[PipeStats, ...]:
-        """Returns the pipes of all processes, with those of the workers, which run replicas, merged.
+        """Returns the pipes of all processes. Replicas of a pipe in several workers are merged.
 
-        Counts and times are sums, `p50` and `p99` those of the worker that took longest.
+        Counts and times are sums; `p50` and `p99` are taken from the slowest worker.
         """
         groups: dict[tuple[str, int], list[PipeStats]] = {}
         for process in self.processes:

@@ -232,8 +232,8 @@ def apply_random_seed(datapipe: DataPipe, rng: Any) -> DataPipe:
 
     Args:
         datapipe: the last pipe of the graph.
-        rng: a `torch.Generator`, a `random.Random`, a `numpy.random.Generator` or a `SeedGenerator`, from which shared
-            seeds are drawn.
+        rng: a `torch.Generator`, a `random.Random`, a `numpy.random.Generator` or a `SeedGenerator`, for drawing shared
+            seeds.
 
     Returns:
         The same pipe.

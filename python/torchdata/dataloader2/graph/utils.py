@@ -135,7 +135,7 @@ def all_dps(graph: DataPipeGraph) -> list[DataPipe]:
 
 
 def find_dps(graph: DataPipeGraph, dp_type: type[Any]) -> list[DataPipe]:
-    """Finds the pipes of the graph whose type is exactly `dp_type`, depth first and each once.
+    """Finds the pipes of the graph that have exactly the type `dp_type`, depth first and each once.
 
     Args:
         graph: what `traverse_dps` returned.
@@ -198,7 +198,7 @@ def replace_dp(graph: DataPipeGraph, old_datapipe: DataPipe, new_datapipe: DataP
     """Replaces `old_datapipe` by `new_datapipe` in every pipe of the graph that reads from it.
 
     The new pipe and its sources may read from the old pipe and continue to do so, so you can insert a pipe into the
-    middle of a graph. The pipes are changed in place.
+    middle of a graph. The given pipes are modified.
 
     Args:
         graph: what `traverse_dps` returned.
@@ -305,7 +305,7 @@ def _require_member(pipes: list[DataPipe], datapipe: DataPipe) -> None:
 def _rewire(datapipe: DataPipe, choose: Callable[[Any], Any]) -> None:
     """Replaces every source of the pipe by the result of `choose`.
 
-    Modifies only attributes in which the bounded search finds a pipe to replace.
+    Modifies only attributes that contain, as found by the bounded search, a pipe to replace.
     """
     opened: set[int] = set()
     for name, value in list(vars(datapipe).items()):
@@ -317,7 +317,7 @@ def _rewire(datapipe: DataPipe, choose: Callable[[Any], Any]) -> None:
 
 
 def _rewired(obj: Any, choose: Callable[[Any], Any], opened: set[int]) -> Any:
-    """Returns `obj` with its pipes replaced. Mutable containers are modified in place, and others are rebuilt."""
+    """Returns `obj` with its pipes replaced. Mutable containers are modified, and immutable containers are rebuilt."""
     if is_pipe(obj):
         return choose(obj)
     if not isinstance(obj, (dict, list, tuple, set, frozenset, deque)):

@@ -36,7 +36,7 @@ class DistributedReadingService(ReadingServiceInterface):
     Args:
         timeout: seconds after which an operation between the ranks fails. A process group or device mesh of torch may
             be passed instead, as in `DistributedReadingService(mesh["dp"])`.
-        backend: `"gloo"` (the default) for the ranks of `torch.distributed`, whose process group must be initialized;
+        backend: `"gloo"` (the default) for the ranks of `torch.distributed`. Its process group must be initialized, but
             the service uses its own connections to rank 0. `"mpi"` for the ranks of an MPI job, through mpi4py, with or
             without PyTorch.
         process_group: the ranks that share the items, instead of all ranks: a `ProcessGroup` of torch, or a
@@ -47,7 +47,7 @@ class DistributedReadingService(ReadingServiceInterface):
             separate thread.
 
     Raises:
-        RuntimeError: the backend is gloo, and PyTorch is not installed or has no `torch.distributed`.
+        RuntimeError: the backend is gloo, and PyTorch is not installed or lacks `torch.distributed`.
         ModuleNotFoundError: the backend is mpi, and mpi4py is not installed.
         ValueError: `timeout` is not positive or over three years, the backend is unknown, the mesh has several
             dimensions, or this rank does not belong to the process group.
@@ -121,7 +121,8 @@ class DistributedReadingService(ReadingServiceInterface):
         return duplicate
 
     def initialize(self, datapipe: DataPipe) -> DataPipe:
-        """Shards the graph by rank, and appends `fullsync`, which ends all ranks' epochs once one has no items left.
+        """Shards the graph by rank, and appends `fullsync`, which ends the epoch on all ranks once one rank has run out
+        of items.
 
         Raises:
             RuntimeError: `torch.distributed` is not initialised.

@@ -114,7 +114,8 @@ class InProcessReadingService(ReadingServiceInterface):
         return Shares()
 
     def set_prefetch_counts(self, main: PrefetchCount | None, worker: PrefetchCount | None) -> None:
-        """Sets `prefetch_cnt` to `main`. The count for workers has no effect, because this service starts none."""
+        """Sets `prefetch_cnt` to `main`. The count for workers is ignored, because this service does not start
+        workers."""
         if main is not None:
             self._prefetch_cnt = main
 

@@ -53,10 +53,10 @@ ResetFn = Callable[[DataPipe], DataPipe]
 class MultiProcessingReadingService(ReadingServiceInterface):
     """Runs the pipe graph in worker processes.
 
-    Every worker runs a replica of the graph, in which each `sharding_filter` keeps the worker's share. Pipes before a
+    Every worker runs a replica of the graph, and each `sharding_filter` keeps only the worker's share. Pipes before a
     `sharding_round_robin_dispatch` run once, in a dispatching process, which sends their items to the workers in turn.
-    Pipes whose `is_replicable()` is False, and the pipes after them, stay in the main process. If several workers would
-    yield the same items, a `DataPipeLintWarning` is issued (see `torchdata.dataloader2.linter`).
+    Pipes that return False from `is_replicable()`, and all pipes after them, stay in the main process. If several
+    workers would yield the same items, a `DataPipeLintWarning` is issued (see `torchdata.dataloader2.linter`).
 
     A worker that is killed raises `torchdata.dataloader2.error.WorkerExitedError` within a second, after the items that
     it had sent were delivered. An exception in a worker is raised in the main process with its own type and the
@@ -97,7 +97,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         on_worker_exit: "error" raises `WorkerExitedError` if a worker or the dispatching process exits. "restart"
             replaces it by a process that resumes from its last snapshot.
         on_timeout: "error" raises TimeoutError after `timeout` seconds without an item. "restart" kills the process
-            that hangs and replaces it. It does not replace processes that exit for other reasons.
+            that hangs and replaces it. "restart" does not replace processes that exit for other reasons.
         patience: with `on_timeout="restart"`, the seconds that a process gets if its threads have used, or waited for,
             a processor for a tenth of the time. None (the default) for `timeout`.
 
@@ -365,7 +365,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             # As bytes, because pickling an object calls each reducer that torch has registered.
             in_workers, dispatching = (epochs.and_then(iter_reset_fn) for epochs in self._epochs)
             self._divide_anew(self._worker_output)
-            # The last seed is for the dispatching process, which draws shared seeds only, so its number has no effect.
+            # The last seed is for the dispatching process. Its number does not matter, because that process draws only
+            # shared seeds.
             seeds = [*(seeds_of(generator, shard) for shard in self._shards), generator.spawn(len(self._shards))]
             number = len(self._shards)
             self._worker_output.start_epoch(

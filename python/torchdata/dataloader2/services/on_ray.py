@@ -40,9 +40,9 @@ class RayReadingService(MultiProcessingReadingService):
     """Runs the pipe graph in workers on the machines of a Ray cluster. Experimental: names and defaults may change.
 
     The items, their order and the state of the loader are the same as with `MultiProcessingReadingService` and the same
-    number of workers. Each service can resume from states of the other. Each worker is a process next to a Ray actor,
-    and ends with the loader. The service joins a running cluster (`ray.init(address="auto")`), unless the program has
-    called `ray.init()` itself.
+    number of workers. A state that was saved with one service can be loaded with the other service. Each worker is a
+    process next to a Ray actor, and ends with the loader. The service joins a running cluster
+    (`ray.init(address="auto")`), unless the program has called `ray.init()` itself.
 
     The pipeline is pickled, with functions of the main program by value. All machines must have the modules that it
     imports (`runtime_env`), the same versions of Python, NumPy and this package, and its files. A

@@ -149,9 +149,9 @@ def process_reset_fn(
     Args:
         datapipe: the last pipe of the graph.
         worker_info: the number of this worker, and the number of workers.
-        seed_generator: the generator from which seeds are drawn; each worker has one (`SeedGenerator.spawn`).
-        distributed_shared_seed: whether all seeds come from the stream that workers and ranks share. The dispatching
-            process uses True, because there is only one dispatching process.
+        seed_generator: the generator for drawing seeds; each worker has one (`SeedGenerator.spawn`).
+        distributed_shared_seed: whether all seeds are drawn from the stream that workers and ranks share. The
+            dispatching process uses True, because there is only one dispatching process.
         iter_reset_fn: the reset function of the reading services before this one, such as that of a
             `DistributedReadingService`.
         custom_reset_fn: the user's reset function, which is called last.
@@ -390,7 +390,7 @@ class GraphProgram(EpochProgram):
             return share.number, share.read, content
         except Exception as error:
             self._unsaved = error
-            # The reason is sent if there is no snapshot; an earlier snapshot is more useful.
+            # The reason is sent only if a snapshot is missing, because an earlier snapshot is more useful.
             return None if self._saved else (int(self._child.share is not None), (0, 0), reason(error))
 
     def _share_in(self, graph: Graph, entries: Sequence[PipeEntry]) -> _Share | None:

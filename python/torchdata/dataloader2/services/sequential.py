@@ -84,13 +84,14 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         self.reading_services = reading_services
 
     def initialize(self, datapipe: DataPipe) -> DataPipe:
-        """Passes the pipe through all services, each of which takes over the result of the previous one."""
+        """Passes the pipe through all services. Each service takes over the result of the previous service."""
         for service in self.reading_services:
             datapipe = service.initialize(datapipe)
         return datapipe
 
     def finalize(self) -> None:
-        """Finalizes all services, the last one first. An error in one service does not prevent the others' calls."""
+        """Finalizes all services, the last one first. After an error in one service, the remaining services are still
+        called."""
         self._in_reverse("finalize")
 
     def initialize_iteration(
@@ -131,7 +132,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         return seal(to_plain({"states": states}, "a reading service"))
 
     def restore(self, datapipe: DataPipe, serialized_state: bytes) -> DataPipe:
-        """Restores each service from its own state, or initializes a service that has no state.
+        """Restores each service from its own state, or initializes a service without a state.
 
         Raises:
             ValueError: the state was saved from another number of services, or has another origin, or is damaged.

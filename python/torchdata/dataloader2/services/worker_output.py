@@ -39,7 +39,8 @@ class WorkerOutput(IterDataPipe[Any]):
 
     Args:
         children: the processes.
-        lasts: whether a pipe in the children keeps state beyond an epoch. Then each later epoch begins with snapshots.
+        lasts: whether a pipe in the children keeps state beyond an epoch. If so, each later epoch begins with
+            snapshots.
         in_order: whether main takes items in strict turn.
         lasts_in_workers: the names of the pipes in the workers that keep state beyond an epoch.
         lasts_dealt: the names of such pipes in the dispatching process.
@@ -112,7 +113,7 @@ class WorkerOutput(IterDataPipe[Any]):
         """Makes the next epoch resume at a position that an earlier run has reached.
 
         Args:
-            place: a position that `place` returned.
+            place: a result of the method `place`.
             strict: whether the recomputed items are compared, with an error if the graph does not repeat itself.
 
         Raises:

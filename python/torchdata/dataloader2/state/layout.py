@@ -75,10 +75,11 @@ _KINDS: dict[str, set[type]] = {"given": {int}, "drop": {int}, "ended": {bool}, 
 _KINDS |= {"seconds": {float, NoneType}, "own_seeds": {bool, NoneType}}
 _SEALED = ("graph", "generators", "beginning")
 
-#: Types whose values are written into the text of a field as they are printed.
+#: Types of values that the text of a field contains as they are printed.
 _ATOMS = frozenset({NoneType, bool, int, float, str})
 
-#: Types of the parts of a field that a checksum covers. A service may return any object, whose text may vary.
+#: Types of the parts of a field that a checksum covers. A service may return any object, and the text of an object may
+#: vary.
 _SUMMED = frozenset({NoneType, bool, int, bytes})
 
 
@@ -255,7 +256,8 @@ def parse(state: Any, *, allow_pickle: bool = True) -> LoaderState:
 
 @contextmanager
 def _naming(field: str) -> Iterator[None]:
-    """Adds the name of the field to errors about invalid contents. Valid states have no cycles and little nesting."""
+    """Adds the name of the field to errors about invalid contents. Valid states do not contain cycles or deep
+    nesting."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

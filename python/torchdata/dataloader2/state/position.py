@@ -55,8 +55,8 @@ class ShardPosition(NamedTuple):
 
 
 class WorkersPosition(NamedTuple):
-    """The positions of all shards, whether main took items in turn and from which shard next, and the matching snapshot
-    of the dispatching process."""
+    """The positions of all shards, whether the main process took items in turn, its next shard, and the matching
+    snapshot of the dispatching process."""
 
     shards: Sequence[ShardPosition]
     turn: int

@@ -1,6 +1,6 @@
 """The shards of a resumed epoch, for a loader with other workers or ranks than at the beginning of the epoch.
 
-Role: pure functions over positions. An epoch keeps the shards with which it began. A loader that resumes it distributes
+Role: pure functions over positions. The shards of an epoch never change. A loader that resumes it distributes
 the shards among its workers, and the ranks take them in turn.
 """
 
@@ -29,7 +29,7 @@ def among_ranks(places: Mapping[int, Position], rank: int, ranks: int) -> Positi
     """Returns the position of one rank in a job with another number of ranks: it takes every `ranks`-th shard.
 
     Args:
-        places: by rank, the positions of all ranks of the saved job, each with workers.
+        places: the positions of all ranks of the saved job, by rank, each with workers.
         rank: the number of this rank.
         ranks: the current number of ranks.
 
@@ -97,8 +97,9 @@ def in_workers(place: Position, pipes: int | None, *, alone: bool = False) -> Po
     """Returns the position of a pipeline that ran in main as the position of one shard that a worker runs.
 
     Args:
-        place: the position of main.
-        pipes: the number of pipes that the worker runs, while the other pipes stay in main; None if still unknown.
+        place: the position of the main process.
+        pipes: the number of pipes that the worker runs, because the remaining pipes stay in the main process; None if
+            still unknown.
         alone: whether the result must not contain state of pipes that stay in main. If there is such state, the shard
             starts from the beginning, and recomputes the delivered items.
 

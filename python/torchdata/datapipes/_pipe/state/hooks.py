@@ -46,7 +46,7 @@ class PipeHooks:
         return None
 
     def _reads_in_pass(self, source: Any) -> bool | None:
-        """Returns whether a source's running pass belongs to this pipe's running pass; None: it does if it began later."""
+        """Returns whether a source's running pass belongs to this pipe's pass; None: it does if it began later."""
         return None
 
     def _goes_on_alone(self) -> bool:
