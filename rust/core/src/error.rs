@@ -14,7 +14,7 @@ pub enum OpenError {
         /// The error of the system.
         source: io::Error,
     },
-    /// The file system of the temporary file, which replaces shared memory, has no space.
+    /// The file system of the temporary file, which replaces shared memory, is full.
     #[error(
         "no room for {bytes} bytes of shared memory on the file system of {} ({source}): free some space there, set TMPDIR \
          to a folder with more space, or unset TORCHDATA_PORTABLE if the system has memfd_create",

@@ -1,8 +1,8 @@
 //! Calls that wait: without the GIL, in slices, with Python's signals handled in between.
 //!
-//! This runs in the thread that waits. An exception of a signal handler ends the wait and is returned. No event is lost
-//! by that, because a slice in which the event arrives ends the wait before signals are handled, and a later event
-//! stays pending.
+//! This runs in the thread that waits. An exception of a signal handler ends the wait and is returned. This loses no
+//! event: if the event arrives during a slice, the wait ends before signals are handled, and a later event stays
+//! pending.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 
 const LONGEST_SLICE: Duration = Duration::from_millis(100);
 
-/// The durations of the slices of a wait: the first one, and the maximum, up to which they double.
+/// The durations of the slices of a wait: the first slice, and the maximum that doubling reaches.
 #[derive(Clone, Copy)]
 pub struct Slices {
     first: Duration,

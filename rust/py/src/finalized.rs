@@ -1,4 +1,4 @@
-//! A base class whose finalizer is always completed, even if Ctrl-C interrupts it.
+//! A base class that always completes its finalizer, even if Ctrl-C interrupts it.
 //!
 //! Python handles signals in a `__del__` like anywhere else, but ignores exceptions raised there. The object would not
 //! be finalized, and the KeyboardInterrupt would be lost. Therefore the finalizer slot is implemented here, where no

@@ -1,9 +1,9 @@
 //! Delays a fork until a lock is free that only Python code can take: the lock of PyTorch's global generator.
 //!
-//! The hook of the C library runs after all hooks of Python, some of which release the GIL. Between this hook and the
-//! fork, the GIL is not released. Therefore a thread that has drawn a random number waits for the GIL before it draws
-//! again. A thread that waits for the lock without the GIL acquires the lock while this thread takes and releases it
-//! repeatedly.
+//! The hook of the C library runs after all hooks of Python, because some of Python's hooks release the GIL. Between
+//! this hook and the fork, the GIL is not released. Therefore a thread that has drawn a random number waits for the GIL
+//! before it draws again. A thread that waits for the lock without the GIL acquires the lock while this thread takes
+//! and releases it repeatedly.
 
 use std::cell::RefCell;
 use std::io;

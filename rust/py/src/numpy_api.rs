@@ -22,7 +22,7 @@ pub struct NumPy(NonNull<*const c_void>);
 
 static TABLE: AtomicPtr<*const c_void> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Whether this is NumPy 2, in which dtypes have another layout.
+/// Whether this is NumPy 2. Its dtypes have another layout.
 static SECOND: AtomicBool = AtomicBool::new(false);
 
 /// The feature version of NumPy 2.0.
@@ -187,8 +187,8 @@ impl NumPy {
     /// Creates an array with its own memory (`data` is NULL), or over `data`. NumPy determines most flags itself.
     ///
     /// # Safety
-    /// `dtype` is a built-in dtype. `strides` is NULL, or has as many entries as `shape`. `data`, if given, covers the
-    /// array and outlives it.
+    /// `dtype` is a built-in dtype. `strides` is NULL, or has the same number of entries as `shape`. `data`, if given,
+    /// covers the array and outlives it.
     pub unsafe fn array<'py>(
         self,
         dtype: Bound<'py, PyAny>,

@@ -9,10 +9,10 @@ therefore answer a second signal in Python with the stacks of their other thread
 so that all threads are paused, and works once the main thread runs Python code or checks for signals, as it does while
 it waits for a thread that hangs.
 
-A signal would terminate a process that has no handler yet, or no longer. The page is therefore empty until the handler
-is installed, and the observer checks for the handler. When there is no handler, the signal is ignored, permanently from
-the process's first loader on. Only the main thread can ignore signals. If another thread has created the first loader,
-the handler and its memory are kept.
+A signal would terminate a process before its handler is installed, or after it is removed. The page is therefore empty
+until the handler is installed, and the observer checks for the handler. Without a handler, the signal is ignored,
+permanently from the process's first loader on. Only the main thread can ignore signals. If another thread has created
+the first loader, the handler and its memory are kept.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 //! Carries units and control words between two machines: out of a link on one machine, into its copy on the other.
 //!
 //! A worker on another machine has a control link and a data link there, and the main process has a copy of each. On
-//! both machines a carrier connects the pair: it is the consumer of one link and the producer of the other.
+//! both machines a carrier connects the pair: it is the consumer of one link and the producer of the second link.
 //!
 //! ```text
 //! main  ── control ──►  carrier  ┄┄ frames ┄┄►  carrier  ── control ──►  child
@@ -12,8 +12,8 @@
 //! first. The control words in the header of a link are carried separately (see [`Words`]). A word may arrive late,
 //! because only the latest value matters and no process waits for an older one. A word may also arrive before units
 //! that were published earlier, because even on one machine it can be read before them. Words never wait for units,
-//! because the units may need room that only appears after a word is read. The caller must put each frame once and in
-//! the order in which frames were taken, and the same for words.
+//! because the units may need room that only appears after a word is read. The caller must put each frame once, in the
+//! order of taking, and the same for words.
 //!
 //! A frame consists of a head and separate large buffers. Frames are not trusted: inconsistent data is reported as
 //! [`Corrupted`].
@@ -38,9 +38,9 @@ const BESIDE: u64 = 1 << 63;
 /// The fields of a unit in the head: stream, length of the payload, kind, number of buffers.
 const UNIT_HEAD: usize = 16;
 
-/// The control words of a carrier's two links that the other side needs, in sealed form. From the inbound link: the
-/// order, and the epoch in which the producer starves. From the outbound link: the grant, and the number of acknowledged
-/// messages.
+/// The control words of a carrier's two links that the carrier on the second machine needs, in sealed form. From the
+/// inbound link: the order, and the epoch in which the producer starves. From the outbound link: the grant, and the
+/// number of acknowledged messages.
 pub type Words = [u64; 4];
 
 /// Units in transit.
@@ -174,7 +174,7 @@ pub struct Carrier {
 
 impl Carrier {
     /// Takes the consumer end of `inbound` and the producer end of `outbound`. The process with bell `peer` has the
-    /// other ends.
+    /// opposite ends.
     pub fn new(inbound: &Link, outbound: &Link, peer: BellRef) -> Result<Self, OpenError> {
         Ok(Self {
             inbound: inbound.consumer(peer.clone())?,
@@ -208,8 +208,8 @@ impl Carrier {
         self.words() != self.given || units && self.inbound.readable().unwrap_or(true)
     }
 
-    /// Takes units until the link is empty or the frame has `most` bytes. With `most` = 0, takes no units. Returns the
-    /// words if any of them has changed.
+    /// Takes units until the link is empty or the frame has reached `most` bytes. With `most` = 0, takes no units.
+    /// Returns the words if any of them has changed.
     pub fn take(&mut self, frame: &mut Frame, most: usize) -> Result<Option<Words>, TakeError> {
         let words = self.words();
         while frame.len < most {
@@ -221,7 +221,7 @@ impl Carrier {
         Ok(have_changed.then_some(words))
     }
 
-    /// Stores words from the other machine for the processes on this machine.
+    /// Stores words from the remote machine for the processes on this machine.
     pub fn put_words(&self, [order, starving, granted, acknowledged]: Words) {
         let (incoming, outgoing) = (self.incoming.header(), self.outgoing.header());
         // SYNC(order): pairs with Probe::is_superseded.

@@ -54,7 +54,7 @@ pub struct Unit {
     pub shard: u16,
     /// The inline payload.
     pub payload: Vec<u8>,
-    /// The large buffers, in the order in which they were sent.
+    /// The large buffers, in the order of sending.
     pub buffers: Vec<Buffer>,
     /// A hash of the contents, independent of the position in the ring. The hash is 0 for units with unstable bytes.
     pub digest: u64,
@@ -119,7 +119,7 @@ impl Consumer {
         &self.peer
     }
 
-    /// Continues the stream and the counters of `earlier`. Its leases keep their own memory.
+    /// Continues the stream and the counters of `earlier`. Leases of `earlier` keep their own memory.
     pub(super) fn follow(&mut self, earlier: &Self) {
         self.count_into(earlier.flow.clone());
         self.begin(earlier.receiving.stream(), earlier.receiving.window());
@@ -136,7 +136,7 @@ impl Consumer {
         &self.flow
     }
 
-    /// Begins a stream in which the producer may be `window` items ahead.
+    /// Begins a stream. The producer may be `window` items ahead.
     pub fn begin(&mut self, stream: Stream, window: u64) {
         self.before = self.before.wrapping_add(self.taken);
         self.taken = 0;
@@ -230,8 +230,8 @@ impl Consumer {
         }
     }
 
-    /// Counts an item that was received before its turn, and grants another one even if the window is 0, because
-    /// another process waits for this producer.
+    /// Counts an item that was received before its turn. Grants one more item even if the window is 0, because another
+    /// process waits for this producer.
     pub fn item_taken_in(&mut self) {
         self.count();
         self.receiving.take();

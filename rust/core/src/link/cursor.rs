@@ -2,7 +2,7 @@
 //!
 //! Positions count from the creation of the ring and never wrap, because a `u64` lasts for centuries. The index in the
 //! ring is the position modulo the capacity. Each side keeps its own cursor privately and publishes it in shared
-//! memory. Each side reads the other cursor only if the cached copy is not sufficient. Therefore only an empty or a
+//! memory. Each side reads the peer's cursor only if the cached copy is not sufficient. Therefore only an empty or a
 //! full ring causes a cache miss.
 //!
 //! In shared memory, a cursor is a sealed word (see `seal`), so a stray write is detected by the reader instead of

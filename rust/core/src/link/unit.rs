@@ -13,7 +13,7 @@ pub(crate) const KIND_FRAGMENT: u16 = u16::MAX;
 /// Kind of the first fragment for a unit. Preceding fragments belong to an abandoned unit.
 pub(crate) const KIND_FIRST_FRAGMENT: u16 = u16::MAX - 1;
 
-/// Set in the kind of an item whose bytes may differ between runs although the item is the same, for example a pickle.
+/// Set in the kind of an item if its bytes may differ between runs although the item is the same, for example a pickle.
 pub const OPAQUE: u16 = 0x200;
 
 /// Bits of a buffer's length in the block table. The upper bits contain the sample.

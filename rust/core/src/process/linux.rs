@@ -40,7 +40,7 @@ impl System for Linux {
         fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK))
     }
 
-    /// A memfd counts toward the memory of the machine and of the cgroup. Neither can be reserved.
+    /// A memfd counts toward the memory of the machine and of the cgroup. Memory cannot be reserved for it in either.
     fn reserve(&self, _file: BorrowedFd<'_>, _offset: u64, _len: u64) -> io::Result<()> {
         Ok(())
     }

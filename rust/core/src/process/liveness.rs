@@ -46,7 +46,7 @@ impl Watch {
 
     /// Returns whether the process has exited, according to its id.
     fn number_exited(&self) -> bool {
-        // A parent that has exited but was not reaped keeps its id, but has no children.
+        // A parent that has exited but was not reaped keeps its id, but not its children.
         if self.parent { parent_id() != self.pid } else { has_exited(self.pid) }
     }
 

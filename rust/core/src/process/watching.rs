@@ -34,7 +34,7 @@ const FORGOTTEN: Duration = Duration::from_millis(50);
 /// The id of the calling thread, as returned by `pthread_self`.
 #[inline]
 pub fn this_thread() -> u64 {
-    // SAFETY: has no preconditions and cannot fail.
+    // SAFETY: can always be called, and cannot fail.
     unsafe { libc::pthread_self() as u64 }
 }
 
@@ -171,7 +171,7 @@ pub struct Watch {
 static WATCH: AtomicPtr<Watch> = AtomicPtr::new(std::ptr::null_mut());
 static OVER: AtomicBool = AtomicBool::new(false);
 
-/// The watch of this process. Its thread calls `tell` without holding a lock.
+/// The watch of this process. The watching thread calls `tell` without holding a lock.
 ///
 /// Callers exclude each other because they hold the GIL.
 pub fn watch(tell: fn(&Stall)) -> &'static Watch {
@@ -311,7 +311,7 @@ pub fn over() {
 
 fn thread_number() -> u64 {
     #[cfg(target_os = "linux")]
-    // SAFETY: has no preconditions and cannot fail.
+    // SAFETY: can always be called, and cannot fail.
     return unsafe { libc::syscall(libc::SYS_gettid) } as u64;
     #[cfg(not(target_os = "linux"))]
     0

@@ -1,4 +1,4 @@
-//! The word with which a reader informs the writer of a link. A single word cannot be read half-written.
+//! The word for messages from the reader of a link to its writer. A single word cannot be read half-written.
 //!
 //! ```text
 //! 63    48 47       34 33   32 31 30 29            0
@@ -104,7 +104,7 @@ impl Grant {
         })
     }
 
-    /// Returns how many items a reader that wants `wanted` in total allows after `sent`. Both count modulo 2^30.
+    /// Returns how many items a reader that wants `wanted` in total allows after `sent`. Both numbers are modulo 2^30.
     #[inline]
     pub fn credit(wanted: u32, sent: u32) -> u32 {
         difference(u64::from(wanted), u64::from(sent), COUNT_BITS).max(0) as u32

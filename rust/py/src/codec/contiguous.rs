@@ -22,7 +22,7 @@ pub fn contiguous_copy<'py>(array: &Bound<'py, PyAny>) -> PyResult<Option<Bound<
     let Some(strided) = array::in_index_order(array) else { return Ok(None) };
     let copy = array::make(py, parts.dtype, &Order::C, &mut parts.shape.to_vec(), parts.len, None)?;
     let source = Source::strided(parts.data, strided, Owner::Object { _object: array.clone().unbind() });
-    // SAFETY: the new array has as many bytes as the elements of the other one, and no other code refers to it yet.
+    // SAFETY: the new array has exactly the size of the copied elements, and no other code refers to it yet.
     unsafe { source.copy(py, array::data_of(&copy)) };
     Ok(Some(copy))
 }

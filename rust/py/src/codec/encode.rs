@@ -250,7 +250,7 @@ impl Encoder {
             if !tuple.is_empty() {
                 self.visit(item)?;
             }
-            // SAFETY: an exact tuple. Its members are borrowed while it exists.
+            // SAFETY: an exact tuple. The members are borrowed while the tuple exists.
             let member = |index: usize| unsafe { ffi::PyTuple_GetItem(object, index as ffi::Py_ssize_t) };
             // SAFETY: as above.
             if unsafe { numbers::put_block(&mut self.payload, Tag::Tuple, tuple.len(), member) } {
@@ -291,7 +291,7 @@ impl Encoder {
             Kind::Tensor => self.tensor(item, place),
             Kind::DataChunk => {
                 self.visit(item)?;
-                // SAFETY: the class derives from list, and its members are read like those of a list.
+                // SAFETY: the class derives from list, and its members are read like a list's members.
                 let list = unsafe { item.cast_unchecked::<PyList>() };
                 self.sequence(Tag::DataChunk, list, place.within(item))
             }
@@ -305,7 +305,7 @@ impl Encoder {
     fn sequence(&mut self, tag: Tag, list: &Bound<'_, PyList>, within: Within<'_>) -> Result<(), Stop> {
         let len = list.len();
         let object = list.as_ptr();
-        // SAFETY: a list of this length. Its members are borrowed while no other code can change it.
+        // SAFETY: a list of this length. The members are borrowed while no other code can change the list.
         let member = |index: usize| unsafe { ffi::PyList_GetItem(object, index as ffi::Py_ssize_t) };
         // SAFETY: as above.
         if unsafe { numbers::put_block(&mut self.payload, tag, len, member) } {

@@ -230,7 +230,7 @@ fn is_time(bytes: &[u8], hours: u8) -> bool {
 fn make_uuid(py: Python<'_>, number: u128) -> PyResult<Bound<'_, PyAny>> {
     let uuids = uuids(py)?;
     let number = from_digits(py, format!("{number:x}\0").as_bytes())?;
-    // SAFETY: `object.__new__` of a class that does not define its own. Both attributes are set as by
+    // SAFETY: `object.__new__` of a class that does not define its own. The two attributes are set as by
     // `object.__setattr__`, because the method of the class raises. Failing calls set an exception.
     unsafe {
         let class = uuids.class.as_ptr().cast();

@@ -1,11 +1,12 @@
 //! Integers of any size, and sequences of ints, floats or bools as one block.
 //!
 //! ```text
-//! block := Tag::Numbers container element len value*    (container and element are tags, a value has no tag)
+//! block := Tag::Numbers container element len value* (container and element are tags, a value is written without a
+//! tag)
 //! ```
 //!
 //! A sequence becomes a block if it has at least two members, and all have the same exact type: ints that fit into the
-//! same kind of word, floats, or bools. Neither Python nor pickle preserves the identity of numbers.
+//! same kind of word, floats, or bools. Python and pickle do not preserve the identity of numbers either.
 
 use std::ffi::CStr;
 use std::ptr;
@@ -36,7 +37,7 @@ fn width(element: Tag) -> usize {
 /// # Safety
 /// `object` is an existing int, and the GIL is held.
 pub unsafe fn whole(object: *mut ffi::PyObject) -> Whole {
-    /// 2 to the 64, to which the largest numbers below it are rounded.
+    /// 2 to the 64. The largest numbers below it are rounded up to it.
     const LIMIT: f64 = 18_446_744_073_709_551_616.0;
     let mut overflow = 0;
     // SAFETY: guaranteed by the caller. The first call reports an overflow without an exception, the second returns -1
@@ -145,8 +146,8 @@ pub unsafe fn put_block(
     }
 }
 
-/// Appends ints, and writes at `place` whether their words are signed. Returns false if some ints are negative and
-/// others exceed `i64`.
+/// Appends ints, and writes at the offset `place` whether their words are signed. Returns false if some ints are
+/// negative and others exceed `i64`.
 unsafe fn put_ints(
     payload: &mut Vec<u8>,
     place: usize,

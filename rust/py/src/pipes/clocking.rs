@@ -7,8 +7,8 @@
 //! more than the time since the last measured call.
 //!
 //! Each item of a root call costs many nested calls. A guard that was nested at its last call skips this module while
-//! no root call is measured ([`is_measuring`]). Such a guard checks again from time to time, because its reader may
-//! have changed.
+//! no root call is measured ([`is_measuring`]). The guard still checks from time to time, because its reader may have
+//! changed.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -123,7 +123,7 @@ pub struct Timed {
     pub passed: u64,
 }
 
-/// Makes a call, and measures it if it is due. Also returns whether it is nested in another call.
+/// Makes a call, and measures it if it is due. The result also shows whether the call is nested in another call.
 #[inline]
 pub fn timed<T>(call: impl FnOnce() -> T) -> (T, bool, Option<Timed>) {
     CLOCKING.with(|thread| {

@@ -1,7 +1,7 @@
 //! Measures the time that a program spends in `next` of a loader, by sampling calls.
 //!
 //! [`Metering`] decides which calls are measured. A measured call represents the calls before it. [`Meter`] counts and
-//! measures the items of iterators other than pipes. Both run in the reading thread, with the GIL held.
+//! measures the items of iterators other than pipes. Both are used in the reading thread, with the GIL held.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering::Relaxed;

@@ -74,7 +74,7 @@ impl Clock {
         self.began = None;
     }
 
-    /// Records that an item has arrived or is no longer needed.
+    /// Records that an item has arrived or was abandoned.
     #[inline]
     pub fn came(&mut self) {
         self.began = None;

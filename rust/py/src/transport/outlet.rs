@@ -48,7 +48,7 @@ pub(super) struct Outlet {
     pub has_shards: bool,
     /// Whether a shard may still have to recompute items.
     pub owes: bool,
-    /// The shard with an iterator that has ended. Its end must be sent.
+    /// The shard with an iterator that has ended. The end of this shard must be sent.
     pub closing: Option<usize>,
     /// The shard that was read last. Out of range if the next one must be entered.
     pub entered: usize,
@@ -125,7 +125,7 @@ pub(super) fn item_kind(encoder: &Encoder) -> u16 {
 }
 
 impl Outlet {
-    /// One producer is that of a worker with `shards` shards. Several are those of the dispatching process.
+    /// One producer is that of a worker with `shards` shards. Only the dispatching process has several.
     pub fn new(mut producers: Vec<Producer>, shards: u16, own: BellRef, control: Option<Probe>) -> Self {
         let has_shards = producers.len() == 1;
         if has_shards {
@@ -183,8 +183,8 @@ impl Outlet {
         if self.owes { self.producers[0].owing().map(usize::from) } else { None }
     }
 
-    /// Returns the epoch in which a worker still recomputes items. Calls are postponed meanwhile, because the main
-    /// process received these items before the call.
+    /// Returns the current epoch if a worker still recomputes items in it. Calls are postponed meanwhile, because the
+    /// main process received these items before the call.
     fn held(&mut self) -> Option<u32> {
         self.owing().map(|_| self.producers[0].stream().epoch())
     }
@@ -291,7 +291,7 @@ impl Outlet {
         Ok(())
     }
 
-    /// Encodes an object followed by the bytes `behind`, to be sent by `go_on`.
+    /// Encodes an object, followed by the bytes in `behind`. `go_on` sends the result.
     pub fn depart(&mut self, target: usize, kind: u16, object: &Bound<'_, PyAny>, behind: &[u8]) -> PyResult<()> {
         let mut encoder = std::mem::take(&mut self.encoder);
         encoder.encode(object, self.producer(target).arena())?;
@@ -426,7 +426,8 @@ impl Outlet {
         }
     }
 
-    /// Pushes a unit of this size once there is space. Also succeeds if the reader does not want it any more.
+    /// Pushes a unit of this size once there is space. The call also succeeds if the reader does not want the unit any
+    /// more.
     fn push_with(
         &mut self,
         py: Python<'_>,

@@ -32,8 +32,8 @@ pub const REASON: &[u8] = b"tdno";
 /// The bytes of a snapshot as a Python object.
 pub type Content = Py<PyBytes>;
 
-/// The schedule of snapshots. After one that took a time c, the next is due after `most_often` and `factor` times c,
-/// whichever is later.
+/// The schedule of snapshots. After a snapshot that took a time c, the next is due after the longer of `most_often` and
+/// `factor` times c.
 pub struct Cadence {
     most_often: Duration,
     factor: f64,

@@ -182,7 +182,8 @@ impl<T> OrderedQueue<T> {
         copy
     }
 
-    /// Like `put`, and also reserves the next slot if that needs no wait, so that no other worker has to be woken.
+    /// Like `put`, and also reserves the next slot if that is possible without waiting, so that no other worker has to
+    /// be woken.
     pub fn put_and_reserve(&self, slot: Slot, outcome: Outcome<T>) -> (Option<T>, Option<Slot>) {
         let mut state = self.lock();
         let copy = self.put_locked(&mut state, slot, outcome);
@@ -349,7 +350,7 @@ impl<T> OrderedQueue<T> {
         });
     }
 
-    /// Replaces the content of a slot on which no worker works. Returns the object to drop: the previous content, or
+    /// Replaces the content of a slot that no worker works on. Returns the object to drop: the previous content, or
     /// `content` if the slot does not exist.
     pub fn exchange(&self, slot: Slot, mut content: T) -> T {
         let mut state = self.lock();
