@@ -75,7 +75,7 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def dumps(obj: Any) -> bytes:
-    """Pickles an object, and pickles by value what cannot be imported."""
+    """Pickles an object. Classes and functions that cannot be imported are pickled by value."""
     file = io.BytesIO()
     ByValuePickler(file, protocol=5).dump(obj)
     return file.getvalue()

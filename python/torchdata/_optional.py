@@ -63,8 +63,8 @@ def optional_import(module: str, *, extra: str, needed_by: str) -> Any:
 def require(module: str, *, extra: str, needed_by: str) -> None:
     """Raises the error of `optional_import` if the library is not installed, without importing it.
 
-    Used by constructors, because a pipe is often built in one process and iterated in others, and only those need the
-    library.
+    Used by constructors, because a pipe is often built in one process and iterated in other processes, and only the
+    latter need the library.
     """
     if importlib.util.find_spec(module) is None:
         optional_import(module, extra=extra, needed_by=needed_by)

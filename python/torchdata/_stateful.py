@@ -341,8 +341,8 @@ class StatefulStream:
     def _is_first(self, item: Any) -> bool:
         """Returns whether a step has returned the very first item, which is then also the next item.
 
-        Some iterables move to the position before this item like to any other position, and others like to a position
-        between epochs.
+        Some iterables restore the position before this item like any other position, and other iterables like a
+        position between epochs.
         """
         if item is _END or self._after_first is _UNKNOWN or not is_same(self._base, self._pristine):
             return False
@@ -354,7 +354,7 @@ class StatefulStream:
     # -- items --------------------------------------------------------------------------------------
 
     def _pieces(self) -> Iterator[Iterator[Any]]:
-        """Yields the first item, and then all others without running Python code between them."""
+        """Yields the first item, and then all further items without running Python code between them."""
         while self._unread:
             try:
                 first = self._first()

@@ -103,8 +103,8 @@ class Work(Protocol):
         """Waits at most `seconds` until the threads have ended, except for the calling thread."""
 
 
-#: Work with threads that end with the interpreter, by id. Some of it may no longer exist. Not a WeakSet, which runs
-#: Python code when work is freed, where a KeyboardInterrupt would be lost.
+#: Work with threads that end with the interpreter, by id. Some of this work may no longer exist. Not a WeakSet, which
+#: runs Python code when work is freed, where a KeyboardInterrupt would be lost.
 _running: dict[int, weakref.ref[Any]] = {}
 #: Entries of finished work are removed when there are this many entries.
 _full = 64

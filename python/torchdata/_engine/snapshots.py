@@ -20,8 +20,8 @@ from typing import Any
 from torchdata._native import Collector
 from torchdata._plain_pickles import loads_plain
 
-#: After a snapshot that took c seconds, a process takes the next one after max(SECONDS, FACTOR * c). A snapshot costs
-#: other processes about the same time, for copying and cold caches, so the total is less than 1 % of the time.
+#: After a snapshot that took c seconds, a process takes the next snapshot after max(SECONDS, FACTOR * c). A snapshot
+#: costs other processes about the same time, for copying and cold caches, so the total is less than 1 % of the time.
 SECONDS, FACTOR = 0.02, 250.0
 #: The pauses of at most this many processes add up. If items take less time than a snapshot, a reader in strict order
 #: waits for each process that takes a snapshot. With more processes, their items cover the wait.
@@ -29,10 +29,10 @@ ADDING_UP = 4
 
 #: A number of items, and their rolling checksum.
 Account = tuple[int, int]
-#: A worker's snapshot: what it had sent; the pass of its dispatched items; what it had read of that pass; and the
-#: bytes.
+#: A worker's snapshot: the items that it had sent; the pass of its dispatched items; the items that it had read in that
+#: pass; and the bytes.
 Kept = tuple[Account, int, Account, bytes]
-#: The dispatching process's snapshot: the pass, what it had dispatched to each worker, and the bytes.
+#: The dispatching process's snapshot: the pass, the items that it had dispatched to each worker, and the bytes.
 KeptDealt = tuple[int, list[Account], bytes]
 
 #: Magic, version, length and CRC-32 of the data that follows.

@@ -65,7 +65,7 @@ class Measuring:
     decrease: times are estimates, and the times of a replaced worker start at zero.
 
     Args:
-        loader: the loader. It can be measured after its end, and measuring starts nothing.
+        loader: the loader. The loader can be measured after its end, and measuring does not start any process.
         rank: the label `rank` of all measurements; None determines it automatically.
     """
 

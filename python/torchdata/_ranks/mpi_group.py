@@ -95,7 +95,7 @@ class MpiGroup(UncopyableGroup):
             raise
 
     def _timed_out(self) -> PrefetchTimeoutError:
-        # Other waiting ranks report that they wait. A rank that arrives after the timeout is the late one.
+        # Other waiting ranks report that they wait. A rank that arrives after the timeout is the late rank.
         before = missing = self._missing()
         until = time.monotonic() + 2 * LONG
         while missing and time.monotonic() < until:

@@ -1,4 +1,4 @@
-"""Connects ranks: rank 0 publishes its addresses in the job's store, and all others connect to it.
+"""Connects ranks: rank 0 publishes its addresses in the job's store, and all other ranks connect to rank 0.
 
 Role: runs once for each group, in the main process of every rank. The store is used only for this purpose, in a
 separate thread, because its operations never end if the store's process is stopped. The thread then sleeps in torch
@@ -59,10 +59,11 @@ class Opening:
         return max(self._until - time.monotonic(), 0.0)
 
     def meet(self) -> tuple[Meeting | Blame, float]:
-        """Returns the meeting, or why rank 0 has already given it up, and the remaining seconds for all ranks to join.
+        """Returns the meeting, or the reason why rank 0 has already given up, and the remaining seconds for all ranks
+        to join.
 
         Raises:
-            PrefetchTimeoutError: rank 0, and possibly others, did not begin to iterate.
+            PrefetchTimeoutError: rank 0, and possibly further ranks, did not begin to iterate.
             RanksLostError: the store or rank 0 no longer exists or does not answer.
         """
         meeting = self._host() if self._rank == 0 else self._join()

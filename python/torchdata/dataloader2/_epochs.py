@@ -163,7 +163,7 @@ class EpochRun:
             raise
 
     def _pass_over(self, place: Position, strict: bool) -> None:
-        """Brings the graph to the end of an epoch that has ended, and begins the next one."""
+        """Brings the graph to the end of an epoch that has ended, and begins the next epoch."""
         if place.workers is not None or (not place.in_main and place.graph is None):
             self.run(place, strict)
             for _ in self.delivery.source:
@@ -180,7 +180,7 @@ class EpochRun:
         Args:
             place: the position to resume from, or None.
             strict: whether recomputed items are compared.
-            between: the end of the last epoch, if an earlier run has left the loader there.
+            between: the end of the last epoch, if an earlier run has left the loader between two epochs.
         """
         pipeline, is_new = self.pipeline, place is None
         if is_new:
@@ -238,7 +238,8 @@ class EpochRun:
         self.delivery.begun = False
 
     def _leave_shards(self) -> None:
-        """Makes the loader's own service run the next epoch, if main has run the shards of the last one."""
+        """Makes the loader's own service run the next epoch, if the main process has run the shards of the last
+        epoch."""
         output, pipeline = self.position.output, self.pipeline
         if output is not None and output.is_local and not output.lasts and not lasts(pipeline.datapipe):
             pipeline.take_back()

@@ -132,7 +132,7 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
             raise StopIteration
 
     def _count_to_limit(self) -> None:
-        """Runs after this item has arrived. Pauses the loader when the limit is reached."""
+        """Runs in the background after the current item has arrived. Pauses the loader when the limit is reached."""
         if self.limit_threshold is not None:
             self.limit_counter = (self.limit_counter or 0) + 1
             if self.limit_counter >= self.limit_threshold:

@@ -81,7 +81,7 @@ class Pipeline:
 
         Args:
             snapshot: the graph.
-            is_adapted: whether the adapters were applied to it.
+            is_adapted: whether the adapters were applied to the graph.
         """
         datapipe = snapshot.copy()
         if datapipe is not None and self.adapters and not is_adapted:

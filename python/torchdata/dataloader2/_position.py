@@ -91,7 +91,7 @@ class Tracker:
         #: Whether the epoch was resumed at a position that an earlier run had reached.
         self._is_resumed, self._is_strict = False, True
         #: The number of items that this run had delivered when the loader last continued after an interrupted item, and
-        #: the number of workers' items that were lost in main because of it.
+        #: the number of workers' items that were lost in the main process because of the interruption.
         self._cut_at = self._lost = 0
         #: The number of items that earlier runs of the epoch delivered.
         self._before = 0
@@ -103,9 +103,10 @@ class Tracker:
         self._is_behind_loaded = False
         #: The seeds at the beginning of that earlier epoch.
         self._ended_seeds: SeedGenerator | None = None
-        #: Where the last epoch ended, if the next one depends on it, or the reason why this is unknown.
+        #: Where the last epoch ended, if the next epoch depends on it, or the reason why this is unknown.
         self.end: Position | str | None = None
-        #: The number of epochs begun before the last one, if that one was interrupted at its beginning; otherwise None.
+        #: The number of epochs begun before the last epoch, if the last epoch was interrupted at its beginning;
+        #: otherwise None.
         self._epochs_before: int | None = None
         #: The time when this run of the epoch began, and the seconds that earlier runs had taken.
         self._since, self._seconds_before = time.monotonic(), 0.0
@@ -121,10 +122,10 @@ class Tracker:
 
         Args:
             items_ago: the number of items.
-            looks: whether main's part of the graph may be inspected, instead of using an earlier mark.
+            looks: whether the main process's part of the graph may be inspected, instead of using an earlier mark.
 
         Raises:
-            ValueError: fewer items were delivered since the epoch, or this run of it, began.
+            ValueError: fewer items were delivered since the beginning of the epoch, or of this run of the epoch.
             RuntimeError: the state that the processes keep from earlier epochs is unknown.
         """
         run = self._run
@@ -229,7 +230,7 @@ class Tracker:
             return token_of(output).yielded - self._yielded_before - held - int(self._delivery.given)
 
     def _look(self, given: int, beginning: WorkersPosition | None = None) -> Position | None:
-        """Inspects main's part of the graph.
+        """Inspects the main process's part of the graph.
 
         Args:
             given: the number of items that the user has received.
@@ -328,7 +329,7 @@ class Tracker:
         self._may_count = self.hands_on and self.output is not None and not self.output.is_local
 
     def go_back(self, end: Position | str | None, epochs: int) -> None:
-        """Returns to the moment between two epochs, after the second one failed to begin.
+        """Returns to the moment between two epochs, after the second epoch failed to begin.
 
         Args:
             end: the previous value of `end`.
@@ -434,7 +435,7 @@ class Tracker:
             delivery.given += 1
 
     def close(self) -> None:
-        """Records where an epoch has ended, if the next one depends on it."""
+        """Records where an epoch has ended, if the next epoch depends on it."""
         output = self.output
         if output is None or not output.lasts:
             return
@@ -460,7 +461,7 @@ class Tracker:
         return sealed(Content(entries))
 
     def go_on_between(self, place: Position) -> None:
-        """Resumes between two epochs that ran in main, before the seeds of the next one are drawn."""
+        """Resumes between two epochs that ran in the main process, before the seeds of the next epoch are drawn."""
         self._ended_seeds = copy.copy(self._run.seeds.initial)
         if place.generators is not None:
             load_generators(generators_in(place.generators))

@@ -54,7 +54,8 @@ class SavedPlaces:
         return ranks != (self.ranks or _ALONE)[1]
 
     def shards(self, pipeline: Pipeline) -> Sequence[Shard] | None:
-        """Returns the shards of a loader that resumes, once its rank is known; None if main runs what it ran before."""
+        """Returns the shards of a loader that resumes, once its rank is known; None if the main process runs the same
+        as before."""
         contract = pipeline.contract
         if not (contract.has_workers() or self.has_shards(contract)):
             return None
@@ -89,10 +90,10 @@ class SavedPlaces:
         Args:
             pipeline: the pipeline of the loader.
             output: the pipe that represents its workers; None without workers.
-            hands_on: whether the pipes in main yield one item for each item of the workers.
+            hands_on: whether the pipes in the main process yield one item for each item of the workers.
 
         Raises:
-            ValueError: the loader cannot resume from there; the message gives the reason.
+            ValueError: the loader cannot resume from these positions; the message gives the reason.
         """
         pipes = None if output is None else output.pipes_in_workers
         place = self._of_rank(pipeline.contract, pipes)
@@ -113,8 +114,8 @@ class SavedPlaces:
     def suit_seeds(self, service: ReadingServiceInterface, seeds: Seeds) -> None:
         """Gives the resumed epoch its initial seeds.
 
-        Ranks agree on a seed, and draw all other seeds from it. An epoch that began without ranks therefore resumes
-        without an agreed seed, and an epoch that began with ranks resumes with one.
+        Ranks agree on a seed, and draw all further seeds from this seed. An epoch that began without ranks therefore
+        resumes without an agreed seed, and an epoch that began with ranks resumes with one.
         """
         agreed = self.ranks is not None and not self.ranks[2]
         if not agreed:
@@ -124,7 +125,7 @@ class SavedPlaces:
 
 
 def read(state: Any, *, allow_pickle: bool = True) -> tuple[LoaderState, SavedPlaces]:
-    """Returns the state to load from a state, or from the states of all ranks, and the positions in it.
+    """Returns the state to load, given a state or the states of all ranks, and the positions in this state.
 
     Args:
         state: the state, or the states.
@@ -197,5 +198,5 @@ def _moment(state: LoaderState) -> tuple[str, Any]:
     if place is None:
         return "between two epochs", None
     words = f"after {place.given} items of an epoch" + (" that has ended" if place.ended else "")
-    # The seed that all ranks share, once they have agreed on it.
+    # The seed that all ranks share, once they have agreed.
     return words, None if randomness is None else copy.copy(randomness.generator).generate_shared_seed()

@@ -57,7 +57,7 @@ class Seeds:
         self.is_restored = False
 
     def repeat(self) -> None:
-        """Makes the next epoch use the seeds of the last one."""
+        """Makes the next epoch use the seeds of the last epoch."""
         self.generator = copy.copy(self.initial)
         self.is_restored = True
 

@@ -56,7 +56,7 @@ class Adapter:
             datapipe: the last pipe of the loader's copy of the graph.
 
         Returns:
-            The last pipe of the changed graph, which may be the same one.
+            The last pipe of the changed graph, possibly unchanged.
         """
         raise NotImplementedError(f"{type(self).__name__} must define __call__(datapipe)")
 
@@ -67,7 +67,7 @@ class Adapter:
             reading_service: the loader's copy of the service. This method is not called for a loader without a service.
 
         Returns:
-            The service that the loader uses, which may be the same one.
+            The service that the loader uses, possibly unchanged.
         """
         return reading_service
 
@@ -248,7 +248,7 @@ class PrefetchPolicy(Adapter):
         return datapipe
 
     def adapt_reading_service(self, reading_service: ReadingServiceInterface) -> ReadingServiceInterface:
-        """Sets the counts of the service, if it has any."""
+        """Sets the prefetch counts of the service, if it has any."""
         if hasattr(reading_service, "set_prefetch_counts"):
             reading_service.set_prefetch_counts(main=self.count, worker=self.worker)
         return reading_service

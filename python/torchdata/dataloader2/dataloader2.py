@@ -72,8 +72,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     The loader works on copies of the pipes and of the service, so you can use both again. The data in the pipes is not
     copied: the main process reads the original objects, and forked workers inherit them. Only the start methods "spawn"
     and "forkserver" pickle them, once for all workers. An error in a pipe, a `break` or a second `iter()` ends the
-    epoch, and the next `iter()` begins a new one. End the loader with `shutdown()`, or use it as a context manager. To
-    pause after a number of items, use `limit()` and `resume()` of the iterator that `iter(loader)` returns.
+    epoch, and the next `iter()` begins a new epoch. End the loader with `shutdown()`, or use it as a context manager.
+    To pause after a number of items, use `limit()` and `resume()` of the iterator that `iter(loader)` returns.
 
     Several threads may share an iterator; each item goes to one of them. A copy of a loader, by `copy` or pickle, is a
     separate loader that has not started. For type checkers, the loader of an `IterDataPipe[T]` or a `MapDataPipe[T]` is
@@ -291,8 +291,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     def __iter__(self) -> DataLoader2Iterator[T_co]:
         """Begins an epoch and returns its iterator, which invalidates earlier iterators.
 
-        If no item was requested from the last iterator, the new one takes over its epoch. If another thread is waiting
-        for an item of the last epoch, this waits for the item; the thread then gets a RuntimeError.
+        If no item was requested from the last iterator, the new iterator takes over its epoch. If another thread is
+        waiting for an item of the last epoch, this waits for the item; the thread then gets a RuntimeError.
 
         Raises:
             RuntimeError: the loader was shut down or lacks a pipe, or this process is a forked child of the main
@@ -351,7 +351,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         self._seeds.give(check_seed(seed))
 
     def skip(self, count: int) -> int:
-        """Skips the next items of the current epoch, or of a new one.
+        """Skips the next items of the current epoch, or of a new epoch.
 
         The items are computed and dropped. An item that cannot be computed raises its error as usual. With ranks, each
         rank skips items of its share, so all ranks must call this at the same step with the same number.
@@ -389,8 +389,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         You may call this at any time: between items, before the first or after the last item, while the loader is
         paused, in another thread or in a signal handler. It changes nothing. A loader that loads the state yields the
         remaining items in the same order, and then the same later epochs. After the last item, the state still belongs
-        to this epoch, without remaining items. Once `StopIteration` or an error has ended the epoch, it belongs to the
-        next one.
+        to this epoch, without remaining items. Once `StopIteration` or an error has ended the epoch, the state belongs
+        to the next epoch.
 
         The state is a dict of plain data with checksums. `torchdata.dataloader2.describe(state)` shows what it
         contains.

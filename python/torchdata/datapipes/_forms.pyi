@@ -394,7 +394,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """Yields the lines of streams, as pairs of path and line."""
 
     def repeat(self, times: int) -> IterDataPipe[T_co]:
-        """Yields every item several times before the next one. The item is not copied."""
+        """Yields every item several times before the next item. The item is not copied."""
 
     def round_robin_demux(self, num_instances: int, buffer_size: int = 1000) -> list[IterDataPipe[T_co]]:
         """Distributes the items in turn: returns a list of `n` children; child `i` yields the items `i`,

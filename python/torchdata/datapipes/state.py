@@ -3,10 +3,10 @@
 Role: combines the states of the pipes to the state of a graph. Runs in the process and thread that iterates the graph,
 between two items.
 
-A graph state is an immutable dict of plain data. The key `graph` describes the classes and arguments of the pipes (see
-`fingerprint`). The key `pipes` has an entry for each pipe (see `PipeEntry`), with sources before their readers. The key
-`checksums` contains checksums of both. In a pipe's own state, values that require pickle are bytes under
-`"__pickled__"`, and plain data that is nested deeper than a list of numbers is under `"__nested__"`.
+A graph state is a dict of plain data that is never modified. The key `graph` describes the classes and arguments of the
+pipes (see `fingerprint`). The key `pipes` has an entry for each pipe (see `PipeEntry`), with sources before their
+readers. The key `checksums` contains checksums of both. In a pipe's own state, values that require pickle are bytes
+under `"__pickled__"`, and plain data that is nested deeper than a list of numbers is under `"__nested__"`.
 
 A replay starts with the state that all sources had when the pass of the replayed pipe began. If the global generators
 were used since the end of the graph began, or if two branches of the graph meet below the pipe, the end of the graph is

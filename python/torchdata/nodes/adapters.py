@@ -116,8 +116,8 @@ class SamplerWrapper(IteratingNode[T]):
         sampler: the sampler, which is read once per epoch.
         initial_epoch: the number of the first epoch; 0 by default.
         epoch_updater: a function that returns the number of the next epoch, given the number of an epoch after its
-            first item was requested. By default, it adds one. If it is `Stateful`, its state is part of the node's
-            state.
+            first item was requested. By default, it adds one. If the function is `Stateful`, its state is part of the
+            node's state.
 
     Raises:
         TypeError: `sampler` is not iterable, `initial_epoch` is not an integer, or `epoch_updater` is not a function.

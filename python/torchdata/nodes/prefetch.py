@@ -13,7 +13,7 @@ __all__ = ["Prefetcher", "ThreadedNode"]
 
 
 class ThreadedNode(BaseNode[T]):
-    """A node that reads its source in threads. Subclasses define in `_begin` what the threads do."""
+    """A node that reads its source in threads. Subclasses define the work of the threads in `_begin`."""
 
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_run"})
 

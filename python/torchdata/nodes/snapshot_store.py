@@ -1,4 +1,4 @@
-"""Stores of snapshots. With them, a node's thread passes the positions of its source to the code that yields items.
+"""Stores of snapshots. A node's thread uses a store to pass the positions of its source to the code that yields items.
 
 Role: for user-defined nodes with threads, as in upstream. The nodes of this package send each snapshot together with
 its item.
@@ -79,7 +79,7 @@ class QueueSnapshotStore(SnapshotStore):
         """Adds a snapshot.
 
         Raises:
-            ValueError: `version` is not greater than the previous one.
+            ValueError: `version` is not greater than the previous version.
         """
         with self._changed:
             if self._latest is not None and version <= self._latest:

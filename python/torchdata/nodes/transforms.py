@@ -11,7 +11,7 @@ __all__ = ["Compose"]
 
 
 class Compose:
-    """Calls functions in sequence, each with the result of the previous one.
+    """Calls functions in sequence, each with the result of the previous function.
 
     Args:
         fns: the functions, in calling order.

@@ -328,7 +328,7 @@ _FIRST, _MOST = 1 << 10, 1 << 20
 #: Byte offsets in the state of torch's CPU generator: seed, words left, words, and stored normal numbers.
 _LEFT, _SEEDED, _NEXT, _WORDS, _REST, _SIZE = 8, 12, 16, 24, 5016, 5056
 
-#: 624 words, and the index of the next one.
+#: 624 words, and the index of the next word.
 Words = tuple[Any, int]
 
 

@@ -4,12 +4,12 @@ Role: pure functions in the main process. No other module contains the keys. The
 0.11, which programs inspect. The keys have the same meaning as in these releases, and describe what the user has
 received. The keys are the same before, during and after an epoch, because `torch.distributed.checkpoint` loads only the
 keys that the state of a new loader has. A new loader does not know the keys of a user's iterator states, so these are
-stored only in this package's part. That part is a tuple under a single key, `OURS`, which such a checkpoint treats as
-one value regardless of its contents. It contains:
+stored only in this package's part. This package's part is a tuple under a single key, `OURS`. A checkpoint treats the
+tuple as one value regardless of its contents. It contains:
 
 - "generators": the states of the generators for orders and seeds: "now", when the state was taken; for samplers
   without a position also "iter", when their iterator was created, and "first", before the first index. A value that
-  equals the previous one is omitted.
+  equals the previous value is omitted.
 - "indices": indices that were drawn for batches that the user has not received, if the sampler's state is after them.
   This applies before the first batch of a user's sampler, and if batches are out of order. "indices_since": how many
   indices were drawn after the sampler's state

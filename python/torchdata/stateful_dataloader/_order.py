@@ -8,7 +8,7 @@ samplers:
   many indices were received.
 - Samplers with `state_dict` in themselves or in their iterators: their state is taken after each index, or each n-th
   index, and kept until the user has received that index. The state is requested only within an epoch, never before the
-  first index or after the last one.
+  first index or after the last index.
 - All other samplers are iterated again, with the generators from the beginning of the epoch, up to the saved position.
   Indices beyond what the user received are kept and come next. The generators are then set to their saved states.
 """
@@ -84,7 +84,7 @@ class IndexOrder:
     Args:
         loader: the loader, which provides the samplers.
         drawing: the loader's generators.
-        ahead: how many indices may be drawn before the first one is returned.
+        ahead: how many indices may be drawn before the first index is returned.
     """
 
     def __init__(self, loader: Any, drawing: Drawing, ahead: int) -> None:
@@ -126,7 +126,7 @@ class IndexOrder:
         self._kept: deque[tuple[int, Any, Any, Moment]] = deque()
 
     def note_random(self) -> None:
-        """Saves the generators. Call it before the sampler's iterator is created."""
+        """Saves the generators. Call this function before the sampler's iterator is created."""
         self._at_iter = {} if self._is_plain else self._drawing.now()
         self._at_first = None
 
@@ -281,8 +281,9 @@ class IndexOrder:
         return sum(map(len, indices)) if isinstance(self._iterator, BatchIndices) else len(indices)
 
     def _with_beginning(self, state: OrderState, now: Moment, waiting: list[Any]) -> OrderState:
-        """Adds what a sampler needs to be iterated again: the generators of the beginning, the number of indices that
-        it has read, and its draws. Generators that have not changed since the previous moment are included only once.
+        """Adds the data that a sampler needs to be iterated again: the generators of the beginning, the number of
+        indices that it has read, and its draws. Generators that have not changed since the previous moment are included
+        only once.
 
         The checksum of its indices later shows whether the sampler repeats them.
         """
@@ -401,7 +402,7 @@ class IndexOrder:
         self._is_kept = self._keeps_position
 
     def _replay(self, first: Moment, state: OrderState) -> None:
-        """Reads a new iterator of the sampler up to the position of the saved one.
+        """Reads a new iterator of the sampler up to the position of the saved iterator.
 
         Args:
             first: the generators before the first index.

@@ -6,9 +6,9 @@ workers in turn, and monitors the processes and the timeout.
 The main process never blocks on a worker that may be waiting for the main process. If a link is full, an order stays in
 a queue here until the worker has taken an earlier order.
 
-A thread can copy batches to pinned memory before they are requested (`PinnedUnits`). While it runs, only this thread
-takes units from the workers; it does not order batches. The thread ends with the epoch, or when the iterator is
-dropped. The thread refers to the workers but not to the iterator.
+A thread can copy batches to pinned memory before they are requested (`PinnedUnits`). While the thread runs, no other
+thread takes units from the workers. The thread does not order batches. The thread ends with the epoch, or when the
+iterator is dropped. The thread refers to the workers but not to the iterator.
 """
 
 from __future__ import annotations
@@ -373,8 +373,8 @@ class PinnedUnits:
             self._epoch.join(seconds)
 
     def leave(self) -> None:
-        """Stops the thread and waits for it. Otherwise, it would take units of the next epoch or replace workers during
-        it.
+        """Stops the thread and waits for its end. Otherwise, the thread would take units of the next epoch, or replace
+        workers during that epoch.
         """
         self.close()
         self.join(_LEAVING)

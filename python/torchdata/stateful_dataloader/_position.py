@@ -184,7 +184,7 @@ class EpochState(NamedTuple):
         order: the position of the sampler.
         positions: the position of each worker, or of the main process; None for no position.
         workers: the number of workers among which the dataset is split; 0 for a loader without workers.
-        facts: what must match in a loader that loads the state.
+        facts: properties that must match in a loader that loads the state.
         given: the number of batches of the epoch that the user has received.
         finished: whether the epoch is over.
         unstarted: whether no batch was read yet.

@@ -337,7 +337,7 @@ class EpochReader:
         """Moves the dataset to its end again, so that it has applied the loaded state, which must not affect later
         epochs.
 
-        An iterator with its own state is already at its end. Reading it would count the end twice.
+        An iterator with its own state is already at its end. Reading the iterator again would count the end twice.
         """
         if self._iterator is self.reading.dataset or not is_stateful(self._iterator):
             with put_back_afterwards(GLOBAL), contextlib.suppress(StopIteration, _Reported):

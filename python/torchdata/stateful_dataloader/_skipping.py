@@ -373,7 +373,7 @@ class Skipped:
         self._check_limit()
 
     def end(self) -> None:
-        """Reports once, at the end of the epoch, what was skipped.
+        """Reports the skipped samples once, at the end of the epoch.
 
         Raises:
             TooManySkipped: the skipped fraction exceeds the limit.

@@ -6,9 +6,9 @@ may be ahead, and then one with each batch.
 `RestartingIterator` replaces workers that exit, or that hang and are killed. For each worker, the iterator stores its
 last snapshot, the batches received since then, and the outstanding orders. A replacement process loads this snapshot,
 like a loader that resumes. The replacement then reads and drops the batches that the main process has received. The
-outstanding orders are sent to it. Before the first batch of an epoch, a worker has not sent a snapshot of that epoch. A
-replacement of this worker therefore repeats what the worker had read in the previous epoch, and begins the new epoch
-after that.
+outstanding orders are sent to the replacement. Before the first batch of an epoch, a worker has not sent a snapshot of
+that epoch. A replacement of this worker therefore repeats the worker's reading of the previous epoch, and begins
+the new epoch after that.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         return found
 
     def _position_of_program(self, position: ReadingPosition | None, state: EpochState) -> ReadingPosition | None:
-        """Returns a position saved without workers in the form for a worker that continues from it.
+        """Converts a position that was saved without workers for a worker that continues from this position.
 
         Batches that were read with the generators from the beginning of the epoch are recomputed with these. Later
         batches use the program's generators from the time of the state.
@@ -510,7 +510,8 @@ class RestartingIterator(WorkersIterator):
         return beginning.before, beginning.position, beginning.fresh, since
 
     def _as_it_was_left(self, worker: int) -> list[tuple[Any, ...]]:
-        """Returns orders that repeat what a worker has read, or was ordered to read, in the abandoned epoch."""
+        """Returns orders that repeat everything that a worker has read, or was ordered to read, in the abandoned
+        epoch."""
         before, position, fresh, since = self._way_to(worker)
         ordered = [] if self._progress[worker].ended else [self._waiting[number] for number in self._busy[worker]]
         if position is None and not since and not ordered and not self._reading.is_iterable:

@@ -1,4 +1,5 @@
-"""The program of a `StatefulDataLoader` worker, which reads what the main process orders and sends the batches.
+"""The program of a `StatefulDataLoader` worker, which reads the samples that the main process orders, and sends the
+batches.
 
 Role: runs in the worker process, as the program of a worker group of the engine. Orders of the main process arrive over
 the command link, and are executed in sequence: begin an epoch, read an index, stop. Batches are sent over another link
@@ -8,7 +9,7 @@ read without orders, because the main process grants how far it may read ahead.
 A worker runs one shard: its part of the dataset, with its own reader, random numbers and worker info. If the epoch of a
 state was begun by more workers, a worker runs several shards in turn, each with a copy of the dataset.
 
-A unit is (shard, number of the order, batch, news). The news are the fields of `News` or, in most units, None.
+A unit is (shard, number of the order, batch, news). `news` contains the fields of `News` or, in most units, None.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class EpochStart:
     Args:
         position: the snapshot to resume from; None starts from the beginning.
         filler: whether the first unit is empty, to leave the first turn to another shard.
-        received: what the main process has received from the failed predecessor, if this is a replacement.
+        received: the batches that the main process has received from the failed predecessor, if this worker is a
+            replacement.
     """
 
     position: Any
@@ -220,7 +222,8 @@ class ShardReader:
             self.failure = self.described(error)
 
     def _read_again(self, indices: list[Any]) -> bool:
-        """Reads and drops what the predecessor had read; returns False if it reached the end."""
+        """Reads and drops the batches that the predecessor had read; returns False if the predecessor reached the
+        end."""
         assert self.reader is not None
         is_whole = True
         for index in indices:
@@ -366,7 +369,7 @@ class Job(Program):
     #: worker info, but the program's global generators.
     num_shards: int = 0
     generators: Moment = field(default_factory=dict)
-    #: Whether the workers exit after their first epoch, because the next one has another number of shards.
+    #: Whether the workers exit after their first epoch, because the next epoch has another number of shards.
     lasts_one_epoch: bool = False
     #: Copies of the dataset and the functions if processes run several shards. In this case, the job itself does not
     #: contain these objects.
@@ -414,7 +417,7 @@ class Batches(Iterator[Unit]):
         self._shard = shard
         self._iterates = shard.iterates
         self._reader: EpochReader | None = None
-        #: Units that precede all others.
+        #: Units that precede all other units.
         self._owed: list[Unit] = []
         self._order = NO_ORDER
         #: The news for the next unit.

@@ -57,7 +57,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
 
     The order of samples, the worker seeds and all arguments are the same as in `torch.utils.data.DataLoader`. A state
     reflects what the program has received: samples that workers have read ahead are neither lost nor repeated. After
-    `load_state_dict`, the next loop resumes after the last batch, or begins the next epoch if the last one was over.
+    `load_state_dict`, the next loop resumes after the last batch, or begins the next epoch if the last epoch was over.
 
     Datasets, their iterators, samplers and collate functions that have `state_dict` and `load_state_dict` are saved and
     restored by these methods. Other iterable datasets and samplers are reread from the beginning.

@@ -74,7 +74,7 @@ pub enum TakeError {
 #[error("there is no memory for {0} bytes of an item")]
 pub struct NoMemory(pub usize);
 
-/// Explains which limit was reached and what to do, or is empty if it is not a limit that users can change.
+/// Explains which limit was reached and what to do. Empty if users cannot change the limit.
 fn way_out(source: &io::Error) -> &'static str {
     match source.raw_os_error() {
         Some(libc::EMFILE) => {

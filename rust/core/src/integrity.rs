@@ -3,7 +3,8 @@
 //! The checks detect accidents, such as stray pointers, but not attacks. They cover the words and units that the
 //! protocol depends on. The contents of blocks are not covered, because that would cost as much as copying them.
 
-/// An odd constant. With it, every change within one byte of a value changes the check. A test verifies this.
+/// An odd constant. Because of this constant, every change within one byte of a value changes the check. A test
+/// verifies this.
 const WORD: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Makes a word of zeros invalid, because wiped memory consists of zeros.
 const NOT_ZERO: u64 = 0x5bd1;

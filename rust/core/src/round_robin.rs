@@ -12,7 +12,7 @@ pub struct RoundRobin {
     /// By peer: whether it has ended in this epoch.
     ended: Vec<bool>,
     live: usize,
-    /// The peer that has the turn: an active one, if there is any.
+    /// The peer that has the turn: an active peer, if there is any.
     current: usize,
     in_order: bool,
 }

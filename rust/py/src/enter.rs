@@ -59,8 +59,8 @@ pub fn wait(
     }
 }
 
-/// Polls for an event, for at most `limit`. Returns whether it has occurred. `look` checks for it, and is first called
-/// at once.
+/// Polls for an event, for at most `limit`. Returns whether it has occurred. `look` checks for the event, and is first
+/// called at once.
 pub fn poll(
     py: Python<'_>,
     limit: Option<Duration>,

@@ -18,7 +18,7 @@ use pyo3::types::{PyBool, PyDict, PyType};
 
 use crate::panics::caught;
 
-/// The maximum number of attempts. Each additional one requires another Ctrl-C at the same instant.
+/// The maximum number of attempts. Each additional attempt requires another Ctrl-C at the same instant.
 const TRIES: usize = 1000;
 
 /// Creates the type. A derived class inherits `__del__`, and must have a method `_finalize(interrupted)`.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
-/// The maximum time to take a free lock. PyTorch holds it while it copies 5 KB, which takes 3 µs.
+/// The maximum time to take a free lock. PyTorch holds the lock while it copies 5 KB, which takes 3 µs.
 const FREE: Duration = Duration::from_micros(30);
 /// The number of consecutive times that the lock must be free if it was not at first, and the pause in between for
 /// other threads.

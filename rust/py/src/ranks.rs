@@ -1,7 +1,7 @@
 //! Python class for the meeting of ranks. Sockets are passed as descriptors, and waits release the GIL.
 //!
 //! A forked child has the meeting without its thread, and perhaps with its lock held. There, every method raises an
-//! error, and nothing is dropped. The facade takes the sockets from it.
+//! error, and nothing is dropped. The Python code takes the sockets from the caller.
 
 use std::mem::ManuallyDrop;
 use std::net::{TcpListener, TcpStream};

@@ -1,8 +1,8 @@
 """Determines how objects of a type are pickled: user-defined reducers first, then ours for tensors and arrays, else the
 default.
 
-Role: used by the codec (codec.py) for each pickled item. The extension also asks it for the types of reducers that
-users have registered.
+Role: used by the codec (codec.py) for each pickled item. The extension also queries this module for the types of
+reducers that users have registered.
 """
 
 from __future__ import annotations

@@ -340,7 +340,7 @@ def _is_plain(tensor: Any) -> bool:
     """Returns whether the tensor consists only of elements in memory.
 
     Raises:
-        ValueError: the memory is not there.
+        ValueError: the memory does not exist.
     """
     torch = sys.modules["torch"]
     if not (
@@ -396,7 +396,7 @@ def dlpack_ways() -> tuple[Any, Any, Any, Any]:
 
 
 def tensor_parts(tensor: Any) -> tuple[Span | None, Any]:
-    """Returns how to send a tensor: (span, what).
+    """Returns a description for sending a tensor: (span, what).
 
     `span` is the tensor's memory range, for finding overlapping tensors; None if pickling determines the range. `what`
     is (dtype name, shape, requires_grad, address, bytes, room) if the elements can be copied in their memory order,
@@ -404,7 +404,7 @@ def tensor_parts(tensor: Any) -> tuple[Span | None, Any]:
     one.
 
     Raises:
-        ValueError: the tensor's memory is not there.
+        ValueError: the tensor's memory does not exist.
     """
     if tensor.__dict__ or not _is_plain(tensor):
         return None, tensor

@@ -90,7 +90,8 @@ class ForkingProcess:
         self._up_since = time.monotonic() if inherits else None
         self._numbers = itertools.count()
         self._replies: dict[int, Any] = {}
-        # No thread acquires it in a forked child. A handler may, while the thread that it interrupts holds it.
+        # No thread acquires it in a forked child. A signal handler may acquire it while the interrupted thread holds
+        # it.
         self._lock = threading.RLock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
@@ -275,7 +276,7 @@ _finding = threading.RLock()
 
 
 def forker_of_program(module: str) -> ForkingProcess:
-    """Returns the forking process of this program, or a new one if that has ended.
+    """Returns the forking process of this program, or a new process if it has ended.
 
     Args:
         module: the name of a module that its children need in addition to the program's modules.
@@ -352,7 +353,8 @@ class RemoteChild(ChildProcess):
         self._forker: ForkingProcess | None = None
 
     def _launch(self) -> int:
-        """Forks it through the forking process, or once through another one if the forking process exits meanwhile."""
+        """Forks the child through the forking process. If the forking process exits meanwhile, it is replaced and asked
+        once more."""
         forker = self._find()
         try:
             pid = self._ask(forker)
@@ -390,8 +392,8 @@ class RemoteChild(ChildProcess):
         except OSError:
             if not watch.has_ended:
                 return
-            # The forking process no longer exists. If this process is the first one of a container, it inherits such
-            # children.
+            # The forking process no longer exists. If the main process is process 1 of a container, it inherits the
+            # children of the ended forking process.
             try:
                 code = reap(pid)
             except ChildProcessError:

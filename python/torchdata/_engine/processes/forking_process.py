@@ -33,7 +33,7 @@ from torchdata._native import BellBoard, drop_inherited, name_process
 
 #: Maximum message length, and maximum number of descriptors per message, which is a rounded-down system limit.
 LONGEST, DESCRIPTORS = 4096, 200
-#: The messages of the main process to a child that it knows, and to a child that it will never know.
+#: The messages of the main process to a child with a known process number, and to a child with a lost process number.
 LEAVE, REFUSAL = b"1", b"0"
 
 #: What this process has inherited for its children.
@@ -41,8 +41,8 @@ _inherited: Sequence[Any] = ()
 
 
 class Inherited:
-    """Represents, in the main process, an object that the forking process has inherited. Unpickling it in a child
-    returns it.
+    """Represents, in the main process, an object that the forking process has inherited. Unpickling this object in a
+    child returns the inherited object.
 
     Args:
         index: the index of the inherited object.
@@ -101,7 +101,7 @@ def serve(
 
 
 class _ForkingProcess:
-    """The state of the forking process: its children, and the descriptors for the next one."""
+    """The state of the forking process: its children, and the descriptors for the next child."""
 
     def __init__(self, own: socket.socket) -> None:
         self._own = own

@@ -1,9 +1,9 @@
 """Signals during critical sections: they are deferred, and delivered at the next safe point.
 
 Role: Python runs a signal handler at an arbitrary point of the main process's code, and the handler may raise an
-exception there, as that of Ctrl-C does, and a user's handler of SIGALRM, SIGTERM or SIGUSR1 may. CPython ignores an
-exception that is raised in the hooks around a fork. An exception in the middle of starting or ending a child would
-leave an unknown child. The main process therefore defers signals in these sections, and delivers them between two
+exception there, as the handler of Ctrl-C does, and a user's handler of SIGALRM, SIGTERM or SIGUSR1 may do. CPython
+ignores an exception that is raised in the hooks around a fork. An exception in the middle of starting or ending a child
+would leave an unknown child. The main process therefore defers signals in these sections, and delivers them between two
 steps.
 
 A child must never run a handler of the main process, although terminals and clusters send signals to all processes of
@@ -183,8 +183,8 @@ def interrupts_blocked() -> Iterator[None]:
     try:
         yield
     finally:
-        # One by one, because `faulthandler` gives Python's handlers a small stack, which several at once would
-        # overflow.
+        # Signals are unblocked one by one, because `faulthandler` gives Python's handlers a small stack, and several
+        # handlers at once would overflow it.
         for number in blocked - before:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -114,14 +114,14 @@ def is_ready(descriptor: int, seconds: float, events: int = select.POLLIN) -> bo
 
 
 class ChildProcess(ABC):
-    """One child, which other code may reap.
+    """A child process that other code may reap.
 
     Exit codes are unavailable if a program ignores SIGCHLD, or if its handler reaps all children. If the kernel
     then reports that the child does not exist, it has exited.
 
     Args:
         name: the name of the child in messages.
-        process_name: the name of its process, which `multiprocessing.current_process` returns in it.
+        process_name: the name that `multiprocessing.current_process` has in the child.
     """
 
     #: Whether its memory began as a copy of the main process, as with start method "fork".
@@ -136,7 +136,7 @@ class ChildProcess(ABC):
         self.forget_process()
 
     def forget_process(self) -> None:
-        """Resets it to the state before its start."""
+        """Resets the object to the state before the start of the child."""
         #: The process id, once the process was started.
         self.pid: int | None = None
         #: The exit code, negative for a signal; None while the process runs, or if the code is unknown.
@@ -146,7 +146,7 @@ class ChildProcess(ABC):
         #: A better description of its exit than the exit code, from another source.
         self.told: str | None = None
         self._watch: Pidfd | None = None
-        #: The object that holds multiprocessing's pipes to it, if the system lacks process descriptors.
+        #: The object that holds multiprocessing's pipes to the child, if the system lacks process descriptors.
         self._pipes: Popen | None = None
         self._has_ended = False
 

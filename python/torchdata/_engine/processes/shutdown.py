@@ -62,9 +62,9 @@ class Shutdown:
         _to_end.add(self)  # last, because Ctrl-C may interrupt before
 
     def replace(self, index: int, child: ChildProcess, control: Link, commander: Sender) -> None:
-        """Takes over a child as the replacement of one that has exited, before it is started.
+        """Takes over a child that replaces an exited child, before the new child is started.
 
-        After it has started, `has_begun` shows whether the caller must stop it.
+        After the start, `has_begun` shows whether the caller must stop the child.
         """
         if self.has_begun:
             return

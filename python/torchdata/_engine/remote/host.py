@@ -42,8 +42,7 @@ from torchdata._observe.stats.counting import PIPES
 PULSE = 1.0
 #: Seconds after which a host ends that receives nothing from the main process, in case Ray has not ended it.
 DEAF = 600.0
-#: Seconds between two checks for this, and between two checks for free space for a command or for the start of a
-#: child.
+#: Seconds between two checks in these waits: for units, for free space for a command, or for the start of a child.
 LOOK, GLANCE = 5.0, 0.002
 #: Seconds between two reports of the worker's counters.
 SEEN = 0.5
@@ -67,7 +66,7 @@ class RemoteSetup:
         cadence: how often the worker takes snapshots.
         budget: bytes of shared memory for the units of the worker.
         full_stats: whether the time of each pipe is measured.
-        counts: the counters of the earlier processes that it replaces.
+        counts: the counters of the earlier processes that the worker replaces.
         dispatcher_page: the page of the dispatching process in the main process; None if nothing is dispatched.
         window: number of items that the dispatching process may be ahead.
     """
@@ -249,7 +248,7 @@ class _WorkerLane:
         return self._came - self._passed >= FULL
 
     def pull(self, most: int, look: Callable[[bool], Seen | None], exitcode: Callable[[], int | None]) -> Pulled:
-        """Returns what the worker has sent, as soon as there is something.
+        """Returns the units of the worker, once there is at least one.
 
         Args:
             most: no further unit is added to a frame of this many bytes.
@@ -293,8 +292,8 @@ class Host:
         bells = BellBoard(1 + DISPATCHER)
         budget = min(setup.budget, default_budget())
         control, data = Link(0, CONTROL_RING), Link(budget)
-        #: For each lane, a link for units from the worker, and a link for units to it. In the lane of dispatched
-        #: items, only words are sent back.
+        #: For each lane, a link for units from the worker, and a link for units to the worker. In the lane of
+        #: dispatched items, only words are sent back.
         self._links = [(data, control)]
         dispatched = None
         if setup.dispatcher_page is not None:
@@ -361,7 +360,7 @@ class Host:
         self._lanes[lane].tell(told)
 
     def pull(self, lane: int, most: int) -> Pulled:
-        """Returns what the worker has sent, as soon as there is something.
+        """Returns the units of the worker, once there is at least one.
 
         Args:
             lane: see `tell`.

@@ -1,10 +1,10 @@
 """The main process's side of a worker on another machine, with the interface of `ChildProcess`.
 
 Role: runs in the main process. The worker has the same links as any child, and the main process uses its ends of them
-as usual. A carrier uses the opposite ends. A thread of this module takes commands and words from them for the worker's
-host, and stores in them what it pulls from the host. Collector, commands, leases and states therefore treat the worker
-like any other child. If there is a dispatching process, which runs on this machine, another thread carries what it
-sends.
+as usual. A carrier uses the opposite ends. A thread of this module reads commands and words from the links for the
+worker's host, and writes units from the host into the links. Collector, commands, leases and states therefore treat the
+worker like any other child. If there is a dispatching process, which runs on this machine, another thread carries its
+units.
 
 Everything from a host passes through the thread and the links of one worker, so that units of an earlier worker cannot
 reach its replacement.
@@ -51,7 +51,7 @@ _numbers = itertools.count(1)
 
 
 class Actor(Protocol):
-    """A host, as the main process calls it. Each call returns at once, and its future may raise Ray's error."""
+    """The main process's interface to a host. Each call returns at once, and its future may raise Ray's error."""
 
     def check(self) -> None:
         """Raises an error if hosts can no longer be called."""
@@ -119,7 +119,7 @@ class RemoteWorker(ChildProcess):
         #: The error of the thread that carries dispatched items.
         self._fault: Exception | None = None
         ends = os.pipe()
-        #: The ends of a pipe. The exit of the worker is written to the first one. Code that waits for it has copies of
+        #: The ends of a pipe. The exit of the worker is written to the first end. Code that waits for it has copies of
         #: the second.
         self._ending, self._sign = (OwnedDescriptor(end) for end in reversed(ends))
 
@@ -195,7 +195,7 @@ class RemoteWorker(ChildProcess):
             return "not to be asked", f"Its host tells no stack: {self._hosts.why(error)}."
 
     def kill(self) -> None:
-        """Kills it at once."""
+        """Kills the worker at once."""
         self._is_killed = True
         self._ring()
 
@@ -448,7 +448,7 @@ def _differences(theirs: dict[str, str]) -> str:
 
 
 def _release(name: str, version: str) -> Any:
-    """Returns the part of a version that must be equal: all of this package's, and the major and minor version of
-    others.
+    """Returns the part of a version that must be equal: the whole version of this package, and the major and minor
+    version of other modules.
     """
     return version if name == "torchdata-rs" else version.split(".")[:2]

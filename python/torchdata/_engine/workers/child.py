@@ -1,7 +1,7 @@
 """The child's side of a group: its startup, its ends of the links, and the loop that receives commands.
 
 Role: runs in every child, for any program. On entry (`CommonSetup`), a child leaves signals to the main process, closes
-what it inherited, and ensures that it exits with the main process. The child then takes its ends of the links, loads
+inherited resources, and ensures that it exits with the main process. The child then takes its ends of the links, loads
 the program, and passes each command to the program's runner until the runner has obeyed the command to stop.
 
 Python's cyclic garbage collector does not search objects that a child imports or keeps until its end. Importing torch
@@ -149,7 +149,8 @@ class ChildSetup:
     #: Whether this is the dispatching process.
     dispatches: bool
     program: Program | SharedPickle | Inherited
-    #: Module and name of the program's class. Importing the module takes long unless the child inherits it.
+    #: Module and name of the program's class. Importing the module takes long unless the child inherits the imported
+    #: module.
     program_class: tuple[str, str]
     common: CommonSetup
     #: The counters of all processes.
@@ -243,7 +244,7 @@ class ChildLoop:
         gc.unfreeze()  # the user's objects in cycles are finalized if the interpreter exits normally
 
     def next_command(self) -> tuple[Any, ...]:
-        """Waits for a command. Raises what `command_within` raises."""
+        """Waits for a command. Raises the same exceptions as `command_within`."""
         while (command := self.command_within()) is None:
             pass
         return command

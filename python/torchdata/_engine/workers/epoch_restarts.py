@@ -25,7 +25,7 @@ REPEATED = 600.0
 
 @dataclass(frozen=True)
 class RestartableEpoch:
-    """An epoch, or what remains of it, with the data that a replacement needs to join it.
+    """An epoch, or its remaining part, with the data that a replacement needs to join it.
 
     Args:
         number: the number of the epoch.
@@ -48,7 +48,7 @@ class EpochRestarts(Restarts):
     The arguments are the same as for `Restarts`.
     """
 
-    #: The current epoch; None before the first one.
+    #: The current epoch; None before the first epoch.
     run: RestartableEpoch | None = None
     #: Whether a function was applied to the graphs, which a replacement would lack.
     has_called = False
@@ -84,7 +84,7 @@ class EpochRestarts(Restarts):
             return
         members, starts = self._members, run.resume(received)
         begin = any(begins(start) for index in indices for start in members.starts_of(index, starts))
-        # State that outlives an epoch is restored by repeating the end of the previous one. A snapshot of this epoch
+        # State that outlives an epoch is restored by repeating the end of the previous epoch. A snapshot of this epoch
         # would contain that state.
         repeats = run.before is not None and begin
         if repeats:

@@ -1,8 +1,8 @@
 """Runs a graph in a child, epoch by epoch: in a worker of a `DataLoader2`, or in the dispatching process.
 
-Role: carries out the main process's commands (start an epoch, call a function on the graph, stop). In between, it runs
-the graph of pipes, and sends what the graph yields. Commands are received between two items. `protocol::Obedience` in
-the engine decides how a command affects the running epoch; this module carries that out.
+Role: carries out the main process's commands (start an epoch, call a function on the graph, stop). Between commands,
+the runner runs the graph of pipes, and sends the items. Commands are received between two items. `protocol::Obedience`
+in the engine decides how a command affects the running epoch; this module carries that out.
 
 A command is a tuple of its kind, its number on the link, the number of the epoch or function, and further arguments.
 """
@@ -173,7 +173,8 @@ class EpochRunner:
                 self.dispatched.finish_epoch(epoch)
 
     def _send_epoch(self, begin: Callable[[], Any]) -> None:
-        """Runs the graph and sends what it yields, until its end, or until another epoch or the end is commanded."""
+        """Runs the graph and sends its items, until the graph ends, or until a command begins another epoch or stops
+        the child."""
         while self._send_pass(begin) and self._is_wanted_again():
             begin = self._begin_pass
 
@@ -257,7 +258,8 @@ class EpochRunner:
         return False
 
     def _apply(self, function: Callable[[Any], Any]) -> None:
-        """Applies a function to the graph. If it raises an exception, this epoch and each later one end with it."""
+        """Applies a function to the graph. If the function raises an exception, this epoch and each later epoch end
+        with this exception."""
         try:
             if self.failure is None:
                 for place, program in enumerate(self.programs):

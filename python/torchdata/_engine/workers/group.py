@@ -290,7 +290,8 @@ def _shared(program: Program, start_method: str) -> Program | SharedPickle:
 
 
 def _main_cannot_be_imported() -> bool:
-    """Returns whether a child cannot import what `__main__` defines (an interactive session, `python -c`, stdin)."""
+    """Returns whether a child cannot import the definitions of `__main__` (an interactive session, `python -c`,
+    stdin)."""
     main = sys.modules.get("__main__")
     has_none = getattr(main, "__spec__", None) is None and not getattr(main, "__file__", None)
     return has_none or main_without_file() is not None

@@ -47,7 +47,7 @@ class Survived:
 
     @classmethod
     def chosen(cls, on_worker_exit: str, timeout: float | None, on_timeout: str, patience: float | None) -> Survived:
-        """Creates it from the arguments of a loader."""
+        """Creates the object from the arguments of a loader."""
         return cls(on_worker_exit == "restart", timeout if on_timeout == "restart" else None, patience)
 
     def __bool__(self) -> bool:
@@ -63,7 +63,7 @@ class Hung:
     """A process that was killed because it hung.
 
     Args:
-        how: what it did, worded to follow its name in a message.
+        how: a description of the hang, worded to follow the name of the process in a message.
         stack: its stacks when it was killed.
         limit: the name of the argument that allows more time.
     """
@@ -175,7 +175,7 @@ class Hangs:
         Args:
             peer: the number of the shard that the main process waits for.
             waited: the duration of the wait so far, in seconds.
-            limit: seconds without progress after which a process hangs: the timeout, or a multiple of it.
+            limit: a process hangs after this number of seconds without progress: the timeout, or a multiple of it.
 
         Returns:
             Whether a process was killed.
@@ -237,8 +237,8 @@ class Hangs:
         return self._members.processes[child].has_page(page)
 
     def _fault(self, chain: list[int], pages: dict[int, Any]) -> int:
-        """Returns the child at fault: a stopped one, else the last of the chain, or the first if they wait in a
-        circle.
+        """Returns the child at fault: a stopped child, otherwise the last child of the chain, or the first if they wait
+        in a circle.
         """
         stopped = next((child for child in chain if self._is_stopped(child)), None)
         if stopped is not None:

@@ -50,8 +50,8 @@ class Program(ABC):
     worker_name: ClassVar[str] = "worker process {}"
     #: What a worker does, in the words of the error that reports its exit.
     stage: ClassVar[str] = "reading items"
-    #: What a worker produces one at a time, since when these are counted, and what the user should fix if one of them
-    #: ends its process each time.
+    #: Words for messages: the noun for a worker's results, since when these are counted, and what the user should fix
+    #: if one of them ends its process each time.
     item: ClassVar[str] = "item"
     counted: ClassVar[str] = " in the epoch"
     mended: ClassVar[str] = "pipe"
@@ -173,12 +173,12 @@ class EpochProgram(Program):
         `begin_epoch`.
 
         Args:
-            snapshot: what `snapshot` returned.
+            snapshot: a result of the method `snapshot`.
             strict: whether sources verify the items that they reread.
         """
 
     @abstractmethod
     def call(self, function: Callable[[Any], Any]) -> None:
         """Applies a function of the main process to the graph. If the function returns a graph, this graph replaces the
-        old one in the next epoch.
+        old graph in the next epoch.
         """

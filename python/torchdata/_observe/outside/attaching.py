@@ -51,7 +51,8 @@ class Attached:
         pid: the id of its main process.
         command: the command line of the main process, without secrets.
         board: its counters.
-        numbers: a mapping from process ids in the loader's container to process ids here; None if they are the same.
+        numbers: a mapping from process ids in the loader's container to process ids here; None if these ids are the
+            same.
     """
 
     pid: int

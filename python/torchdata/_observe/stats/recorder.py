@@ -89,7 +89,7 @@ class Recorder:
         #: The loader's delivery while its calls are monitored, and its number in the monitor.
         self._watched: tuple[int, Delivery] | None = None
         self._counting: Counting | None = None
-        #: The counters when the loader was shut down, and the time of that.
+        #: The counters when the loader was shut down, and the time of the shutdown.
         self._last: tuple[int, bool, list[Any]] | None = None
         #: Whether a warning about damaged pages was issued.
         self._is_damage_told = False

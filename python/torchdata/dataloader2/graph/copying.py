@@ -108,7 +108,7 @@ class _Sharing:
         self._left = 0
 
     def pin_attributes(self, pipe: Any) -> None:
-        """Adds to the memo what a copy of the pipe shares with it."""
+        """Adds the objects that a copy of the pipe shares with the pipe to the memo."""
         data = getattr(type(pipe), "data_attributes", ())
         for name, value in list(vars(pipe).items()):
             if name in data and not self._refers(value):
@@ -117,7 +117,7 @@ class _Sharing:
                 self.pin(value)
 
     def pin(self, value: Any) -> None:
-        """Adds to the memo what a copy of the value of one attribute shares with it."""
+        """Adds the objects that a copy of one attribute's value shares with the value to the memo."""
         self._left = LARGEST_STRUCTURE
         self._pin(value)
 

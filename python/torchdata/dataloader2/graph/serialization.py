@@ -145,7 +145,8 @@ def deserialize_datapipe(serialized_state: bytes) -> Any:
 
 
 class _DataPipeSerializationWrapper:
-    """A pipe that can be pickled even if plain pickle does not support its contents. Old code wraps pipes in it.
+    """A pipe that can be pickled even if plain pickle does not support its contents. Old code wraps pipes in this
+    class.
 
     Args:
         datapipe: the pipe.

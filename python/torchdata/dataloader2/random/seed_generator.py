@@ -26,8 +26,8 @@ class SeedGenerator:
     """Draws seeds that are all derived from one number.
 
     The generator has two streams. *Shared* seeds are equal in all generators with the same seed: on every rank and in
-    every worker. The other stream also yields the same seeds in the same order, until `spawn` makes it independent of
-    all others. A shuffle that is read in one process therefore has the same order as a shuffle before a
+    every worker. The second stream also yields the same seeds in the same order, until `spawn` makes it independent of
+    all other generators. A shuffle that is read in one process therefore has the same order as a shuffle before a
     `sharding_filter` in workers. ChaCha12 generates both streams.
 
     Args:
@@ -73,7 +73,7 @@ class SeedGenerator:
         """Returns the generator of worker (or rank) `worker_id`.
 
         The shared seeds of the result are the same as in this generator, and its further seeds are independent. With
-        `inplace`, this generator becomes the worker's generator. Otherwise, it is not changed.
+        `inplace`, this generator becomes the worker's generator. Otherwise, this generator is not changed.
         """
         if isinstance(worker_id, bool) or not isinstance(worker_id, int):
             raise TypeError(f"worker_id must be an integer, not {worker_id!r}")

@@ -207,7 +207,7 @@ class DistributedReadingService(ReadingServiceInterface):
             raise ValueError(
                 f"rank {self._rank} resumes from another state than rank 0: load the same one on all ranks"
             )
-        # From a copy, as in workers: seeds drawn for this epoch must not change the next one.
+        # Seeds are drawn from a copy, as in workers, because seeds drawn for this epoch must not change the next epoch.
         own = seed_generator.spawn(self._rank, inplace=not self._has_moved)
         self._has_moved = False
         set_graph_random_seed(self._datapipe, copy.copy(own))

@@ -66,7 +66,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     process has received are recomputed, compared by checksum and dropped, so the pipeline must repeat itself. Each
     restart is a `RuntimeWarning`. Three exits at the same item raise `WorkerExitedError` with the item's number. If
     there is a dispatching process, all processes are replaced together. Under "fork", a helper process is forked at the
-    start. Replacements are forked from it, so that threads and CUDA of the main process do no harm.
+    start. Replacements are forked from the helper process, so that threads and CUDA of the main process do no harm.
 
     `on_timeout="restart"` does the same for processes that hang, with their Python stacks in the warning. A process
     hangs if the main process has waited for it for `timeout` seconds, and no pipe in it has yielded an item. A filter
@@ -327,7 +327,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             return cls(0, worker_init_fn=init_fn, worker_reset_fn=reset_fn)
 
     def count_shares(self) -> Shares:
-        """Returns one share for each worker, unless a function of the user may change the graph there."""
+        """Returns one share for each worker, unless a function of the user may change the graph in the workers."""
         refuse_functions(self, worker_init_fn=self.worker_init_fn, worker_reset_fn=self.worker_reset_fn)
         if replaced_functions():
             raise TypeError(f"{', '.join(replaced_functions())} may change the graph in the workers")
@@ -390,7 +390,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         output.adopt(self._children, None if self.splits is None else own)
 
     def finalize_iteration(self) -> None:
-        """Ends the epoch, so that no process reads ahead for it."""
+        """Ends the epoch, so that no process reads ahead for this epoch."""
         if self._children is not None:
             self._children.collector.stop()
 

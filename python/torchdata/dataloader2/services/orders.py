@@ -27,8 +27,9 @@ class _Order:
         #: For each worker, the position of each checksum, and the checksum at each position.
         self._positions: dict[int, dict[int, int]] = {}
         self._at: dict[int, dict[int, int]] = {}
-        #: By the first of two neighboring workers: at how many positions they have different items, and how many items
-        #: they have at different positions. Each is counted once, with the first note that arrives from any worker.
+        #: For each pair of neighboring workers, by the first: the number of positions with different items, and the
+        #: number of items at different positions. Each is counted once, with the first note that arrives from any
+        #: worker.
         self._differs: Counter[int] = Counter()
         self._moved: Counter[int] = Counter()
         #: For each worker, all its checksums, while they may cover a short source completely.

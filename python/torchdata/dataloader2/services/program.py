@@ -351,7 +351,8 @@ class GraphProgram(EpochProgram):
             self._telling = tell_torch(self._shard.worker, self._shard.workers, self.datapipe, is_local=is_local)
 
     def _watch_order(self) -> None:
-        """Has the sharding filters sample what they read in this epoch, for main to compare with other workers."""
+        """Makes the sharding filters sample the items that they read in this epoch. The main process compares the
+        samples of all workers."""
         witnessing.current = None
         if self._child.num_workers > 1:
             if self._watched is None or self._watched[0] is not self.datapipe:

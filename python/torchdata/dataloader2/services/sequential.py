@@ -63,7 +63,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
     """Runs the pipe graph through several reading services, for example a distributed and a multi-process service.
 
     Args:
-        *reading_services: the services. Each takes over the result of the previous one.
+        *reading_services: the services. Each service takes over the result of the previous service.
 
     Raises:
         TypeError: an argument is not a reading service.
@@ -90,7 +90,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         return datapipe
 
     def finalize(self) -> None:
-        """Finalizes all services, the last one first. After an error in one service, the remaining services are still
+        """Finalizes all services, in reverse order. After an error in one service, the remaining services are still
         called."""
         self._in_reverse("finalize")
 
@@ -103,7 +103,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         return iter_reset_fn
 
     def finalize_iteration(self) -> None:
-        """Ends the epoch in all services, the last one first."""
+        """Ends the epoch in all services, in reverse order."""
         self._in_reverse("finalize_iteration")
 
     def _in_reverse(self, method: str) -> None:
@@ -120,7 +120,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
             raise first
 
     def set_prefetch_counts(self, main: PrefetchCount | None, worker: PrefetchCount | None) -> None:
-        """Sets the counts of all services that read ahead."""
+        """Sets the prefetch counts of all services that read ahead."""
         for service in self.reading_services:
             if hasattr(service, "set_prefetch_counts"):
                 service.set_prefetch_counts(main, worker)

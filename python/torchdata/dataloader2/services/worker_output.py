@@ -171,8 +171,8 @@ class WorkerOutput(IterDataPipe[Any]):
     def shares(self) -> list[int] | None:
         """By shard, the number of items of the epoch; None if these numbers do not show which shards have ended.
 
-        In strict turn, a worker without items has ended if another one has given two, because it was asked first.
-        A dispatching process distributes items evenly among all workers.
+        In strict turn, if another worker has delivered two items, a worker without items has ended, because it was
+        asked before the second item. A dispatching process distributes items evenly among all workers.
         """
         run = self.run
         if not self.in_order or self.dispatches:

@@ -19,8 +19,8 @@ def chosen(*columns: Any) -> Any:
 
 
 def on_columns(function: Callable[..., Any], input_col: Any) -> Callable[[Any], Any]:
-    """Returns a function of an item that calls `function` with the columns `input_col`, or with the item if that is
-    None.
+    """Returns a function of an item that calls `function` with the columns `input_col`, or with the item if `input_col`
+    is None.
     """
     if input_col is None:
         return function

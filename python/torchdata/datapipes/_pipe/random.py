@@ -28,7 +28,7 @@ def draw_seed(last: int | None = None, follows: bool = False) -> int:
 
     Args:
         last: the seed of the pipe's previous iteration.
-        follows: whether a loader seeds the pipe.
+        follows: whether the seeds follow from a seed of the loader, because the loader seeds the pipe.
     """
     if last is not None and (is_replica or follows):
         return random.Random(f"after {last}").getrandbits(63)

@@ -163,7 +163,7 @@ def _constructor(base: type[FunctionalForms], name: str, pipe: type) -> Callable
             raise
 
     functools.update_wrapper(construct, pipe, assigned=("__module__", "__doc__"), updated=())
-    # `help` shows this name, and pickle finds the bound method by it.
+    # `help` shows this name, and pickle finds the bound method by this name.
     construct.__name__, construct.__qualname__ = name, f"{base.__name__}.{name}"
     with contextlib.suppress(ValueError):  # the class has a constructor that is written in C
         # The constructor returns None, but the form returns the new pipe.

@@ -2,8 +2,9 @@
 
 Role: a generator that has raised has ended, but the `__iter__` of a pipe resumes from the state that its class lists,
 as it does from a loaded state. If exceptions of a pass are skipped, the pass therefore uses a chain of iterators of the
-same pipe. Each one continues where the previous one raised, and reads the existing iterators of the sources. Used by
-`skipping`, in the process that iterates the pipe. The chain owns the renewal, which owns the sources' iterators.
+same pipe. Each iterator continues where the previous iterator raised, and reads the existing iterators of the sources.
+Used by `skipping`, in the process that iterates the pipe. The chain owns the renewal, which owns the sources'
+iterators.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Renewal(Iterator[Iterator[Any]]):
         return self._function(datapipe)
 
     def renew(self) -> bool:
-        """Replaces an iterator that has raised; returns False if the new one would raise at the same item."""
+        """Replaces an iterator that has raised; returns False if the new iterator would raise at the same item."""
         seen = [token_of(pipe).yielded for pipe in (self._datapipe, *self._sources)]
         if seen == self._seen:
             return False

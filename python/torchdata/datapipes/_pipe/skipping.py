@@ -57,8 +57,8 @@ __all__ = [
     "write_line",
 ]
 
-#: The number of this worker, "dispatch" in the dispatching process, or None in the main process. The loader sets it and
-#: reports what its processes skip.
+#: The number of this worker, "dispatch" in the dispatching process, or None in the main process. The loader sets this
+#: number, and reports the skipped items of its processes.
 worker: int | str | None = None
 
 #: The epoch, from 0, of the loader that this worker process belongs to.
@@ -142,7 +142,7 @@ def skipped_of(owner: Any) -> dict[tuple[str, str], int]:
 
 
 def plus_one(kinds: dict[str, int], kind: str) -> dict[str, int]:
-    """Returns the counts with one more for `kind`, as a new dict, because a state may hold the old one."""
+    """Returns the counts with one more for `kind`, as a new dict, because a state may refer to the old dict."""
     return {**kinds, kind: kinds.get(kind, 0) + 1}
 
 

@@ -66,8 +66,8 @@ class SequenceWrapper(MapDataPipe[T_co]):
 class IterToMapConverter(MapDataPipe[Any]):
     """Reads an iterable pipe into a dict when the first item is requested, and provides its items by their keys.
 
-    The functional form is `to_map_datapipe` of iterable pipes. If several items have the same key, the last one counts,
-    and a warning names the key. The dict is part of the pipe's state.
+    The functional form is `to_map_datapipe` of iterable pipes. If several items have the same key, the last item is
+    used, and a warning names the key. The dict is part of the pipe's state.
 
     Args:
         datapipe: the iterable pipe to read.

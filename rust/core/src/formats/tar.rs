@@ -1,8 +1,8 @@
 //! Reads the headers of regular files in tar archives, and checks the format of extended headers.
 //!
 //! Of the many kinds of tar headers (see tar(5)), only one is frequent in datasets: a regular file with a short name.
-//! This module reads such headers. A complete reader of the format reads all other blocks. That reader can rely on
-//! [`pax_records`] having checked the format of extended headers.
+//! This module reads such headers. A complete reader of the format reads all other blocks. The complete reader can rely
+//! on [`pax_records`] having checked the format of extended headers.
 
 /// Bytes of a header, and the unit for padding data.
 pub const BLOCK: usize = 512;

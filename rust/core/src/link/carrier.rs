@@ -10,7 +10,7 @@
 //!
 //! Units are carried without being decoded, with the stream and kind that their producer set. Fragments are joined
 //! first. The control words in the header of a link are carried separately (see [`Words`]). A word may arrive late,
-//! because only the latest value matters and no process waits for an older one. A word may also arrive before units
+//! because only the latest value matters and no process waits for an older value. A word may also arrive before units
 //! that were published earlier, because even on one machine it can be read before them. Words never wait for units,
 //! because the units may need room that only appears after a word is read. The caller must put each frame once, in the
 //! order of taking, and the same for words.
@@ -204,7 +204,7 @@ impl Carrier {
     /// Returns whether a word has changed since the last call of `take`, or, if `units` is true, whether a unit is
     /// pending.
     pub fn has_news(&mut self, units: bool) -> bool {
-        // An error counts as news, so that `take` reports it.
+        // Returns true after an error, too, so that `take` is called and reports the error.
         self.words() != self.given || units && self.inbound.readable().unwrap_or(true)
     }
 
@@ -235,7 +235,7 @@ impl Carrier {
         self.peer.ring();
     }
 
-    /// Puts a frame into the outbound link. Returns false if the link had no room for all of it. The caller then
+    /// Puts a frame into the outbound link. Returns false if the frame did not fit completely. The caller then
     /// retries with the same frame after [`Carrier::has_room`] returns true.
     pub fn put(&mut self, head: &[u8], beside: &[&[u8]]) -> Result<bool, Corrupted> {
         loop {
@@ -311,7 +311,7 @@ impl Carrier {
 
     /// Returns whether the reason why a frame could not be put is gone.
     pub fn has_room(&mut self) -> bool {
-        // An error counts as room, so that `put` reports it.
+        // Returns true after an error, too, so that `put` is called and reports the error.
         match self.lack {
             Lack::Nothing => true,
             Lack::Block => self.outbound.worth_allocating().unwrap_or(true),

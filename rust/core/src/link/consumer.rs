@@ -162,7 +162,7 @@ impl Consumer {
     }
 
     /// Sets whether items of this link wake this process while it sleeps. Call it before checking for items, because
-    /// items published before this call do not wake the process. All other units always do.
+    /// items published before this call do not wake the process. Units other than items always wake the process.
     #[inline]
     pub fn want_items(&mut self, wanted: bool) {
         if wanted == self.wanted {
@@ -173,12 +173,12 @@ impl Consumer {
         if wanted { word.raise() } else { word.lower() }
     }
 
-    /// Ends this pass: the producer need not send more of it.
+    /// Ends this pass: the producer need not send further items of the pass.
     pub fn leave(&mut self) {
         self.tell(self.receiving.leave());
     }
 
-    /// Ends this epoch, even if it was not read: the producer need not send more of it.
+    /// Ends this epoch, even if it was not read: the producer need not send further items of the epoch.
     pub fn finish(&mut self, epoch: u32) {
         let grant = self.receiving.finish(epoch);
         self.tell(grant);
@@ -292,7 +292,7 @@ impl Consumer {
         }
     }
 
-    /// Returns whether a unit of this stream, or a leftover of an earlier one, is available.
+    /// Returns whether a unit of this stream, or a leftover unit of an earlier stream, is available.
     #[inline]
     pub fn readable(&mut self) -> Result<bool, Corrupted> {
         Ok(!self.early && self.cursor.available(&self.layout.header().tail)? > 0)

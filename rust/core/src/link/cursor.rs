@@ -18,7 +18,7 @@ pub const BIRTH: u64 = seal(0);
 /// The producer's view of a ring.
 #[derive(Debug)]
 pub struct ProducerCursor {
-    /// Next position to write. The shared copy is never ahead of it.
+    /// Next position to write. The shared copy is never ahead of this position.
     tail: u64,
     /// Cached head of the consumer, which can only be too small, which is safe.
     head: u64,
@@ -109,8 +109,8 @@ impl ConsumerCursor {
 
     /// Checks that this side's cursor in shared memory is intact.
     ///
-    /// Call it before sleeping. The producer reads this cursor only when it runs out of room, and a probe that compares
-    /// the two cursors would never notice the damage.
+    /// Call this function before sleeping. The producer reads this cursor only when it runs out of room, and a probe
+    /// that compares the two cursors would never notice the damage.
     #[inline]
     pub fn check(&self, shared_head: &AtomicU64) -> Result<(), Corrupted> {
         if shared_head.load(Ordering::Relaxed) == seal(self.head) {

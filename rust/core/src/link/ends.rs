@@ -95,7 +95,7 @@ impl Link {
     }
 }
 
-/// Checks the state of a link without an end of it.
+/// Checks the state of a link from a process that has neither end.
 #[derive(Debug, Clone)]
 pub struct Probe {
     layout: Arc<Layout>,
@@ -110,7 +110,7 @@ impl Probe {
         header.tail.load(Ordering::Relaxed) != header.head.load(Ordering::Relaxed)
     }
 
-    /// Returns whether `epoch` is obsolete because the producer has ordered a later one, or a stop.
+    /// Returns whether `epoch` is obsolete because the producer has ordered a later epoch, or a stop.
     #[inline]
     pub fn is_superseded(&self, epoch: u32) -> Result<bool, Corrupted> {
         // SYNC(order): pairs with Producer::order.

@@ -1,4 +1,4 @@
-//! The layout of a link's shared memory, and how the two sides agree on it.
+//! The layout of a link's shared memory, and how producer and consumer agree on it.
 //!
 //! ```text
 //! 0          Header (one page)

@@ -77,7 +77,7 @@ pub struct Producer {
     ahead: VecDeque<(u64, u64)>,
     ahead_bytes: u64,
     sending: Sending,
-    /// Items that went out in the current shard in this epoch, or pass, by earlier runs of it, too.
+    /// Items of the current shard that were sent in this epoch, or pass, including earlier runs.
     account: Account,
     /// The shard that units are of.
     current: u16,
@@ -147,7 +147,7 @@ impl Producer {
         self.current = 0;
     }
 
-    /// Makes a shard the current one.
+    /// Makes a shard the current shard.
     ///
     /// # Panics
     /// If `shard` is out of range.

@@ -36,7 +36,7 @@ pub(crate) fn bare_len(sampled: u64) -> u64 {
 /// Start of every unit in the ring. The byte order is that of the machine, because both sides run on one machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct UnitHeader {
-    /// Bytes from this header to the next one.
+    /// Bytes from this header to the next header.
     pub total: u32,
     /// Bytes of the inline payload.
     pub payload: u32,
@@ -71,8 +71,8 @@ impl First {
         word(total, pad_check(position, total))
     }
 
-    /// Reads the first word at `position`. `available` bytes are published from there, and `until_wrap` bytes remain
-    /// before the end of the ring.
+    /// Reads the first word at `position`. `available` bytes are published from `position` on, and `until_wrap` bytes
+    /// remain before the end of the ring.
     #[inline]
     pub fn read(first: u64, position: u64, available: u64, until_wrap: u64) -> Result<Self, Corrupted> {
         let (total, check) = (first as u32, (first >> 32) as u32);

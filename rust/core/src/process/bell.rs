@@ -78,7 +78,7 @@ impl Bell {
         }
     }
 
-    /// Returns whether a thread sleeps, or is about to, without having seen what the caller published before.
+    /// Returns whether a thread sleeps, or is about to sleep, without having seen the caller's last publication.
     #[inline]
     pub fn has_sleeper(&self) -> bool {
         // SYNC(doorbell): pairs with the fence in `wait`.

@@ -2,7 +2,8 @@
 //!
 //! A worker started by `fork` inherits everything of the main process: the links of its siblings and of all other
 //! loaders. While it keeps them mapped, their memory is not freed, even if all other processes have unmapped them.
-//! Therefore all of them are registered here, and a child drops those that it does not need, before it starts threads.
+//! Therefore all links are registered here, and a child drops the links that it does not need, before it starts
+//! threads.
 //!
 //! The list is not locked. A fork can happen while another thread registers an entry, and the child would find the lock
 //! held forever. The child ignores an incomplete entry and keeps that mapping.
@@ -104,7 +105,8 @@ impl Mapping {
         self.0.pins.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Replaces the mapping by private zeros in every child that is forked from now on, before any code runs there.
+    /// Replaces the mapping by private zeros in every child that is forked from now on, before any code runs in the
+    /// child.
     pub fn wipe_on_fork(&self) {
         // SYNC(noted): pairs with `wipe_what_is_the_parents`.
         self.0.state.store(OWN_MAPPING, Ordering::Release);

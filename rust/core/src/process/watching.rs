@@ -1,7 +1,7 @@
 //! Detects calls that do not return: a thread regularly reads counters that callers maintain anyway.
 //!
-//! A watched caller has a [`Pulse`], which it updates in each call by plain stores. One thread per process reads all of
-//! them. The thread holds no Python lock and sleeps on a [`Parker`]. The thread runs while at least one caller is
+//! A watched caller has a [`Pulse`], which it updates in each call by plain stores. One thread per process reads all
+//! pulses. The thread holds no Python lock and sleeps on a [`Parker`]. The thread runs while at least one caller is
 //! watched, except during forks. The thread stops before a fork, so that the child does not inherit half-written state,
 //! and the parent has one thread less. The next call of a watched caller restarts the thread. A child creates its own
 //! [`Watch`], in case the fork did not stop the thread.

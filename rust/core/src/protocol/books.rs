@@ -42,7 +42,7 @@ pub struct Snapshot<S> {
 pub struct Dealt<S> {
     /// The pass.
     pub pass: u32,
-    /// By worker: the items of that pass that were dispatched to it.
+    /// By worker: the items of the pass that were dispatched to the worker.
     pub accounts: Vec<Account>,
     /// The serialized graph.
     pub content: S,
@@ -67,7 +67,7 @@ struct Peer<S> {
     ended: bool,
     /// Whether no position that may be requested is before the first snapshot.
     begun: bool,
-    /// Ordered by age. Only the first one is at or before the position that the user has reached.
+    /// Ordered by age. Only the first snapshot is at or before the position that the user has reached.
     snapshots: VecDeque<Snapshot<S>>,
 }
 

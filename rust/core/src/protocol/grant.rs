@@ -27,7 +27,7 @@ pub enum Wish {
     Done,
 }
 
-/// The current stream of a reader, and what it wants from it.
+/// The current stream of a reader, and what the reader wants from this stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Grant {
     stream: Stream,
@@ -41,7 +41,7 @@ pub enum Reader {
     Behind,
     /// The reader is in this stream and wants this number of items in total.
     Here(u32),
-    /// The reader has left this pass, but may request the next one.
+    /// The reader has left this pass, but may request the next pass.
     Left,
     /// The reader has requested the next pass.
     Ahead,

@@ -70,7 +70,7 @@ pub struct Sending {
     /// The number of further items that the reader wanted when its word was last read. The reader may have granted more
     /// items by now, or fewer if it has paused the writer.
     credit: u32,
-    /// The number of items to recompute before the first one is sent.
+    /// The number of items to recompute before the first item is sent.
     owed: u64,
 }
 

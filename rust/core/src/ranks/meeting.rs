@@ -2,7 +2,7 @@
 //!
 //! A [`Meeting`] belongs to the process that created it. Until [`Meeting::serve`] starts its thread, callers serve the
 //! sockets while they wait. A program that creates meetings and then forks workers is therefore single-threaded at the
-//! fork. The thread needs only the lock of the table, which is never held during a wait. Therefore the thread sends
+//! fork. The thread needs only the lock of the table, which is never held during a wait. The thread therefore sends
 //! heartbeats no matter what the program does.
 
 use std::collections::VecDeque;
@@ -29,7 +29,7 @@ pub const LONGEST_SLICE: Duration = Duration::from_millis(100);
 /// The time that a new connection has to identify itself.
 const HELLO: Duration = Duration::from_secs(5);
 
-/// The maximum number of unidentified connections, in addition to one per rank. Each uses a descriptor.
+/// The maximum number of unidentified connections, in addition to one per rank. Each connection uses a descriptor.
 const STRANGERS: usize = 16;
 
 #[derive(Debug)]

@@ -270,8 +270,8 @@ impl PageRef {
         &self.header().span
     }
 
-    /// Begins the epoch `epoch`, or with None the epoch after the current one. In the main process, it begins with the
-    /// first item.
+    /// Begins the epoch `epoch`, or with None the epoch after the current one. In the main process, the measured time
+    /// span begins with the first item.
     pub fn begin_span(&self, epoch: Option<u32>) {
         self.span().end(nanoseconds());
         let next = || self.header().epoch.load(Relaxed).wrapping_add(1);

@@ -1,8 +1,8 @@
 //! Copies the counters of a process on another machine to the main process.
 //!
-//! The process counts on a board on its own machine. A copy of its page is sent to the main process and written into
-//! the board there, where it looks like the page of a local process. A page sent in the opposite direction lets a
-//! replacement continue the counts of its predecessor.
+//! The process counts on a board on its own machine. A copy of the process's page is sent to the main process and
+//! written into its board, where the copy looks like the page of a local process. A page sent in the opposite direction
+//! lets a replacement continue the counts of its predecessor.
 //!
 //! All values keep their meaning, except times, which belong to the clock of the remote machine. Times are shifted by
 //! the difference between the clocks at the arrival of the page, so they are too late by the transfer time. A received

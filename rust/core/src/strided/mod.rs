@@ -35,7 +35,7 @@ pub struct Strided {
     group: Axis,
     run: usize,
     len: usize,
-    /// The range of the elements relative to the first one: the lowest byte, and the end.
+    /// The range of the elements relative to the first element: the lowest byte, and the end.
     reach: (isize, isize),
     shuffle: Option<Shuffle>,
 }

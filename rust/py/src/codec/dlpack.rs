@@ -219,7 +219,7 @@ impl<'py> Exported<'py> {
         self.shape().iter().fold(self.size, |len, &count| len.saturating_mul(count as usize))
     }
 
-    /// Bytes from the first element to the end of the last one.
+    /// Bytes from the first element to the end of the last element.
     pub fn reach(&self) -> usize {
         let strides = self.extents(self.tensor.strides);
         reach(self.size, self.shape(), strides).unwrap_or(usize::MAX)
@@ -261,7 +261,7 @@ impl<'py> Exported<'py> {
     }
 }
 
-/// Bytes from the first element to the end of the last one, or None if they exceed the address space.
+/// Bytes from the first element to the end of the last element, or None if they exceed the address space.
 pub fn reach(size: usize, shape: &[i64], strides: &[i64]) -> Option<usize> {
     let last = shape.iter().zip(strides).try_fold(0_usize, |last, (&count, &stride)| {
         let steps = usize::try_from(count).ok()?.checked_sub(1)?;

@@ -57,7 +57,7 @@ impl Within<'_> {
 }
 
 enum Stop {
-    /// The item must be pickled as a whole. Either an object appears twice in it, or it may appear twice because a
+    /// The item must be pickled as a whole. Either an object appears twice in the item, or may appear twice because a
     /// member is pickled, or the nesting is too deep.
     Whole,
     Error(PyErr),
@@ -110,7 +110,8 @@ impl Encoder {
     pub fn clear(&mut self) {
         self.payload.clear();
         self.buffers.clear();
-        // Clearing a table takes time in proportion to its capacity, so one large item must not slow down all others.
+        // Clearing a table takes time in proportion to its capacity, and one large item must not slow down all later
+        // items.
         if !self.visited.is_empty() {
             self.visited.clear();
             self.visited.shrink_to(MOST_REMEMBERED);

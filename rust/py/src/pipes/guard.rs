@@ -439,7 +439,7 @@ unsafe fn goes_on(guard: *mut Guard) -> bool {
     caught(false, || unsafe { Python::attach_unchecked(ended) })
 }
 
-/// Returns whether the current exception is a panic from below. Taking it would panic again.
+/// Returns whether the current exception is a panic from below. Fetching this exception would panic again.
 fn is_panic(py: Python<'_>) -> bool {
     // SAFETY: `PyErr_ExceptionMatches` requires an exception, which is checked first. The two calls only read.
     unsafe {

@@ -19,7 +19,7 @@ pub struct Metering {
     gap: u32,
     random: Cell<u64>,
     most: Cell<u64>,
-    /// When the last measured call ended, or 0 before the first one.
+    /// The time of the end of the last measured call, or 0 before the first measured call.
     pub measured: u64,
 }
 

@@ -21,7 +21,7 @@ pub struct ShareIterator {
     source: Py<PyAny>,
     run: usize,
     between: usize,
-    /// The number of items to skip before the next one, and the remaining length of the run after them.
+    /// The number of items to skip before the next item is yielded, and the remaining length of the run after them.
     before: AtomicUsize,
     left: AtomicUsize,
 }

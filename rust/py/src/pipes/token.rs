@@ -15,7 +15,7 @@ use crate::pipes::clocking::Timed;
 /// The record of a pipe on a board of counters.
 pub struct BoardSlot {
     pub pipe: PipeRef,
-    /// Whether it is the last pipe of its process, and of the loader.
+    /// Whether the pipe is the last pipe of its process, and of the loader.
     pub root: bool,
     pub main: bool,
     _before: Option<Box<BoardSlot>>,
@@ -36,7 +36,7 @@ impl BoardSlot {
 #[pyclass(frozen, module = "torchdata._native")]
 #[repr(C)]
 pub struct IterationToken {
-    /// The number of the valid iterator, or 0 before the first one. Incremented by each `begin`.
+    /// The number of the valid iterator, or 0 before the first iterator. Incremented by each `begin`.
     current: AtomicU64,
     /// The number of items that the valid iterator has yielded, including restored and skipped ones. States contain
     /// this number.
@@ -52,7 +52,7 @@ pub struct IterationToken {
 }
 
 impl IterationToken {
-    /// Returns whether iterator `id` is the valid one.
+    /// Returns whether iterator `id` is valid.
     #[inline]
     pub fn is_current(&self, id: u64) -> bool {
         self.current.load(Relaxed) == id
@@ -222,7 +222,7 @@ impl IterationToken {
         self.finished.load(Relaxed)
     }
 
-    /// Copying or unpickling a token creates a new one.
+    /// Copying or unpickling a token creates a new token.
     fn __reduce__(slf: &Bound<'_, Self>) -> PyResult<(Py<PyAny>, ())> {
         Ok((slf.get_type().into_any().unbind(), ()))
     }

@@ -84,7 +84,8 @@ pub struct ReadAheadQueue {
     name: String,
     /// Whether buffered objects are kept when the queue is closed.
     keeps: bool,
-    /// The error message for a consumer of a closed queue. Without it, the consumer sees the end.
+    /// The error message for a consumer of a closed queue. Without this message, the consumer of a closed queue sees
+    /// the end.
     when_closed: Option<String>,
 }
 
@@ -318,7 +319,7 @@ impl ReadAheadQueue {
         self.settle(slot, Outcome::End(error.map(Entry::new)))
     }
 
-    /// Submits an item for the workers. Holds do not wait for a plain one, because workers cannot change it.
+    /// Submits an item for the workers. Holds do not wait for a plain item, because workers cannot change it.
     fn submit(&self, item: Py<PyAny>, is_plain: bool) -> PyResult<()> {
         self.get()?.submit(Entry { is_plain, ..Entry::new(item) });
         Ok(())

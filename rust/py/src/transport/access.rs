@@ -16,7 +16,7 @@ use super::owning::OwningProcess;
 use super::reader::{Reader, Signs};
 use crate::enter;
 
-/// The reader, and the signs that other threads set for it.
+/// The reader, and the flags that other threads set for it.
 pub struct Access {
     reader: Exclusive<Reader>,
     signs: Signs,
@@ -52,7 +52,7 @@ impl Access {
         (self.signs.epoch.load(Relaxed) as u32, u64::from(!self.on_demand))
     }
 
-    /// Returns the reader, unless a thread is reading, including the current one.
+    /// Returns the reader, unless any thread is reading, including the current thread.
     pub fn try_hold(&self) -> Option<Held<'_, Reader>> {
         self.reader.try_hold()
     }

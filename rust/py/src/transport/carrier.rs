@@ -111,7 +111,7 @@ impl PyCarrier {
         wait_until(py, &self.own, None, ready, || (), |_| Ok(()))
     }
 
-    /// Ends the current wait, or the next one.
+    /// Ends the current wait, or the next wait.
     fn ring(&self) {
         self.rung.store(true, Relaxed);
         self.own.ring();

@@ -277,7 +277,7 @@ impl Collector {
         (self.access.signs().pass.load(Relaxed), self.books.with(py, |books| entry(books.taken(0))))
     }
 
-    /// Ends this epoch, even if it was not read: the peers need not send more of it.
+    /// Ends this epoch, even if it was not read: the peers need not send further items of the epoch.
     fn finish_epoch(&self, py: Python<'_>, epoch: u32) -> PyResult<()> {
         self.access.finish_epoch(py, epoch)
     }
@@ -360,7 +360,8 @@ impl Collector {
     }
 
     /// Visits nothing while a thread reads, because the reference of that thread keeps this object alive. The lock is
-    /// only used with the GIL held, which the garbage collector also holds, so that all its passes see the same.
+    /// only used with the GIL held, which the garbage collector also holds, so that all passes of one collection see
+    /// the same references.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         self.access.try_hold().map_or(Ok(()), |reader| reader.traverse(&visit))
     }

@@ -1,4 +1,4 @@
-//! The state of the thread that sends in a child: the links, the unit in progress, and what it waits for.
+//! The state of the thread that sends in a child: the links, the unit in progress, and the reason why the thread waits.
 //!
 //! A [`Sender`](super::sender::Sender) owns it and gives it to one thread at a time. If a command interrupts a unit,
 //! the unit is kept and sent in the next call of the pump, so that no command loses an item.
@@ -50,7 +50,7 @@ pub(super) struct Outlet {
     pub owes: bool,
     /// The shard with an iterator that has ended. The end of this shard must be sent.
     pub closing: Option<usize>,
-    /// The shard that was read last. Out of range if the next one must be entered.
+    /// The shard that was read last. Out of range if the next shard must be entered first.
     pub entered: usize,
     pub own: BellRef,
     /// The control link. Pending commands interrupt the pump.
@@ -92,7 +92,7 @@ pub(super) struct Departing {
     pub streamed: usize,
 }
 
-/// Returns the producer of a shard, turned to it, or of a reader.
+/// Returns the producer of a shard, after making this shard its current shard, or the producer of a reader.
 #[inline]
 fn turned(producers: &mut [Producer], has_shards: bool, target: usize) -> &mut Producer {
     if !has_shards {
@@ -125,7 +125,7 @@ pub(super) fn item_kind(encoder: &Encoder) -> u16 {
 }
 
 impl Outlet {
-    /// One producer is that of a worker with `shards` shards. Only the dispatching process has several.
+    /// With one producer, this is a worker with `shards` shards. Only the dispatching process has several.
     pub fn new(mut producers: Vec<Producer>, shards: u16, own: BellRef, control: Option<Probe>) -> Self {
         let has_shards = producers.len() == 1;
         if has_shards {
@@ -169,7 +169,7 @@ impl Outlet {
         self.dealing.begin();
     }
 
-    /// The producer of a shard, turned to it, or of a reader.
+    /// The producer of a shard, after making this shard its current shard, or the producer of a reader.
     #[inline]
     pub fn producer(&mut self, target: usize) -> &mut Producer {
         turned(&mut self.producers, self.has_shards, target)

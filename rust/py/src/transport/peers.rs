@@ -1,4 +1,4 @@
-//! The senders as their reader knows them, and the units that left their rings before they were delivered.
+//! The reader's view of the senders, and the units that were taken out of their rings before their turn.
 //!
 //! Runs in the thread that reads. A peer is a shard, and each link carries the units of the shards that one process
 //! runs: of peer number p over link p modulo links, where it is shard number p / links. A unit leaves its ring when its
@@ -38,7 +38,7 @@ impl Taken {
     }
 }
 
-/// Returns whether a ring contains a unit. A corrupted one counts as ready: taking from it reports the error.
+/// Returns whether a ring contains a unit. A corrupted ring counts as ready, and taking from it reports the error.
 #[inline]
 fn has_arrived(consumer: &mut Consumer) -> bool {
     consumer.readable().unwrap_or(true)
@@ -81,7 +81,7 @@ pub struct Peers {
     /// Whether a peer has starved in this epoch, so that items of other peers may help it. From then on, items of all
     /// peers wake this process.
     has_starved: bool,
-    /// The last unit taken. Reused for the next one.
+    /// The last unit taken. The memory is reused for the next unit.
     pub current: Taken,
     surplus: Surplus,
 }
@@ -203,8 +203,8 @@ impl Peers {
         }
     }
 
-    /// Lets only items of this peer's link wake this process from now on, unless another may starve. In a loader of many
-    /// workers all others would wake it in vain.
+    /// Lets only items of this peer's link wake this process from now on, unless another may starve. In a loader with
+    /// many workers, all other workers would wake this process in vain.
     pub fn await_one(&mut self, peer: usize) {
         let link = self.link_of(peer);
         match self.awaited {

@@ -1,4 +1,4 @@
-//! Reads items: chooses the peer of the next item, works while it is missing, and decodes units.
+//! Reads items: chooses the peer of the next item, does other work while this item is missing, and decodes units.
 //!
 //! A [`Collector`](super::collector::Collector) owns it and gives it to one thread at a time.
 //! `torchdata_core::protocol::Collecting` makes the decisions, which are executed here.

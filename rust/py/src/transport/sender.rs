@@ -264,7 +264,7 @@ impl Sender {
         let mut outlet = self.outlet()?;
         let Outlet { producers, dealing, own, control, idle, .. } = &mut *outlet;
         let asked = || {
-            // A damaged word counts as a request, so that the first item reports it.
+            // A damaged word counts as a request, so that the first item reports the damage.
             dealing.is_asked_again(|reader| producers[reader].reader().unwrap_or(Reader::Ahead))
         };
         wait_until(py, own, idle.as_ref(), || is_interrupted(control, None) || asked(), || (), |_| Ok(()))?;

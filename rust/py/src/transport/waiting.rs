@@ -37,7 +37,7 @@ pub fn wait_until(
 }
 
 /// The same for a wait that depends on other processes. `bereft` is called every few milliseconds without the GIL. If
-/// it returns true, the slice ends, and `tick` finds the reason.
+/// `bereft` returns true, the slice ends, and `tick` finds the reason.
 pub fn wait_among(
     py: Python<'_>,
     bell: &BellRef,

@@ -1,8 +1,8 @@
 """`Graph`: a snapshot of the pipes of a graph and their sources.
 
 Role: an immutable value. Code that modifies a graph, or runs its pipes, creates a new object. Other code reuses the
-existing one, because finding the pipes inspects all their attributes. Holds only references to the pipes. Runs in any
-process that has the pipes.
+existing object, because finding the pipes inspects all their attributes. Holds only references to the pipes. Runs in
+any process that has the pipes.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 Role: owned by each shard, in the process and thread that run it. A process has one generator of `random`, of NumPy and
 of torch, and each shard draws from its own. The generators, of 2.5 KB each, are therefore exchanged whenever another
 shard runs. The public functions of the three libraries convert that to tuples and tensors, which takes up to 300
-microseconds; the extension copies the memory itself in 0.3. Where it lies is tried out on other generators of the same
-classes. If that fails, as in a version that lays them out differently, the public functions are used.
+microseconds; the extension copies the memory itself in 0.3. The address of this memory is determined by experiments
+with other generators of the same classes. If that fails, as in a version that lays them out differently, the public
+functions are used.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class _Way(NamedTuple):
     Args:
         memory: the parts of memory that are copied.
         python: the generator of `random`, because `memory` lacks its spare normal number; None if it is not copied.
-        others: functions that save, and load, what is not copied.
+        others: pairs of functions that save, and load, generators that are not copied.
     """
 
     memory: Sequence[memoryview] = ()
@@ -92,7 +93,7 @@ class ShardGlobals:
         self._info: Any = None
 
     def leave(self) -> None:
-        """Takes what the process has."""
+        """Saves the globals of the process."""
         self.is_away, way = True, _generators()
         if self._copy is not None and way is self._way:
             self._copy.save()
@@ -107,7 +108,7 @@ class ShardGlobals:
         self._info = None if module is None else module._worker_info
 
     def enter(self) -> bool:
-        """Gives it back to the process; returns whether torch's worker info was there."""
+        """Restores the saved globals in the process; returns whether torch's worker info was saved."""
         self.is_away, way = False, self._way
         late_seeding.await_again(self._awaited)
         if self._copy is not None:

@@ -98,7 +98,7 @@ def entry_at_beginning(pipe: Any) -> tuple[PipeEntry, Any]:
 
 
 def _keeps_state_between(pipe: Any) -> bool:
-    """Returns whether another pipe can load what a user's pipe saves between two passes.
+    """Returns whether another pipe can load the state that a user's pipe saves between two passes.
 
     A pipe that does not define `reset` can only resume from a loaded state.
     """
@@ -204,7 +204,7 @@ def perhaps_over(datapipe: Any) -> TypeError:
 def may_be_over(datapipe: Any) -> bool:
     """Returns whether the running pass of a PyTorch pipe may have ended.
 
-    PyTorch reports neither that a pass has ended nor that the next one was requested, until the first item. A pass that
+    PyTorch does not report the end of a pass. It reports the next pass only with its first item. A pass that
     `iterate` did not begin may therefore be over once a source is exhausted, or once all items were yielded.
     """
     if record_of(datapipe).tells_end:
@@ -228,7 +228,8 @@ def may_be_over(datapipe: Any) -> bool:
 
 
 def replay_torchs(datapipe: Any, entry: PipeEntry) -> None:
-    """Makes the next iteration of a pipe of torch's begin as its entry says: anew, without what is to be dropped."""
+    """Makes the next iteration of a PyTorch pipe begin as its entry specifies: from the beginning, without the items to
+    drop."""
 
     def begin() -> Iterator[Any]:
         if not _tells_beginning(datapipe):

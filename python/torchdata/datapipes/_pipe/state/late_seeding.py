@@ -53,7 +53,7 @@ def await_again(seeds: dict[str, int]) -> None:
     at once.
 
     Args:
-        seeds: what `awaited` was when this shard ran last.
+        seeds: the value of `awaited` when this shard last ran.
     """
     global awaited
     awaited = seeds

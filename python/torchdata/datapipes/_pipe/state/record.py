@@ -41,7 +41,7 @@ class Beginning:
     since: float = field(default_factory=time.monotonic)
     #: The iteration numbers of PyTorch's pipes.
     torchs: dict[int, Any] = field(default_factory=dict)
-    #: Each pipe of the graph with its entry, and the state that is to be put into it, if there is one.
+    #: Each pipe of the graph with its entry, and the state to load into the pipe, if any.
     parts: list[tuple[Any, PipeEntry, Any]] = field(default_factory=list)
     #: The number of passes that pipes with reading threads had begun.
     passes: dict[int, int] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class PassRecord:
     fed: bool = False
     #: The last seed that was set for a user's pipe.
     seed: Any = None
-    #: Whether a loader seeds the pipe. Seeds of later passes in an epoch are then derived from the first one.
+    #: Whether a loader seeds the pipe. If so, the seeds of later passes in an epoch are derived from the first seed.
     seeded: bool = False
     #: The seed for the next pass, from a loaded state.
     given: Any = None

@@ -346,7 +346,7 @@ class ArchiveLoader(GivenLength, HoldsStream[tuple[str, StreamWrapper]]):
 class IndexedArchive(Archive):
     """An archive with a directory of its members, which is read as a whole."""
 
-    #: Index of the entry after the last one that was yielded.
+    #: Index of the entry after the last yielded entry.
     next = 0
 
     def entries(self) -> list[Any]:

@@ -16,7 +16,7 @@ __all__ = ["Forwards", "Pieces"]
 #: Returns the next bytes, in a convenient amount; empty at the end of the stream.
 Pieces = Callable[[], bytes]
 
-#: The number of bytes that a reader may always go back: over the header that it has just read.
+#: The number of bytes that a reader may always seek back, enough to reread the last header.
 _BACK = 1 << 10
 
 

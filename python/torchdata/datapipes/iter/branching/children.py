@@ -79,7 +79,7 @@ class Main(IterDataPipe[Any]):
         return [Child(self, instance) for instance in range(self.num_instances)]
 
     def join(self, child: Child) -> None:
-        """Adds a child that starts an iteration to the generation, or begins a new generation for it."""
+        """Adds a child that starts an iteration to the generation, or begins a new generation for this child."""
         if not self._joined or child.instance_id in self._joined:
             if self._joined and (not self._exhausted or len(self._done) < self.num_instances):
                 warn_outside(

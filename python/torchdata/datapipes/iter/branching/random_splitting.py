@@ -32,8 +32,8 @@ _SEEDS = (int, float, str, bytes, bytearray)
 class _SplitMain(IterDataPipe[Any]):
     """The main pipe of `random_split`, which decides for each item which child it belongs to.
 
-    The weight of a child is the number of items that it still needs. Each item lowers it by one. If the weight would
-    become negative, the excess is taken from all children.
+    The weight of a child is the number of items that it still needs. Each item lowers the weight by one. If the weight
+    would become negative, the excess is taken from all children.
     """
 
     #: The name in graph drawings.

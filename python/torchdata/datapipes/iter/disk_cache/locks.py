@@ -32,7 +32,7 @@ class Lock:
     Attributes:
         excludes_processes: whether the lock excludes other processes. This is False if the file system does not support
             locks.
-        thread: the thread that gives up the lock before it waits for another one; None if no thread does.
+        thread: the thread that releases this lock before it waits for another lock; None if no thread does so.
     """
 
     __slots__ = ("_fd", "_file", "excludes_processes", "thread")
@@ -42,7 +42,7 @@ class Lock:
         self.excludes_processes = fd is not None
 
     def keep(self) -> bool:
-        """Returns whether the lock is still held. If so, no thread gives it up from now on."""
+        """Returns whether the lock is still held. If so, no thread releases the lock from now on."""
         with _mutex:
             self.thread = None
             return _held.get(self._file) is self

@@ -48,7 +48,7 @@ class Mapper(ItemByItem[T_co]):
     Raises:
         TypeError: `fn` is not a function.
         ValueError: the number of arguments of `fn` differs from the number of input columns, `output_col` is given
-            without `input_col`, or it contains several columns.
+            without `input_col`, or `output_col` contains several columns.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -178,8 +178,8 @@ class FlatMapper(Unfolding, IterDataPipe[T_co]):
     Args:
         datapipe: the pipe to read.
         fn: a function from an item (or its columns) to an iterable. None (the default) yields the members of the items
-            themselves, or of their columns `input_col`. If it returns a generator, a resume calls it again for that
-            item.
+            themselves, or of their columns `input_col`. If the function returns a generator, a resume calls the
+            function again for that item.
         input_col: the parts of an item that `fn` receives, as for `map`.
 
     Raises:

@@ -36,7 +36,7 @@ class ImageDecoder(Seeded, ItemByItem[Any]):
     `torchdata.images.decode`.
 
     Random crops and flips depend on the seed of the epoch, which the loader sets, and on the number of images that this
-    pipe has yielded in it. A resumed loader therefore yields the same pixels. Files are closed.
+    pipe has yielded in the epoch. A resumed loader therefore yields the same pixels. Files are closed.
 
     Args:
         datapipe: a pipe of images, or of items that contain one.

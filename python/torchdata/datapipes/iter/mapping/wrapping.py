@@ -66,7 +66,7 @@ class LengthSetter(IterDataPipe[T_co]):
 
     Args:
         source_datapipe: the pipe to read; its items are passed on.
-        length: what `len()` returns.
+        length: the result of `len()`.
 
     Raises:
         AssertionError: `length` is negative.

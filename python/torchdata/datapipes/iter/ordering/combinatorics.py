@@ -208,7 +208,8 @@ class Sampler(IterDataPipe[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         if self._order is None:
-            # A finite sampler is read at once, because a random one could otherwise not be restored in the middle.
+            # A finite sampler is read completely at the beginning, because a random sampler could otherwise not be
+            # restored in the middle.
             sequential = isinstance(self.sampler, SequentialSampler)
             finite = isinstance(self.sampler, Sized)
             self._order = range(len(self.sampler)) if sequential else list(self.sampler) if finite else self.sampler

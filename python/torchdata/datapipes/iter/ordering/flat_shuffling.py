@@ -36,14 +36,14 @@ T_co = TypeVar("T_co", covariant=True)
 class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
     """Applies a function to every item and yields the members of several results in random order.
 
-    A buffer holds `buffer_size` results. Each yielded member is the next one of a random result of the buffer, so
-    members of one result keep their order. When a result ends, the next one enters the buffer. The order depends only
-    on the seed, and equals that of torchdata 0.9 for the same seed.
+    A buffer holds `buffer_size` results. Each yielded member is the next member of a random result of the buffer, so
+    members of one result keep their order. When a result ends, the next result enters the buffer. The order depends
+    only on the seed, and equals that of torchdata 0.9 for the same seed.
 
     Args:
         datapipe: the pipe to read.
         fn: a function from an item (or its columns) to an iterable. None mixes the members of the items themselves, or
-            of their columns `input_col`. If it returns a generator, a resume calls it again.
+            of their columns `input_col`. If the function returns a generator, a resume calls the function again.
         input_col: the parts of an item that `fn` receives, as for `map`.
         buffer_size: number of results in the buffer, 100 by default.
 

@@ -59,7 +59,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
     - `"first_fit"`: the first of `buffer_size` rows that has room for it. If none has room, a new row is begun. If
       there are then too many rows, the row with the most tokens is yielded. The order of sequences changes, and little
       is padded.
-    - `"in_order"`: the last row. If it has no room, it is yielded and a new row is begun.
+    - `"in_order"`: the last row. If the sequence does not fit, the row is yielded and a new row is begun.
     - `"cut"`: the last row as far as there is room, and the next rows for the remaining tokens. All rows except the
       last are full, and sequences are cut at the end of a row.
 
@@ -78,8 +78,8 @@ class Packer(IterDataPipe[dict[str, Any]]):
             with 0. A mapping contains numbers by column, which all other columns need.
         first_value: numbers by column that replace the first token of each sequence, such as `{"labels": -100}`.
             Otherwise a model that shifts labels by one learns to predict the first token of a sequence from the end of
-            another one.
-        columns: the columns to pack, if mappings have others; None for all.
+            another sequence.
+        columns: the columns to pack, if mappings have further columns; None for all.
         add: the columns of `"position_ids"` and `"cu_seqlens"` that are added; both by default. Columns of items with
             these names are left out.
         drop_last: whether `"cut"` leaves out a last row that is not full; False by default.
@@ -421,7 +421,7 @@ def _by_column(pieces: list[Piece]) -> dict[str, list[Any]]:
     """Returns the pieces of each column.
 
     Raises:
-        ValueError: a piece has other columns than the first one.
+        ValueError: a piece has other columns than the first piece.
     """
     by_name = [piece if type(piece) is dict else {_TOKENS: piece} for piece in pieces]
     columns = by_name[0].keys()

@@ -220,7 +220,7 @@ class ShardingFilter(IterDataPipe[T_co]):
         return rounds * block + min(max(rest - shard * block, 0), block)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the number of items of the source that were read, up to the last one that was passed on."""
+        """Returns the number of items of the source that were read, up to the last item that was passed on."""
         taken, passed_on = self._taken, token_of(self).yielded - self._yielded_before
         if passed_on:
             taken = self._running.after(taken, passed_on)

@@ -27,7 +27,7 @@ __all__ = ["FSSpecFileLister", "FSSpecFileOpener", "FSSpecSaver"]
 
 
 def _file_system(pipe: str, url: str, options: dict[str, Any]) -> tuple[Any, str]:
-    """Returns the file system of a URL in this process, and the path in it."""
+    """Returns the file system of a URL in this process, and the path in this file system."""
     fs, path = optional_import("fsspec.core", extra="fsspec", needed_by=pipe).url_to_fs(url, **options)
     return fs, path
 
@@ -78,7 +78,7 @@ class FSSpecFileLister(ListsFolders):
 def _naming(root: str, path: str) -> Callable[[str], str]:
     """Returns a function that converts names in a listing of `root` to URLs with the same protocol and chain."""
     links = root.split("::")
-    # The first link with a path is the listed one. Earlier caches do not have a path.
+    # The first link with a path is the one to list. Earlier caches do not have a path.
     index = next((i for i, link in enumerate(links) if "://" in link), len(links) - 1)
     protocol, separator, _ = links[index].rpartition("://")
     start = "".join(f"{link}::" for link in links[:index])

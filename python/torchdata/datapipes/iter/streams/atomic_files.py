@@ -32,7 +32,7 @@ def appearing(path: str, *, replace: bool, ending: str = ".part") -> Iterator[st
 
     Args:
         path: the final path; links are followed.
-        replace: whether an existing file is replaced. If not, it stays unchanged.
+        replace: whether an existing file is replaced. If not, the file stays unchanged.
         ending: the suffix of the temporary name.
     """
     path = os.path.realpath(path)

@@ -1,6 +1,7 @@
 """Pipes that make data frames: DataFrameMaker of rows, ParquetDataFrameLoader of Parquet files.
 
-Role: both yield frames of pandas, polars or pyarrow, as the user chooses; the second one also yields dicts of arrays.
+Role: both yield frames of pandas, polars or pyarrow, as the user chooses; ParquetDataFrameLoader also yields dicts of
+    arrays.
 These pipes run in the process that iterates them. ParquetDataFrameLoader owns the file that it reads, and holds one row
 group at a time.
 """
@@ -151,7 +152,7 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
     #: A state refers to a row of the file, so a resume may use another frame size.
     tuning: ClassVar[frozenset[str]] = frozenset({"dataframe_size"})
 
-    #: The row group, and the row in it, after the last yielded item.
+    #: The row group, and the row within it, after the last yielded item.
     _next: tuple[int, int] = state((0, 0), saved=False)
     #: Number of items to drop. Their row groups need not be read.
     _unwanted: int = state(0, saved=False)

@@ -85,7 +85,7 @@ class Pool:
         self.take = self._queue.pop
         #: The error of the source, which follows the results.
         self.source_error: Exception | None = None
-        #: The hold of a saved state on items that must not change, which the consumer ends before it continues.
+        #: A saved state's hold on items that must not change. The consumer releases the hold before it continues.
         self.rest: ReadAheadHold | None = None
 
     def __len__(self) -> int:
@@ -142,7 +142,8 @@ class Pool:
             rest.release()
 
     def entries(self, patience: float) -> list[tuple[str, Any]]:
-        """Returns all pending items and results in the form of a state. Call it while no thread takes or submits items.
+        """Returns all pending items and results in the form of a state. Call this function while no thread takes or
+        submits items.
 
         If the function may change items, running calls are awaited, and no call begins before the consumer continues.
         The items of the state therefore stay unchanged until then.

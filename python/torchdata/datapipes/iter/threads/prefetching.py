@@ -43,7 +43,7 @@ class _PrefetchData(ReadAhead):
         self.depth = Depth() if buffer_size == "auto" else None
         #: The hold of a `pause()` without a later `resume()`.
         self.pause: ReadAheadHold | None = None
-        #: Whether the iteration was abandoned for good, rather than for the next one.
+        #: Whether the iteration was abandoned for good, rather than for the next iteration.
         self.abandoned = False
         self._left = False
         #: Whether the last item has been read.
@@ -277,7 +277,8 @@ class _PrefetchBase(IterDataPipe[T_co]):
         super().reset()
 
     def shutdown(self) -> None:
-        """Ends the thread after its current item, and waits for it. The iterator ends, too. May be called twice."""
+        """Ends the thread after its current item, and waits for the end. The iterator ends, too. May be called
+        twice."""
         self._end_thread()
 
     def pause(self) -> None:

@@ -255,7 +255,8 @@ class FullSync(_PrefetchBase[T_co]):
     timeout, and the error names this rank. If a rank leaves its loop for the next epoch, the loops of all ranks end as
     soon as it begins that epoch. `DistributedReadingService` appends this pipe automatically. The pipe reads one item
     ahead, and stays in the main process if there are workers. Put pipes that read ahead in a thread (`prefetch`,
-    `pin_memory`) before it. Otherwise, pausing them, as `limit()` and saving a state do, would wait for other ranks.
+    `pin_memory`) before it. Otherwise, `limit()` and saving a state, which pause these pipes, would wait for other
+    ranks.
 
     Args:
         datapipe: the pipe to read, which every rank has.
@@ -324,7 +325,7 @@ class FullSync(_PrefetchBase[T_co]):
         group = self._open_group()
         items, error = self._restored
         self._restored = ([], None)
-        # Items that were buffered when the state was saved are voted on like all others.
+        # Items that were buffered when the state was saved are voted on like all other items.
         source = chain(items, _begun(self.source_datapipe) if error is None else _failing(error))
         again, self._again = self._again, 0
         if group.world_size == 1 and not items:

@@ -43,7 +43,7 @@ class _Results(Iterator[Any]):
 
     __slots__ = ("_ahead", "_pool", "_source")
 
-    #: Whether it yields further items after an exception; see `_pipe/skipping.py`.
+    #: Whether the iterator yields further items after an exception; see `_pipe/skipping.py`.
     outlives_errors = True
 
     def __init__(self, source: Iterator[Any], pool: Pool, ahead: int) -> None:
@@ -82,7 +82,7 @@ class _Results(Iterator[Any]):
             pool.submit(item)
 
     def _end(self) -> None:
-        """Raises what follows the last result: the source's error, or StopIteration."""
+        """Raises the exception that follows the last result: the source's error, or StopIteration."""
         error, self._pool.source_error = self._pool.source_error, None
         if error is None:
             self.close()
@@ -105,10 +105,11 @@ class _Results(Iterator[Any]):
 class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
     """Applies a function to every item, or to columns of it, in several threads. Results keep the source's order.
 
-    Use it if the function waits (for files or a network) or releases the GIL. An exception is raised at the position of
-    its result; you can still read the results after it. The thread that iterates this pipe reads the source.
+    Use threads if the function waits (for files or a network) or releases the GIL. An exception is raised at the
+    position of its result; you can still read the results after it. The thread that iterates this pipe reads the
+    source.
 
-    A state contains the results that are ready, and the items without a result. Saving it waits for running calls,
+    A state contains the results that are ready, and the items without a result. Saving a state waits for running calls,
     because they may change their items. Calls for numbers, strings and bytes are not awaited, and are repeated after a
     resume.
 

@@ -25,7 +25,7 @@ _PIECE = 1 << 20
 
 
 def open_url(client: Client, url: Any, connections: Connections) -> tuple[Any, StreamWrapper]:
-    """Returns the title of the file at `url`, and a stream of it.
+    """Returns the title of the file at `url`, and a stream of the file.
 
     Raises:
         requests.RequestException: the server cannot be reached, does not answer in time, or returns an error.
@@ -103,7 +103,7 @@ class HttpRecipe:
 
         Raises:
             requests.RequestException: the file is not available.
-            RuntimeError: the file has changed, or the server sends another part of it.
+            RuntimeError: the file has changed, or the server sends another part of the file.
         """
         headers = {}
         own_range = any(name.lower() == "range" for name in self.client.options.get("headers") or {})
@@ -149,7 +149,7 @@ class HttpRecipe:
             if not headers or error.response is None or error.response.status_code != 416:
                 raise
             # No bytes are left in the file: it was read to its end, or has become shorter. With `If-Range`, the server
-            # confirms that the file is the same. Otherwise, the file is compared after reading all of it.
+            # confirms that the file is the same. Otherwise, the file is compared after it was read completely.
             if "If-Range" in headers and error.response.headers.get("Content-Range") == f"bytes */{offset}":
                 return None
         return self.client.answer(connections, self.url, {})

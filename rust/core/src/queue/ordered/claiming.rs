@@ -144,7 +144,7 @@ impl<T> OrderedQueue<T> {
     }
 
     /// Returns claimed items to the queue, where they are claimed next. `restore` combines the removed part with the
-    /// remaining one. Returns parts that must be dropped.
+    /// remaining part. Returns parts that must be dropped.
     pub fn hand_back<X>(&self, parts: Vec<(Slot, X)>, restore: impl Fn(&mut T, X)) -> Vec<X> {
         let mut state = self.lock();
         let mut unwanted = Vec::new();
@@ -162,7 +162,8 @@ impl<T> OrderedQueue<T> {
         unwanted
     }
 
-    /// Submits an item for the workers, after all others, even if this exceeds the capacity. Called by the consumer.
+    /// Submits an item for the workers, after all earlier items, even if this exceeds the capacity. Called by the
+    /// consumer.
     pub fn submit(&self, item: T) {
         let mut state = self.lock();
         let slot = state.add(Phase::Waiting(item), false);

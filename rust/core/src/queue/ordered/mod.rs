@@ -20,7 +20,7 @@
 //! One lock guards all state. The lock is held for a few instructions only, and never during waits or while foreign
 //! code runs. Contents are dropped after the lock is released. Memory depends on the buffered items, not on the
 //! capacity. Each side is woken only if it sleeps, because every wake-up is a system call. If several workers sleep,
-//! one is woken, and it wakes the next one.
+//! one is woken, and this worker wakes the next one.
 //!
 //! All waits are bounded: each returns after its timeout, and sleeps at most 100 ms at a time.
 
@@ -163,7 +163,7 @@ impl<T> OrderedQueue<T> {
         true
     }
 
-    /// Adds an existing outcome after all others, even if this exceeds the capacity.
+    /// Adds an existing outcome at the end, even if this exceeds the capacity.
     pub fn append(&self, outcome: Outcome<T>) {
         let mut state = self.lock();
         let slot = state.add(Phase::Making, false);
