@@ -181,7 +181,7 @@ def apart(frame: list[Any]) -> list[Any]:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions that must be equal on both sides of a link, of modules that are loaded or small."""
+    """Returns the versions of modules that must be equal on both machines of a link, if they are loaded or small."""
     found = {"Python": platform.python_version(), "torchdata-rs": torchdata.__version__}
     for name in ("numpy", "torch"):
         module = sys.modules.get(name)

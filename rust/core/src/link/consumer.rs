@@ -74,7 +74,7 @@ pub struct Consumer {
     receiving: Receiving,
     /// The last grant that was stored for the producer.
     told: Grant,
-    /// Whether the next unit belongs to a later stream. Nothing is readable until that stream begins.
+    /// Whether the next unit belongs to a later stream. If so, the link cannot be read until that stream begins.
     early: bool,
     /// Whether items of this link wake this process.
     wanted: bool,

@@ -347,7 +347,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         section.written(path, record)
 
     def _sources_in_use(self) -> list[Any]:
-        # The section itself reads the source of `on_disk_cache`.
+        # The end of the section reads the source of `on_disk_cache` directly, too.
         return [self.source_datapipe, self.cache_holder, self.cache_holder.source_datapipe]
 
     def state_dict(self) -> dict[str, Any]:
