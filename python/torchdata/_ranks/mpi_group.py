@@ -39,7 +39,8 @@ class MpiGroup(UncopyableGroup):
         if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             raise RuntimeError(
                 f"{whose} needs an MPI that threads may call at the same time (MPI_THREAD_MULTIPLE), because it talks "
-                "to other ranks while your program does: leave mpi4py.rc.thread_level at its default, or start MPI so"
+                "to other ranks while your program does: leave mpi4py.rc.thread_level at its default, or start MPI "
+                "with this level"
             )
         self._mpi: Any = MPI
         self._timeout, self._whose = timeout, whose
@@ -50,7 +51,7 @@ class MpiGroup(UncopyableGroup):
             raise PrefetchTimeoutError(
                 timeout,
                 f"{whose} on rank {self.rank}: another rank of {self.world_size} did not begin to iterate within "
-                f"{timeout:g} s: busy, or dead; raise the timeout if that is how it should be",
+                f"{timeout:g} s: it is busy or has exited; raise the timeout if such delays are normal",
             )
         self._operation = 0
         self._arrived: dict[int, int] = {}
@@ -83,7 +84,7 @@ class MpiGroup(UncopyableGroup):
             raise GivenUp("the group of ranks was closed")
         self._operation += 1
         if self._broken:
-            raise RanksLostError(f"{self._whose}: ranks have lost each other; end the job and start it anew")
+            raise RanksLostError(f"{self._whose}: the ranks are no longer connected; end the job and start it again")
         request = start(comm)
         try:
             if wait_until(request.Test, self._timeout, self._tell_arrival, self._is_given_up):
@@ -107,8 +108,8 @@ class MpiGroup(UncopyableGroup):
         self._tell_others(fault.encode()[:_MOST_WORDS], _LAST_WORDS)
         return PrefetchTimeoutError(
             self._timeout,
-            f"{self._whose} on rank {self.rank}: {fault}: waiting for data, busy between two items, out of the loop, "
-            "or dead; raise the timeout if that is how it should be",
+            f"{self._whose} on rank {self.rank}: {fault}: waiting for data, busy between two items, out of the "
+            f"loop, or exited; raise the timeout if such delays are normal",
         )
 
     def _is_given_up(self) -> bool:

@@ -102,8 +102,8 @@ class Opening:
             absent = describe_ranks(self._members[rank] for rank in offer)
             raise PrefetchTimeoutError(
                 self._timeout,
-                f"{self._me}: {absent} of {self._job_size} did not begin to iterate within {self._timeout:g} s: busy, "
-                "or dead; raise the timeout if that is how it should be",
+                f"{self._me}: {absent} of {self._job_size} did not begin to iterate within {self._timeout:g} s: it "
+                f"is busy or has exited; raise the timeout if such delays are normal",
             )
         secret = bytes.fromhex(offer["secret"])
         addresses = _addresses_to_try(offer, _host_of(self._dist))
@@ -127,9 +127,10 @@ class Opening:
             if time.monotonic() > self._until + Meeting.WATCH:  # rank 0 gives up at about the same time
                 hub = f"rank {self._members[0]} of {self._job_size}"
                 raise RanksLostError(
-                    f"{self._me}: {hub}, to which all others connect, did not answer within "
-                    f"{self._timeout:g} s ({'; '.join(attempts)}, port {offer['port']}): it has died or was stopped, "
-                    "or they have no network in common; on that rank, GLOO_SOCKET_IFNAME names the interface to use"
+                    f"{self._me}: {hub}, which all other ranks connect to, did not answer within "
+                    f"{self._timeout:g} s ({'; '.join(attempts)}, port {offer['port']}): it has exited or was "
+                    f"stopped, or the two machines do not share a network; on that rank, GLOO_SOCKET_IFNAME names "
+                    f"the interface to use"
                 )
             time.sleep(_LONGEST_NAP)
 
@@ -168,8 +169,8 @@ class Opening:
             return answers[0]
         why = f"is gone: {answers[0]}" if answers else f"gave no answer within {self._timeout:g} s"
         raise RanksLostError(
-            f"{self._me}: the store of the job {why}; the process that holds it has died or was stopped, or this rank "
-            f"is cut off from it: {_holder_of_store()}"
+            f"{self._me}: the store of the job {why}; the process of the store has exited or was stopped, or this "
+            f"rank cannot reach it: {_holder_of_store()}"
         )
 
 

@@ -177,8 +177,8 @@ class TorchGroup(UncopyableGroup):
             me += f": rank {members[by]} of {size} gave up before"
         elif ranks == [self.rank]:
             return RanksLostError(
-                f"{me}: the ranks have lost each other, because this one broke off a wait for them; end the job and "
-                "start it anew"
+                f"{me}: the ranks are no longer connected, because this rank interrupted a wait for the other "
+                f"ranks; end the job and start it again"
             )
         fault = f"{describe_ranks(members[rank] for rank in ranks)} of {size} {_FAULTS[what]}"
         if what in ("absent", "late"):

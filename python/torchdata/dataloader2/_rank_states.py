@@ -102,8 +102,9 @@ class SavedPlaces:
         if not self._has_rank_of(pipeline.contract) and not hands_on:
             raise ValueError(
                 "this state was saved inside an epoch with another number of ranks, and the pipes in the main process "
-                "do not yield one item for each item of the workers, as `pin_memory().batch(2)`. Load it with as many "
-                "ranks, save a state between two epochs, or put these pipes before the first one of the main process"
+                "do not yield one item for each item of the workers, as `pin_memory().batch(2)`. Load it with the "
+                "same number of ranks, save a state between two epochs, or move these pipes before the first pipe "
+                "of the main process"
             )
         place = in_workers(place, pipes) if place.in_main else place
         above = () if place.graph is None else entries_in(place.graph)[len(Graph(pipeline.datapipe)) :]
@@ -161,7 +162,7 @@ def _check_ranks(states: Mapping[int, LoaderState]) -> None:
     if missing:
         raise ValueError(
             f"the state was saved by {world} ranks, but the states of rank {', '.join(map(str, missing))} are "
-            "missing: load those of all ranks"
+            "missing: load the states of all ranks"
         )
     surplus = sorted(set(states) - set(range(world)))
     if surplus:

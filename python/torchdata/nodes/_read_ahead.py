@@ -267,7 +267,7 @@ class ReadSource:
             if not work.start(work.call, one, sharers):
                 if number == 0:
                     work.close()
-                    raise RuntimeError(f"{self._name} cannot start: the system has no more threads to give")
+                    raise RuntimeError(f"{self._name} cannot start: the system cannot create more threads")
                 break
 
     def _grown(self, fields: StateFields) -> tuple[int, int]:

@@ -26,8 +26,8 @@ __all__ = ["Loader", "LoaderIterator"]
 #: A placeholder for no item.
 _NONE = object()
 _LEFT = (
-    "this iterator has been invalidated, because iter() of its Loader has begun another epoch; a second Loader, over "
-    "nodes of its own, reads beside it"
+    "this iterator has been invalidated, because iter() of its Loader has begun another epoch; to read both at the "
+    "same time, create a second Loader with its own nodes"
 )
 
 

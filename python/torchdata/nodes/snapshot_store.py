@@ -83,7 +83,7 @@ class QueueSnapshotStore(SnapshotStore):
         """
         with self._changed:
             if self._latest is not None and version <= self._latest:
-                raise ValueError(f"version {version} of a snapshot comes after version {self._latest}; count upwards")
+                raise ValueError(f"version {version} of a snapshot must be greater than version {self._latest}")
             self._latest = version
             self._snapshots.append((version, snapshot))
             self._changed.notify_all()

@@ -379,7 +379,7 @@ class Replay(Iterator[Any]):
                 f"the sampler does not repeat itself, so the loader cannot resume from the state: the first {read} "
                 "indices are not those that were read when the state was saved. Seed whatever shuffles them, in each "
                 "epoch, or give the sampler state_dict() and load_state_dict(). load_state_dict(state, strict=False) "
-                "passes over as many indices of the new order"
+                "skips the same number of indices of the new order"
             )
         return sampled.digest
 

@@ -164,7 +164,7 @@ def _other_order(there: LoaderFacts, here: LoaderFacts) -> str:
     for name, message in (
         ("sampler", "with a {there} as its sampler, and this loader has a {here}. Give the loader the same `shuffle`, "
          "`sampler` or `batch_sampler`"),
-        ("ranks", "by one of {there} ranks, and the sampler of this loader shares the dataset out over {here}. Use "
+        ("ranks", "by one of {there} ranks, and the sampler of this loader divides the dataset among {here}. Use "
          "{there} ranks"),
         ("length", "of a dataset with {there} samples, and this one has {here}. Load the same dataset"),
     ):  # fmt: skip
@@ -173,8 +173,8 @@ def _other_order(there: LoaderFacts, here: LoaderFacts) -> str:
             return (
                 "StatefulDataLoader: the state was saved inside an epoch "
                 + message.format(there=old, here=new)
-                + ", or a state that was saved at the end of an epoch. load_state_dict(state, strict=False) passes "
-                "over as many batches of the new order"
+                + ", or a state that was saved at the end of an epoch. load_state_dict(state, strict=False) skips "
+                "the same number of batches of the new order"
             )
     return ""
 
@@ -188,7 +188,7 @@ def _other_size(state: EpochState, loader: Any) -> str:
     if loader._dataset_kind == 1:
         if all(position is None or _is_exact(position) for position in state.positions):
             return ""
-        why = "the data set tells no position for each sample, so its position is a number of batches"
+        why = "the dataset does not have a position for each sample, so the position is a number of batches"
     elif type(index_sampler) is not BatchSampler:
         why = f"the position in the {type(index_sampler).__name__} is a number of batches. Give the loader `batch_size`"
     elif loader.error_fill:

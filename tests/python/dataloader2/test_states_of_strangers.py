@@ -125,7 +125,7 @@ def test_a_pickle_in_a_pipes_state_is_refused_and_the_pipe_is_named(workers, oft
     state, _ = saved(workers=workers, pipe=pipe(), items=6)
     service = MultiProcessingReadingService(workers) if workers else InProcessReadingService()
     with DataLoader2(pipe(), reading_service=service) as loader:
-        with pytest.raises(ValueError, match="state of Shuffler holds what only pickle .*allow_pickle=True"):
+        with pytest.raises(ValueError, match="state of Shuffler contains values that need pickle.*allow_pickle=True"):
             loader.load_state_dict(state, allow_pickle=False)
         loader.load_state_dict(state)
 

@@ -67,7 +67,7 @@ def test_before_any_item_is_loaded_the_diagnosis_is_too_early():
     with DataLoader2(IterableWrapper(range(3))) as dl:
         assert dl.diagnose().kind == "too early"
         list(dl)
-        assert str(dl.diagnose()) == "It is too early to tell: 3 items were loaded; ask again after 10."
+        assert str(dl.diagnose()) == "It is too early for a diagnosis: 3 items were loaded; ask again after 10."
 
 
 def test_the_diagnosis_of_slow_loading_gives_numbers_and_a_remedy():

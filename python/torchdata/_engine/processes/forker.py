@@ -53,7 +53,7 @@ _LOOK = 0.02
 _NAME, _PROCESS_NAME = "the forking process", f"{PREFIX}forking process"
 _GONE = "the process that forks others for this one has ended: "
 _KILLED = f"{_GONE}somebody has killed it"
-_NO_THREADS = ". Main cannot fork in its stead, as it may have threads by now"
+_NO_THREADS = ". The main process cannot fork instead, because it may have started threads since"
 _NOT_UP = f"{_GONE}see its output above. Either the program's main module has failed there, or {OUT_OF_TASKS}"
 _STUCK = (
     "the process that forks others for this one has not answered for {:.0f} s, and was ended: it was stopped (SIGSTOP, "

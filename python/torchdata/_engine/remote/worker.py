@@ -192,7 +192,7 @@ class RemoteWorker(ChildProcess):
                 return "not up yet", "It has no stack."
             return actor.stand(wakes).result(ANSWERED)
         except Exception as error:  # any error of Ray for a host that does not answer
-            return "not to be asked", f"Its host tells no stack: {self._hosts.why(error)}."
+            return "not to be asked", f"Its host reports no stack: {self._hosts.why(error)}."
 
     def kill(self) -> None:
         """Kills the worker at once."""

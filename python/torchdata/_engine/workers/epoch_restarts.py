@@ -127,8 +127,8 @@ class EpochRestarts(Restarts):
                 while not members.commanders[index].wait_acknowledged(members.sent[index], GLANCE, look):
                     if time.monotonic() >= deadline:
                         raise TimeoutError(
-                            f"{members.names[index]} did not come to the end of the last epoch within "
-                            f"{REPEATED:.0f} s: its pipe is stuck"
+                            f"{members.names[index]} did not reach the end of the last epoch within "
+                            f"{REPEATED:.0f} s: its pipe hangs"
                         )
 
     def _look_at_all(self, index: int) -> Callable[[], None]:

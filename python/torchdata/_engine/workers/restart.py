@@ -232,7 +232,7 @@ class Restarts:
             for words, why, stack in untold:
                 warnings.warn(
                     f"{words}. Another process has taken its place within {1000 * took:.0f} ms{all_of_them}; nothing "
-                    f'is lost, as {why}="restart" says{stack}',
+                    f'is lost, because of {why}="restart"{stack}',
                     RuntimeWarning,
                     stacklevel=2,
                 )

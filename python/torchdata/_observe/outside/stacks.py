@@ -348,7 +348,7 @@ def where_it_stands(pid: int, number: int, descriptor: int, wakes: bool = False)
     stack = None
     with contextlib.suppress(OSError):
         stack = ask_for_stack(pid, number, descriptor, wakes=wakes)
-    return where, stack or "It gives no Python stack: it does not answer the signal that asks for it."
+    return where, stack or "Its Python stack is not available: it does not answer the signal that requests the stack."
 
 
 def is_stopped(pid: int) -> bool:

@@ -120,7 +120,9 @@ def too_early(stats: LoaderStats) -> Verdict | None:
     idle = idle_workers(stats)
     if idle is not None:
         return idle
-    return Verdict("too early", f"It is too early to tell: {stats.items} items were loaded; ask again after {FEWEST}.")
+    return Verdict(
+        "too early", f"It is too early for a diagnosis: {stats.items} items were loaded; ask again after {FEWEST}."
+    )
 
 
 def stalled(stats: LoaderStats) -> Verdict | None:

@@ -39,7 +39,9 @@ class PipeStats:
     """A pipe in one process."""
 
     name: str = told("its class, with the user's function: `Mapper(decode)`")
-    location: str | None = told("where that function stands, `train.py:31`; None where all code is the package's")
+    location: str | None = told(
+        "file and line of that function, such as `train.py:31`; None if all code belongs to the package"
+    )
     process: str = told("the process")
     items_in: int | None = told("items of all pipes that it reads; None for a source", summed="workers")
     items_out: int = told("items that it has yielded", counter("items"), summed="workers")
@@ -82,7 +84,7 @@ class ProcessStats:
     worker: int | None = told("the number of the worker")
     pid: int = told("the process number, on its machine")
     node: str | None = told("the address of another machine, of a Ray cluster, that it is on; None: it is on this one")
-    actor: str | None = told("the Ray actor beside it, if it is on another machine")
+    actor: str | None = told("the Ray actor of the process, if it is on another machine")
     state: str = told(
         'what it does now: "running", "waiting for the first item", "waiting for items", "waiting for room", '
         '"idle", "ended"'
@@ -90,12 +92,12 @@ class ProcessStats:
     waits_for: str | None = told("for which process it waits now")
     waits_seconds: float = told("how long it has waited; 0 if it does not wait")
     runs: str | None = told("the pipe that runs now; None where that is not known")
-    items: int = told("items that it has sent, or in main, handed out", counter())
+    items: int = told("items that the process has sent, or the main process has delivered", counter())
     items_per_second: float = told("by second of `seconds`")
     bytes: int = told("bytes that it has sent")
     network_bytes: int = told("bytes that have come of it over the network", counter())
     frames: int = told("messages in which they came")
-    full_frames: int = told("those of them that were full, so that more lay ready behind them")
+    full_frames: int = told("the messages that were full, which shows that more items were waiting")
     seconds: float = told("time in epochs. In main they begin with their first item")
     busy_seconds: float = told(
         "time in pipes, with what it takes to send; in main, in the pipes that stay there",
@@ -113,7 +115,7 @@ class ProcessStats:
     in_flight: int = told("items that it has sent and that were not taken yet", gauge("in_flight_items"))
     window: int = told("the most items that may be in flight, over all its readers")
     shared_memory: int = told("bytes of its arenas in use")
-    shared_memory_peak: int = told("the most bytes that ever were in use")
+    shared_memory_peak: int = told("the maximum number of bytes in use since the start")
     shared_memory_limit: int = told("the most bytes that may be in use")
     copies: int = told("buffers that it copied out of shared memory, because its user holds too many")
     copied_bytes: int = told("bytes of those buffers")
@@ -123,7 +125,7 @@ class ProcessStats:
     restarts: int = told("how often it was started again")
     snapshots: int = told("states that it has sent")
     cpu_seconds: float | None = told(
-        "processor time of all its threads; None where the system does not tell",
+        "processor time of all its threads; None if the system does not report it",
         counter(),
     )
     waits_for_cpu_seconds: float | None = told("time that its threads were ready to run and did not; None as before")
@@ -169,7 +171,7 @@ class LoaderStats:
     epochs: int = told("how many epochs are counted")
     running: bool = told("whether an epoch runs")
     seconds: float = told("time in epochs, from the first item of each on", counter("epoch_seconds"))
-    items: int = told("items that the loader has handed out", counter())
+    items: int = told("items that the loader has delivered", counter())
     bytes: int = told("bytes that workers have sent to main; 0 without workers", counter())
     items_per_second: float = told("items by second of `seconds`", gauge())
     bytes_per_second: float = told("bytes by second of `seconds`", gauge())
@@ -201,7 +203,7 @@ class LoaderStats:
     )
     shared_memory: int = told("bytes of shared memory in use", gauge("shared_memory_bytes"), summed="processes")
     shared_memory_peak: int = told(
-        "the most that ever were in use, as the sum over links",
+        "the maximum in use since the start, summed over links",
         gauge("shared_memory_peak_bytes"),
         summed="processes",
     )

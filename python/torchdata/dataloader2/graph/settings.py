@@ -160,7 +160,7 @@ def apply_sharding(
                 raise RuntimeError(
                     "Sharding twice on a single pipeline is likely unintended and will cause data loss: "
                     f"items pass {pipe!r} and then {behind!r}, and both would keep only their share; "
-                    "remove one of the two, or give each a sharding group of its own"
+                    "remove one of the two, or give each its own sharding group"
                 )
             if id(pipe) not in told:
                 told.add(id(pipe))

@@ -87,7 +87,7 @@ class DistributedReadingService(ReadingServiceInterface):
         if given is not None:
             check_group(given, whose, broadcasts=True)
         elif self._members is not None and backend != "gloo":
-            raise ValueError(f"{whose}: process groups of torch go with backend='gloo', but got {backend!r}")
+            raise ValueError(f"{whose}: a process group of torch requires backend='gloo', but got {backend!r}")
         elif backend == "gloo":
             from torchdata._ranks.torch_group import require_available
 
@@ -134,8 +134,8 @@ class DistributedReadingService(ReadingServiceInterface):
         graph = Graph(datapipe)
         if graph.first(lambda pipe: isinstance(pipe, WorkerOutput)) is not None:
             raise ValueError(
-                "DistributedReadingService comes too late to share out the items, because worker processes read them "
-                "already: put it first, as in SequentialReadingService(DistributedReadingService(), "
+                "DistributedReadingService must divide the items before worker processes read them: put it first, "
+                "as in SequentialReadingService(DistributedReadingService(), "
                 "MultiProcessingReadingService(...))"
             )
 

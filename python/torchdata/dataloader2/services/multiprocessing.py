@@ -437,7 +437,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     def _main_graph(self) -> DataPipe:
         end = self._initialised()
         if self._worker_output is None:
-            raise RuntimeError("MultiProcessingReadingService pauses and resumes with more than 0 workers only")
+            raise RuntimeError("MultiProcessingReadingService can pause and resume only with at least one worker")
         return end
 
     def _initialised(self) -> DataPipe:

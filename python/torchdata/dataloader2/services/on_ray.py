@@ -27,8 +27,8 @@ _AHEAD = 1_000
 _OWN = {
     "concurrency_groups": "the service has its own",
     "max_concurrency": "the service has its own",
-    "max_restarts": "on_worker_exit says what becomes of a worker that dies",
-    "max_task_retries": "on_worker_exit says what becomes of a worker that dies",
+    "max_restarts": "on_worker_exit determines what happens when a worker exits",
+    "max_task_retries": "on_worker_exit determines what happens when a worker exits",
     "lifetime": "actors end with the loader",
     "name": "each worker has an actor of its own",
     "get_if_exists": "each worker has an actor of its own",

@@ -273,12 +273,12 @@ def _check_checksums(state: Mapping[str, Any], expected: Any) -> None:
         raise damaged(_CHECKSUMS, f"it is of type {type(expected).__name__} where checksums should be")
     for field in {**found, **expected}:
         if expected.get(field) != found.get(field):
-            raise damaged(field, "its checksum is not the one that was saved with it")
+            raise damaged(field, "its checksum differs from the saved checksum")
 
 
 def _parse_outline(outline: Any) -> Outline:
     if not isinstance(outline, dict) or type(outline.get("length")) is not int:
-        raise ValueError("it does not say what the pipeline is made of")
+        raise ValueError("it does not describe the pipeline")
     found = Outline(outline["fingerprint"], outline["length"])
     check_fingerprint(found.fingerprint)
     return found
@@ -288,10 +288,10 @@ def _ranks(ranks: Any) -> SavedRanks | None:
     if ranks is None:
         return None
     if not isinstance(ranks, (list, tuple)) or tuple(map(type, ranks)) != (int, int, bool):
-        raise ValueError(f"it is {ranks!r} where a rank, and how many there were, should be")
+        raise ValueError(f"it is {ranks!r} instead of a rank and the number of ranks")
     rank, count, keeps_seeds = ranks
     if not 0 <= rank < count:
-        raise ValueError(f"it says rank {rank} of {count}")
+        raise ValueError(f"it contains rank {rank} of {count}")
     return rank, count, keeps_seeds
 
 
@@ -311,13 +311,15 @@ def _randomness(packed: Any, is_of_0_9: bool) -> Randomness | None:
     first, second = (SeedGenerator() if is_of_0_9 else SeedGenerator.imported(each) for each in generators)
     is_due = True if is_of_0_9 else is_due
     if not (seed is None or (type(seed) is int and 0 <= seed < 2**64)) or type(is_due) is not bool:
-        raise ValueError(f"its seed is a {type(seed).__name__}, or too large, or it is not told whether it applies")
+        raise ValueError(
+            f"its seed is a {type(seed).__name__}, or too large, or the mark whether it applies is missing"
+        )
     return Randomness(seed, is_due, first, second)
 
 
 def _position(place: Any) -> Position:
     if not isinstance(place, dict):
-        raise ValueError(f"it is of type {type(place).__name__} where a place should be")
+        raise ValueError(f"it is of type {type(place).__name__} instead of a position")
     for name, kinds in _KINDS.items():
         if type(place.get(name)) not in kinds:
             raise ValueError(f"its {name!r} is {place.get(name)!r}")
@@ -371,7 +373,7 @@ def _workers(place: Any) -> WorkersPosition:
             raise ValueError(f"it is the turn of worker {turn!r} of {len(workers)}, with {flags!r}")
         return WorkersPosition(shards, turn, flags[0], dealt, flags[1])
     except (TypeError, KeyError, ValueError, IndexError) as error:
-        raise ValueError(f"what it says of the workers does not fit together: {error}") from None
+        raise ValueError(f"its data about the workers is inconsistent: {error}") from None
 
 
 def _shard_position(worker: Any, whose: str) -> ShardPosition:
@@ -381,7 +383,7 @@ def _shard_position(worker: Any, whose: str) -> ShardPosition:
     sent, read_pass, share, content = worker["snapshot"]
     sent, share = _account(sent, f"the snapshot of {whose}"), _account(share, f"the share of {whose}")
     if sent[0] > given[0] or type(read_pass) is not int or not 0 <= read_pass < _MOST or not is_sealed(content):
-        raise ValueError(f"the snapshot of {whose} is of after what was given, or no snapshot")
+        raise ValueError(f"the snapshot of {whose} was taken after the saved position, or is not a snapshot")
     return ShardPosition(given, (sent, read_pass, share, content))
 
 

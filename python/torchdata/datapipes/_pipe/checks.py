@@ -300,8 +300,8 @@ def check_input_col(pipe: str, function: Any, input_col: Any) -> None:
     keyword_only = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
     if keyword_only:
         raise ValueError(
-            f"{pipe}: the function {name} takes non-default keyword-only parameters ({', '.join(keyword_only)}), which "
-            "nobody passes; give them defaults or bind them with functools.partial"
+            f"{pipe}: the function {name} takes non-default keyword-only parameters ({', '.join(keyword_only)}), "
+            f"which the pipe does not pass; give them defaults or bind them with functools.partial"
         )
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     required = sum(p.default is p.empty for p in positional)

@@ -91,8 +91,9 @@ def _join(ray: Any, address: str) -> None:
     with _joining:
         if _joined not in (None, os.getpid()):
             raise RuntimeError(
-                "a forked process cannot read the blocks of a Ray Data set: Ray lives in threads, which a fork leaves "
-                "behind. Use MultiProcessingReadingService(…, multiprocessing_context='spawn') or 'forkserver', or a "
+                "a forked process cannot read the blocks of a Ray Data set: Ray needs threads, and a fork does not "
+                "copy them. Use MultiProcessingReadingService(…, multiprocessing_context='spawn') or 'forkserver', "
+                "or a "
                 "RayReadingService"
             )
         if not ray.is_initialized():

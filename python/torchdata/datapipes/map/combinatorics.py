@@ -146,7 +146,8 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
         check_iterable("IndexSampler", "sampler", sampler)
         if hasattr(type(sampler), "__next__"):
             raise TypeError(
-                f"IndexSampler: sampler is read anew in each epoch, but {sampler!r} of type {type(sampler).__name__} "
+                f"IndexSampler: sampler is iterated again in each epoch, but {sampler!r} of type "
+                f"{type(sampler).__name__} "
                 "can be read once; give a list of its indices"
             )
         self.datapipe = datapipe

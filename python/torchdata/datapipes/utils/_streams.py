@@ -286,7 +286,8 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
             return _reopening, (recipe, self._offset(), self.name)
         if isinstance(self.file_obj, io.IOBase) and not isinstance(self.file_obj, (io.BytesIO, io.StringIO)):
             raise TypeError(
-                f"{self!r} cannot be pickled or copied, because nothing tells how it is opened again; read it before "
+                f"{self!r} cannot be pickled or copied, because it does not have a recipe to reopen it; read it "
+                f"before "
                 "this point of the pipeline, or give its wrapper a recipe: StreamWrapper(file, recipe=...)"
             )
         return StreamWrapper, (self.file_obj, None, self.name)

@@ -139,7 +139,7 @@ def _parse_entry(entry: Any, where: str, *, is_left: bool = False) -> PipeEntry:
             _check_count(entry.get(name), f"{own} has {name}")
     skipped = entry.get("skipped", {})
     if not isinstance(skipped, dict) or not all(type(kind) is str for kind in skipped):
-        raise ValueError(f"{own} has skipped={skipped!r}, which counts no exceptions")
+        raise ValueError(f"{own} has skipped={skipped!r}, which is not a count of exceptions")
     for count in skipped.values():
         _check_count(count, f"{own} has skipped")
     for name, kinds, what in (("finished", (bool,), "neither true nor false"), ("seconds", (int, float), "no number")):
@@ -152,7 +152,7 @@ def _parse_entry(entry: Any, where: str, *, is_left: bool = False) -> PipeEntry:
         check_generators(entry["generators"])
     ahead = entry.get("ahead", (0, 0, 0))
     if not isinstance(ahead, (list, tuple)) or len(ahead) != 3 or not all(type(part) in (bool, int) for part in ahead):
-        raise ValueError(f"{own} has ahead={ahead!r}, which says nothing of a thread")
+        raise ValueError(f"{own} has ahead={ahead!r}, which does not describe a thread")
     if is_left and "left" in entry:
         raise ValueError(f"{where} is left more than once")
     return PipeEntry(
@@ -180,16 +180,16 @@ def check_checksums(state: dict[str, Any]) -> None:
     expected = state["checksums"]
     sums = expected.get("pipes") if isinstance(expected, dict) else None
     if not isinstance(sums, list) or len(sums) != len(state["pipes"]):
-        raise ValueError("this pipe state is damaged in its field 'checksums': there is not one of each pipe")
+        raise ValueError("this pipe state is damaged in its field 'checksums': a checksum of each pipe is required")
     for number, (entry, one) in enumerate(zip(state["pipes"], sums, strict=True), 1):
         if checksum(entry) != one:
             raise ValueError(
-                f"this pipe state is damaged in its field 'pipes': the checksum of pipe {number}, {entry['type']}, is "
-                "not the one that was saved with it; load another copy of it"
+                f"this pipe state is damaged in its field 'pipes': the checksum of pipe {number}, {entry['type']}, "
+                f"differs from the saved checksum; load another copy of it"
             )
     if checksum(state.get("graph")) != expected.get("graph"):
         raise ValueError(
-            "this pipe state is damaged in its field 'graph': its checksum is not the one that was saved with it; load "
+            "this pipe state is damaged in its field 'graph': its checksum differs from the saved checksum; load "
             "another copy of it"
         )
 
@@ -262,7 +262,7 @@ def _check_random(state: Any) -> None:
     if version != 3 or type(numbers) is not bytes or len(numbers) != 4 * _WORDS:
         raise ValueError("the state of Python's generator is not valid")
     if gauss is not None and type(gauss) is not float:
-        raise ValueError(f"the state of Python's generator holds {gauss!r} where a number should be")
+        raise ValueError(f"the state of Python's generator holds {gauss!r} instead of a number")
 
 
 def _check_numpy(state: Any) -> None:

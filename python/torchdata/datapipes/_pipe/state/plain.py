@@ -90,9 +90,9 @@ def refuse_pickled(plain: Any, owner: str) -> None:
     """Raises ValueError if a part of a state requires unpickling, which may run code."""
     if isinstance(plain, dict) and PICKLED in plain:
         raise ValueError(
-            f"the state of {owner} holds what only pickle can hold, which is not opened with allow_pickle=False: "
-            "opening it may run any code that its writer likes. Load the state with allow_pickle=True if you trust "
-            "whoever wrote it; or save one whose pipes hold plain data alone (numbers, texts, bytes, and containers)"
+            f"the state of {owner} contains values that need pickle, which allow_pickle=False does not load, "
+            f"because unpickling may run any code. Load the state with allow_pickle=True if you trust its author; "
+            f"or save a state of pipes that hold only plain data (numbers, texts, bytes, and containers)"
         )
 
 

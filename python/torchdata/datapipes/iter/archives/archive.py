@@ -100,8 +100,8 @@ def refuse_text(pipe: object, path: str, stream: Any) -> None:
     file_obj = stream.__dict__.get("file_obj") if isinstance(stream, StreamWrapper) else stream
     if isinstance(file_obj, io.TextIOBase):
         raise TypeError(
-            f"{type(pipe).__name__} reads bytes, but {shown(path)} was opened as text, as open_files() does unless it "
-            'is told otherwise; write open_files("b")'
+            f"{type(pipe).__name__} reads bytes, but {shown(path)} was opened as text, which is the default of "
+            'open_files(); write open_files("b")'
         )
 
 

@@ -50,7 +50,7 @@ class _RarArchive(IndexedArchive):
             file_obj = bare(self.source)
             if not seekable(file_obj):
                 raise io.UnsupportedOperation(
-                    f"the RAR archive {shown(self.path)} lies in a stream that cannot seek; read it from a file, or "
+                    f"the RAR archive {shown(self.path)} is in a stream that cannot seek; read it from a file, or "
                     "into io.BytesIO first"
                 )
             self._rar = _opened(file_obj)

@@ -92,8 +92,8 @@ class _SplitMain(IterDataPipe[Any]):
         weights = self._weights
         if self._remaining == 0:
             error = ValueError(
-                f"random_split: the source has more items than total_length={self.total_length}, so nothing says which "
-                "group they belong to; pass the number of items of the source as total_length"
+                f"random_split: the source has more items than total_length={self.total_length}, so the "
+                f"group of the last items is unknown; pass the number of items of the source as total_length"
             )
             raise no_fault_of_an_item(error)
         # Equivalent to `random.choices` with weights, without its checks for each item.

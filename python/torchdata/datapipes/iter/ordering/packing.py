@@ -188,7 +188,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
             return _not_empty(piece, size)
         if self.long == "error":
             raise ValueError(
-                f"Packer: a sequence has {size} tokens, but a row has {most}; make max_tokens larger, or say "
+                f"Packer: a sequence has {size} tokens, but a row has {most}; make max_tokens larger, or pass "
                 'long="split", "truncate" or "drop"'
             )
         if self.long == "drop":

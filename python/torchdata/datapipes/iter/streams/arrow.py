@@ -104,7 +104,7 @@ class ArrowReader(IterDataPipe[Any]):
         if frame_size is not None:
             check_int(name, "frame_size", frame_size, least=1)
             if rows:
-                raise ValueError(f"{name}: frame_size is for frames: say rows=False")
+                raise ValueError(f"{name}: frame_size is for frames: pass rows=False")
         self.rows, self.frame_size = rows, frame_size
         self.writable, self.use_threads = writable, use_threads
         self.library, self.dtype = library, dtype

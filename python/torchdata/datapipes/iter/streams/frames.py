@@ -252,8 +252,8 @@ def _seekable(path: str, stream: Any) -> Any:
         seekable = hasattr(file_obj, "seek")
     if not seekable:
         raise ValueError(
-            f"the Parquet file {shown(path)} of ParquetDataFrameLoader lies in a stream that cannot seek, but its "
-            "directory stands at its end; read it from a file, or into io.BytesIO first"
+            f"the Parquet file {shown(path)} of ParquetDataFrameLoader is in a stream that cannot seek, but its "
+            f"directory is at its end; read it from a file, or into io.BytesIO first"
         )
     return file_obj
 

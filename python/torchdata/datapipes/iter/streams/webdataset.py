@@ -108,8 +108,8 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
     def _refuse_twice(self, key: str, field: str) -> None:
         if self.strict:
             raise ValueError(
-                f"WebDataset: the sample {key!r} has two files {field!r}, of which one would be lost; pack the archive "
-                "anew, or pass strict=False to let the later one count"
+                f"WebDataset: the sample {key!r} has two files {field!r}, of which one would be lost; pack the "
+                f"archive again, or pass strict=False to let the later one count"
             )
 
     def _refuse_scattered(self, sample: dict[str, Any]) -> None:
