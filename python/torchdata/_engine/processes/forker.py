@@ -51,12 +51,12 @@ from torchdata._threads import OUT_OF_TASKS
 #: Seconds between two checks for replies to other threads, for signals and for exited processes.
 _LOOK = 0.02
 _NAME, _PROCESS_NAME = "the forking process", f"{PREFIX}forking process"
-_GONE = "the process that forks others for this one has ended: "
-_KILLED = f"{_GONE}somebody has killed it"
+_GONE = "the forking process has ended: "
+_KILLED = f"{_GONE}it was killed"
 _NO_THREADS = ". The main process cannot fork instead, because it may have started threads since"
 _NOT_UP = f"{_GONE}see its output above. Either the program's main module has failed there, or {OUT_OF_TASKS}"
 _STUCK = (
-    "the process that forks others for this one has not answered for {:.0f} s, and was ended: it was stopped (SIGSTOP, "
+    "the forking process has not answered for {:.0f} s, and was killed: it was stopped (SIGSTOP, "
     "a debugger, the freezer of a container), or the machine is far too busy"
 )
 #: The number of seconds that a running forking process has to answer. Forking a process of hundreds of GB takes some
