@@ -159,7 +159,7 @@ fn a_child_exits_when_its_parent_is_killed() {
     let _alone = alone();
     let _watchdog = watchdog(30);
     let (link, bells) = open(ROOMY);
-    // The grandchild holds the other end of the pipe until it exits.
+    // The grandchild holds the opposite end of the pipe until it exits.
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "middle_process", "--ignored", "--nocapture"]).stdout(Stdio::piped());
     let mut middle = Process(command.spawn().unwrap());
@@ -181,7 +181,7 @@ fn a_child_exits_when_its_parent_is_killed() {
 #[ignore = "played by a child process of another test"]
 fn middle_process() {
     let parent = std::process::id() as i32;
-    // SAFETY: the child runs a thread, sleeps and exits. It needs no lock that another thread might hold.
+    // SAFETY: the child runs a thread, sleeps and exits. The child does not take a lock that another thread might hold.
     if unsafe { libc::fork() } == 0 {
         exit_with(Watch::open(parent).unwrap()).unwrap();
         println!("ready");
@@ -207,7 +207,7 @@ fn links_and_children_leave_no_resources_behind() {
     assert_eq!(leftovers(), before);
 }
 
-/// The descriptors and mappings of this package in this process, and its files in places for shared memory.
+/// The descriptors and mappings of this package in this process, and its files in the folders for shared memory.
 fn leftovers() -> (usize, usize, Vec<String>) {
     let ours = |target: &std::path::Path| ["torchdata", "pidfd"].iter().any(|n| target.to_string_lossy().contains(n));
     let descriptors = std::fs::read_dir("/proc/self/fd").map_or(0, |entries| {

@@ -28,7 +28,7 @@ fn item_of(inline: usize, buffers: &[usize]) -> Item {
     Item { inline: random.bytes(inline), buffers: buffers.iter().map(|&len| random.bytes(len)).collect() }
 }
 
-/// Both ends in one thread, which works as long as no step waits for the other end.
+/// Both ends of a link in one thread, which works as long as no step waits for the peer.
 fn pair(config: LinkConfig, window: u64) -> (Sender, Receiver) {
     let (link, bells) = open(config);
     let (sender, mut receiver) = (Sender::new(&link, &bells), Receiver::new(&link, &bells));
@@ -44,8 +44,8 @@ fn everything_holds_on_the_portable_backing() {
 
 // ---- units arrive in order and unchanged -------------------------------------------------------------------------
 
-/// Streams items from a thread. The consumer keeps the leases of items for which `keep` is true forever, and returns
-/// the others in random order, some items later.
+/// Streams items from a thread. If `keep` is true for an item, the consumer keeps its lease forever. All other leases
+/// are returned in random order, some items later.
 fn stream_between_threads(config: LinkConfig, items: &[Item], window: u64, keep: impl Fn(usize) -> bool) {
     let (link, bells) = open(config);
     let mut receiver = Receiver::new(&link, &bells);

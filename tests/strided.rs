@@ -17,7 +17,8 @@ impl Guarded {
     fn new(bytes: &[u8], at_end: bool) -> Self {
         let inner = bytes.len().next_multiple_of(PAGE);
         let pages = inner + 2 * PAGE;
-        // SAFETY: new memory. Its outer pages become inaccessible, and its inner pages have room for the bytes.
+        // SAFETY: new memory. The outer pages of the memory become inaccessible, and its inner pages have space for the
+        //     bytes.
         unsafe {
             let access = ProtFlags::READ | ProtFlags::WRITE;
             let mapping = mmap_anonymous(std::ptr::null_mut(), pages, access, MapFlags::PRIVATE).unwrap().cast::<u8>();
@@ -138,7 +139,7 @@ proptest! {
     }
 }
 
-/// The layouts of images, with widths around those for which whole windows of a shuffle fit.
+/// The layouts of images, with widths around multiples of a shuffle's window.
 #[test]
 fn every_flip_crop_and_channel_order_of_images_of_every_width_is_copied() {
     for size in [1, 2, 4, 8] {

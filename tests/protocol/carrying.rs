@@ -27,7 +27,7 @@ pub struct Up {
     words: Said,
 }
 
-/// The words of a worker: its acknowledgement, and the epoch in which it starves.
+/// The words of a worker: its acknowledgement, and the number of the epoch while it starves.
 type Said = (bool, u32);
 
 /// A frame from the main process to a worker.
@@ -45,8 +45,8 @@ pub struct Carrier {
     order: u64,
     up: VecDeque<Up>,
     down: VecDeque<Down>,
-    /// Units that have arrived in the main process, and commands that have arrived at the host, while there was no
-    /// room.
+    /// Units that have arrived in the main process, and commands that have arrived at the host, and do not fit into the
+    /// link yet.
     arrived: VecDeque<Unit>,
     to_tell: VecDeque<Ordered>,
     /// The words that were last sent in each direction: the order, and the grant with its count; and the words of the
@@ -167,7 +167,7 @@ impl Setting {
 }
 
 impl World {
-    /// Sends a command. Returns false if there is no room, and true if the child has exited, because exits are detected
+    /// Sends a command. Returns false if the link is full, and true if the child has exited, because exits are detected
     /// elsewhere.
     pub fn tell(&mut self, index: usize, ordered: Ordered) -> bool {
         let Self { children, elsewhere, .. } = self;

@@ -20,7 +20,7 @@ pub struct Lane {
     down: VecDeque<VecDeque<Unit>>,
     /// Grants, each with its count.
     up: VecDeque<(u64, u32)>,
-    /// Units that have arrived at the host while there was no room.
+    /// Units that have arrived at the host and do not fit into the link yet.
     arrived: VecDeque<Unit>,
     /// The last grant sent.
     said: (u64, u32),

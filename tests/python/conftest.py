@@ -28,7 +28,7 @@ settings.register_profile("project", settings.get_profile("random"), derandomize
 settings.load_profile("project")
 
 
-#: Modules whose tests start processes that need the whole machine, kill processes, or check for leftovers.
+#: Modules with tests that start processes which need the whole machine, kill processes, or check for leftovers.
 ALONE = (
     "test_demo",
     "test_disk_caching_processes",
@@ -59,7 +59,8 @@ def pytest_configure() -> None:
 def pytest_collection_finish() -> None:
     """Lets processes that tests start import torch at less expense: see `support/lean`.
 
-    Not those of pytest itself: what such an import takes out of later searches may be what the test has left.
+    Objects of pytest itself are excluded: importing them could remove objects from later searches that the test has
+    left.
     """
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if LEAN not in paths:
@@ -115,7 +116,7 @@ HAS_SOME = {
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leaves files out that have no test of the kind that is wanted: their imports take longer than the tests."""
+    """Leaves out files without tests of the requested kind, because their imports take longer than the tests."""
     has_some = HAS_SOME.get(config.option.markexpr)
     if has_some is None or not collection_path.match("test_*.py"):
         return None
@@ -150,7 +151,7 @@ def _small_heap() -> None:
 def _every_interrupt_is_raised() -> Iterator[None]:
     """Removes the hook of hypothesis that makes the garbage collector call Python code.
 
-    An interrupt that comes in such a call is reported, not raised.
+    If Ctrl-C interrupts such a call, the exception is reported and not raised.
     """
     callbacks = gc.callbacks[:]
     gc.callbacks.clear()
@@ -160,7 +161,8 @@ def _every_interrupt_is_raised() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _this_process_is_no_worker() -> Iterator[None]:
-    """Fails the test that leaves torch's worker info behind: later loaders here would read the share of a worker."""
+    """Fails a test that does not reset torch's worker info, because later loaders in this process would read the share
+    of a worker."""
     yield
     worker = sys.modules.get("torch.utils.data._utils.worker")
     info = getattr(worker, "_worker_info", None)

@@ -214,7 +214,7 @@ def test_ranks_that_pause_and_meet_between_two_pauses_do_not_wait_for_each_other
 
 
 class Agrees(Alone):
-    """A job of two ranks; the other rank always has an item."""
+    """A job of two ranks; the second rank always has an item."""
 
     world_size = 2
 

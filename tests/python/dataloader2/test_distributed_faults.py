@@ -1,4 +1,5 @@
-"""Ranks that raise, exit, hang or are disconnected: the others fail within the timeout, and name them."""
+"""Ranks that raise, exit, hang or are disconnected: the remaining ranks fail within the timeout, and name the failed
+rank."""
 
 from __future__ import annotations
 
@@ -131,7 +132,7 @@ def test_a_rank_that_hangs_is_reported_within_the_time_out_and_two_seconds(backe
 
 @each_backend
 def test_a_rank_that_arrives_after_the_others_gave_up_gets_their_reason(backend: str, tmp_path: Path) -> None:
-    """Rank 1 reaches an operation that the others have left. Otherwise it would report a broken network."""
+    """Rank 1 reaches an operation that the remaining ranks have left. Otherwise it would report a broken network."""
     gave_up = """while not all(os.path.exists(os.path.join(os.environ["OUTCOMES"], rank)) for rank in "02"):
                 time.sleep(0.01)"""
     with BACKENDS[backend](tmp_path, WAIT_AT.format(waits=gave_up, timeout=3, backend=backend), 3) as job:
@@ -306,8 +307,8 @@ from datetime import timedelta
 def ip(*command, of=()):
     subprocess.run([*of, "ip", *command], check=True)
 
-# Rank 1 has a machine of its own. One cable joins it to that of the others: with addresses for the job's store (10.78)
-# and others for the data (10.77).
+# Rank 1 has its own machine. One cable joins it to the machine of all other ranks, with addresses for the job's store
+# (10.78) and for the data (10.77).
 ip("link", "set", "lo", "up")
 machine = subprocess.Popen(["unshare", "--net", "sleep", "1000"])
 there = ["nsenter", "--net", "--target", str(machine.pid)]

@@ -1,4 +1,4 @@
-"""The process that forks replacements is killed, stopped, or has no room for a process."""
+"""The process that forks replacements is killed, stopped, or reaches the limit of processes."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def test_copies_start_over_and_leave_the_original_alone(row: Row) -> None:
 class Noting(IterDataPipe):
     """Yields ints, and notes how many bytes Python objects hold before some of them.
 
-    The collector of garbage has run then, and has emptied the lists in which Python keeps tuples for later.
+    The garbage collector has then run, and has emptied Python's lists of free tuples.
     """
 
     def __init__(self, count: int, before: list[int]) -> None:

@@ -62,7 +62,7 @@ class Counted(io.BytesIO):
 
 
 class CountedItems:
-    """A dataset that is read by index. It is counted how often."""
+    """A dataset that is read by index. The dataset counts the reads."""
 
     def __len__(self) -> int:
         return ITEMS

@@ -124,7 +124,7 @@ def test_children_of_an_exited_fork_server_keep_running():
 
 
 def test_a_child_whose_fork_server_exits_during_the_start_is_not_reported_as_exited(monkeypatch):
-    """So it exits where the limit of processes is reached."""
+    """The fork server therefore exits when the limit of processes is reached."""
     killed = []
 
     def start(child):

@@ -94,7 +94,7 @@ def programs_that_have_imported_torch():
 
 @pytest.fixture
 def unread():
-    """A pipe whose content is read and discarded."""
+    """A pipe with content that is read and discarded."""
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as reader:
         yield reader.stdin
 

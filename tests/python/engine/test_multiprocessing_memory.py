@@ -64,7 +64,8 @@ def test_a_worker_that_makes_large_tensors_does_not_grow_by_one_for_each_item(mo
     # Not fork: torch looks once, for the first tensor of the program, whether it is to align tensors to pages.
     with loader(pipe, num_workers=1, multiprocessing_context="spawn") as dl:
         grown = list(dl)
-    # It may grow at first, until there is a gap for every tensor; 60 more would be 60 sizes if each took new pages.
+    # The memory may grow at first, until a gap exists for every tensor. If each tensor took new pages, 60 further
+    # tensors would add 60 times their size.
     assert grown[-1] - grown[60] < 12 * LargeTensors.SIZE
 
 
@@ -152,7 +153,7 @@ def test_a_child_holds_its_own_and_main_two_descriptors_for_each(method):
         assert len(os.listdir("/proc/self/fd")) - before <= 2 * 7 + 8
         counts = [own_descriptors(pid) for pid in pids]
         assert max(counts) - min(counts) <= 1, counts
-        # Its own bells, its control link and its items.
+        # A worker's own bells, its control link and its items.
         assert {foreign_mappings(pid) for pid in pids} == {3}
 
 

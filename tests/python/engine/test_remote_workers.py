@@ -1,4 +1,4 @@
-"""Workers behind carriers with late and reordered calls: large items, exits of hosts, no room in the main process."""
+"""Workers with carriers with late and reordered calls: large items, exits of hosts, full links in the main process."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_results_of_a_later_pull_do_not_wait_for_an_earlier_one() -> None:
     pulls: list[Future[Pulled]] = []
 
     class Fake:
-        """A host, and a carrier that has no messages for it."""
+        """A host, and a carrier without messages for it."""
 
         def check(self) -> None: ...
 

@@ -135,7 +135,7 @@ def test_existing_features_are_not_reported_as_missing() -> None:
                 exec(compile(program, entry[:60], "exec"), dict(KNOWN))
 
 
-#: Names of files and folders in backticks; braces and stars stand for several.
+#: Names of files and folders in backticks; braces and stars match several.
 FILE_NAMES = re.compile(r"`([\w./{}*,-]+(?:\.(?:py|pyi|rs|md|toml|yml|svg)|/))`")
 FENCED = re.compile(r"^```.*?^```$", re.M | re.S)
 #: Folders that programs create.

@@ -52,7 +52,7 @@ def parameters(function: Any, *, bound: bool) -> list[Parameter] | None:
 
 
 def constructor(kind: Any) -> list[Parameter] | None:
-    """Returns the parameters of a class: those of `__new__`, unless it accepts anything."""
+    """Returns the parameters of a class: the parameters of `__new__`, unless it accepts anything."""
     for name in ("__new__", "__init__"):
         definer = next((base for base in kind.__mro__[:-1] if name in vars(base)), None)
         found = None if definer is None else parameters(getattr(kind, name), bound=True)

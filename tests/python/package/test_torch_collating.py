@@ -197,7 +197,8 @@ def test_a_user_who_collates_tensors_gets_a_tensor_of_each_array(monkeypatch: py
 
 @pytest.fixture(scope="module", autouse=True)
 def started() -> None:
-    """Starts the process that has imported torch, so that no test appears to leave this process behind."""
+    """Starts the process that has imported torch before the tests, because otherwise a test would appear to leave this
+    process behind."""
     with_torch()
 
 

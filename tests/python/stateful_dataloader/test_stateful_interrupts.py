@@ -182,7 +182,7 @@ class Stepping(Generated):
 
 
 class StepsOf(Stateless):
-    """Its iterator is a separate object without a state."""
+    """The iterator is a separate object without a state."""
 
     def __iter__(self) -> Iterator[int]:
         return iter(Stepping(self.tick))

@@ -29,7 +29,8 @@ pytestmark = [
 
 
 def answering(pages=4):
-    """Returns a board whose first page describes how this process answers, and the memory of its answers."""
+    """Returns a board, and the memory of this process's answers. The first page of the board describes how this process
+    answers."""
     board = StatsBoard(pages, 1, 1, False)
     board.adopt(0, 1, 0)
     stacks.answer_for_stacks(board, 0)

@@ -2,7 +2,7 @@
 
 `python -m drivers threads --seconds 60 --seed 1`.
 
-There are two rules. An iterator returns each item at most once, in whichever thread. If a loop ends without an error,
+There are two rules. An iterator returns each item at most once, in one of the threads. If a loop ends without an error,
 all items of the epoch were delivered, unless the loader was paused. In addition, nothing hangs, no process is left, and
 errors are RuntimeErrors.
 """
