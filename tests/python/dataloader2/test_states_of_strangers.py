@@ -175,7 +175,7 @@ def test_every_pipe_over_plain_items_saves_and_loads_without_pickle(row):
         except TypeError:  # user pipes that cannot be saved
             return
         if row.name in ONLY_PICKLED:
-            with pytest.raises(ValueError, match="only pickle"):
+            with pytest.raises(ValueError, match="values that need pickle"):
                 load_state(again, state, allow_pickle=False)
             return
         load_state(again, state, allow_pickle=False)

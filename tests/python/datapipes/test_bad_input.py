@@ -261,8 +261,7 @@ def test_a_bad_file_is_named_and_leaves_the_loader_usable_and_no_file_open(
 
 @contextmanager
 def without_privileges() -> Iterator[None]:
-    """If the tests run as root, gives up root's right to ignore file permissions. Permissions already apply to all
-    other users."""
+    """If the tests run as root, acts as another user, so that file permissions apply."""
     if os.geteuid() != 0:
         yield
         return

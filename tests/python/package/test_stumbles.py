@@ -387,7 +387,7 @@ def test_a_loader_without_a_length_names_the_pipe_that_does_not_know_it_and_the_
                 len(loader)
             told = "".join(traceback.format_exception_only(caught.value))
             assert "FileLister instance doesn't have valid length; if you know" in told
-            assert "`.set_length(n)` behind it" in told
+            assert "`.set_length(n)` after it" in told
             assert list(loader) == [1]
     with DataLoader2(listed.set_length(3).sharding_filter().batch(2).map(len), num_workers=workers) as loader:
         assert len(loader) == 2

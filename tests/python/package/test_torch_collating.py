@@ -1,4 +1,4 @@
-"""torch's own `default_collate` in workers of this package stacks directly into the memory from which items are sent.
+"""In workers of this package, torch's own `default_collate` stacks into memory that is sent directly.
 
 Its result is the same as in the main process.
 """

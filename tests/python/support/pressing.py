@@ -36,7 +36,7 @@ class Presser:
         self._process.stdout.close()  # type: ignore[union-attr]
 
     def again(self) -> None:
-        """Makes the thread send Ctrl-C a second time."""
+        """Makes the process send Ctrl-C a second time."""
         self._process.stdin.write(b"\n")  # type: ignore[union-attr]
 
     def end(self) -> None:
