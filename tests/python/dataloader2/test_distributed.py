@@ -302,7 +302,7 @@ def test_workers_that_start_before_sharding_by_rank_are_refused_with_the_remedy(
     )
     with (
         DataLoader2(IterableWrapper(range(3)).sharding_filter(), reading_service=service) as loader,
-        pytest.raises(ValueError, match="DistributedReadingService comes too late.*put it first"),
+        pytest.raises(ValueError, match="DistributedReadingService must divide the items.*put it first"),
     ):
         list(loader)
     assert multiprocessing.active_children() == []

@@ -70,7 +70,7 @@ def test_the_exit_code_of_a_worker_is_unknown_if_the_fork_server_has_exited():
             next(iterator)
         os.kill(forker_of(loader), signal.SIGKILL)
         kill_first(loader)
-        with pytest.raises(WorkerExitedError, match="worker process 0 .* died .*had forked it, .*has died before it"):
+        with pytest.raises(WorkerExitedError, match="worker process 0 .* died .*had forked it, .*has exited before it"):
             list(iterator)
 
 
