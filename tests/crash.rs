@@ -1,5 +1,5 @@
-//! A process that is killed: what it had published is available, nothing else is, the exit is detected, and no
-//! resources leak.
+//! A process that is killed: its published units remain available, unpublished units do not, the exit is detected, and
+//! no resources leak.
 //!
 //! A child kills itself with SIGKILL at a named point, which is as abrupt as a kill from outside, but reproducible.
 #![cfg(not(loom))]
@@ -50,7 +50,7 @@ fn die() -> ! {
     unreachable!("SIGKILL cannot be survived")
 }
 
-/// Sends some whole items, and is killed while it sends the next one, at the point named by the role.
+/// Sends some whole items, and is killed while it sends the next item, at the point named by the role.
 fn die_at(point: &str) -> ! {
     let (link, bells) = inherited();
     let mut sender = Sender::new(&link, &bells);

@@ -1,7 +1,7 @@
 //! The guarantees of a link, on both systems, between threads and between processes.
 //!
-//! The system is chosen once per process, so the portable one is tested in a second run of this test binary, started by
-//! `everything_holds_on_the_portable_backing`.
+//! The system is chosen once per process, so the portable system is tested in a second run of this test binary, started
+//! by `everything_holds_on_the_portable_backing`.
 #![cfg(not(loom))]
 #![allow(missing_docs)]
 
@@ -500,7 +500,7 @@ fn a_forked_child_returns_no_blocks_and_leases() {
     sender.send(&item_of(0, &[5000])).unwrap();
     let block = sender.end.allocate(100).unwrap();
     let arrived = receiver.poll().unwrap();
-    // SAFETY: the child only drops what it inherited and exits without running other code.
+    // SAFETY: the child only drops inherited objects, and exits without running other code.
     match unsafe { libc::fork() } {
         0 => {
             drop((arrived, block));

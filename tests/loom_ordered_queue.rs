@@ -87,7 +87,7 @@ impl Shared {
         }
     }
 
-    /// Claims up to two submitted items at a time until all are claimed. Returns the second one once.
+    /// Claims up to two submitted items at a time until all are claimed. Returns the second item to the queue once.
     fn serve_some(&self) {
         let mut gives_back = true;
         while let Some((slots, items)) = self.queue.claim_some((1, 2), 1, |_| true, std::mem::take) {

@@ -4,9 +4,8 @@
 //! Up to two frames are in transit in each direction. A frame contains the units that were available when it was
 //! created, or none, and the latest words. Words are stored when their frame arrives. Units wait until there is room,
 //! because their reader may be waiting for a word and read nothing. A worker may exit while its host still transfers
-//! what it had sent. The host may also exit, and the main process may detect that before frames in transit arrive.
-//! Frames belong to the links of one process: a replacement has new links, which frames of its predecessor cannot
-//! reach.
+//! its units. The host may also exit, and the main process may detect that before frames in transit arrive. Frames
+//! belong to the links of one process: a replacement has new links, which frames of its predecessor cannot reach.
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,4 @@
-//! Visits all reachable states of a model, and reports the steps to an invalid one.
+//! Visits all reachable states of a model, and reports the steps to an invalid state.
 
 use std::collections::HashMap;
 use std::fmt::{Debug, Display};
@@ -268,7 +268,8 @@ fn without_end(first: &[usize], after: &[u32], ends: &[u32]) -> Option<u32> {
     reaches.iter().position(|&reached| !reached).map(|state| state as u32)
 }
 
-/// Describes the fault and the path to it. The path is recomputed from the start, because only numbers are stored.
+/// Describes the fault and the steps that lead to the fault. The path is recomputed from the start, because only
+/// numbers are stored.
 fn told<M: Model>(model: &M, known: &Known, before: &[u32], number: u32, what: &str, last: Option<&M::Step>) -> String {
     let mut way = vec![number];
     while way[way.len() - 1] != 0 {

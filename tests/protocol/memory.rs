@@ -39,7 +39,7 @@ impl Unit {
 #[derive(Debug, Clone, Hash)]
 pub struct Link {
     pub units: VecDeque<Unit>,
-    /// The word of the reader, and the count in it, which an old rule used alone.
+    /// The word of the reader, and the count in this word. An old rule used the count alone.
     pub grant: u64,
     pub count: u32,
     /// The number of the epoch while the writer starves.

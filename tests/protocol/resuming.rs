@@ -74,7 +74,7 @@ fn dispatched_items_resume_from_any_state() {
     holds("1 worker, dispatching, a look into the share", &Setting { looks: true, passes: 2, snapshots: 1, ..one });
     let two = saving(2, true, &[1, 1]);
     holds("2 workers, dispatching, goes on", &Setting { resumes: 1, snapshots: 0, ..two.clone() });
-    // One snapshot of each kind, so that there are positions with one of the dispatching process.
+    // One snapshot of each kind, so that some positions contain a snapshot of the dispatching process.
     holds("2 workers, dispatching, a look into the share", &Setting { looks: true, snapshots: 2, ..two.clone() });
     holds("2 workers, dispatching", &Setting { snapshots: 3, ..two });
 }

@@ -17,7 +17,7 @@ use super::memory::{Link, Pump, ReadEnd, Unit};
 use super::saving::{Graph, Ordered};
 use super::shared::{Part, Pool, Shared};
 
-/// The rules of the protocol. All are true in the present version.
+/// The rules of the protocol. All rules are true in the present version.
 #[derive(Debug, Clone, Copy)]
 pub struct Rules {
     /// A reader leaves units of later streams in the ring, and a grant is for one epoch.
@@ -148,7 +148,7 @@ pub struct Child {
     pub control: VecDeque<Ordered>,
     pub order: u64,
     pub obedience: Obedience,
-    /// Whether it has acknowledged the call.
+    /// Whether the child has acknowledged the call.
     pub acknowledged: bool,
     /// How many times it has applied the function.
     pub applied: u8,
@@ -158,14 +158,14 @@ pub struct Child {
     pub skips: bool,
     /// A worker's end of the link from the dispatching process.
     pub share: ReadEnd,
-    /// Whether it has opened its dispatched items without requesting any yet.
+    /// Whether the worker has opened its dispatched items without requesting any yet.
     pub looked: bool,
     /// The source items that it has read in this pass, and the number of passes that it has begun.
     pub read: u8,
     pub pass: u32,
     /// The items computed from one source item and not sent yet: its number, and how many.
     pub made: (u8, u8),
-    /// Whether the source has ended for it.
+    /// Whether the source has ended for this child.
     pub exhausted: bool,
     pub failed: bool,
     /// The epoch of the graph's items.
@@ -237,7 +237,8 @@ pub enum Main {
     Reading(bool),
     /// Paused.
     Paused,
-    /// Calling: this many children have been called, then it waits for all. Afterwards it is paused or reading.
+    /// Calling: this many children have been called, then it waits for all. Afterwards the main process is paused or
+    ///     reading.
     Calling(usize, bool),
     /// The epoch is over.
     Between,

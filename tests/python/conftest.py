@@ -21,8 +21,8 @@ from fresh_processes import LEAN, python_path
 from http_server import Server, running
 from loopback import Loopback
 
-# Deadlines measure the machine, not the code; the watchdog of each test is pytest-timeout's. All changes are judged by
-# the same examples: `pytest --hypothesis-profile=random` looks for others.
+# Deadlines measure the machine, not the code; the watchdog of each test is pytest-timeout's. All changes are tested
+# with the same examples. `pytest --hypothesis-profile=random` searches for new examples.
 settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("project", settings.get_profile("random"), derandomize=True)
 settings.load_profile("project")
@@ -49,7 +49,7 @@ ALONE = (
 def pytest_configure() -> None:
     """Lets Ctrl-C work in the processes of tests: a shell that runs them in the background has it ignored.
 
-    A busy machine makes any epoch long, so that loaders are not to warn of it.
+    A busy machine makes any epoch long, so loaders must not warn of long epochs.
     """
     os.environ["TORCHDATA_WAIT_WARNING"] = "0"
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -75,7 +75,7 @@ def lance_says_nothing_of_forks() -> None:
         lance.warnings = SimpleNamespace(warn=lambda *_, **__: None)  # type: ignore[attr-defined]
 
 
-#: Names that files contain if their tests start processes. All other files are of unit tests.
+#: Names that files contain if their tests start processes. All other files contain unit tests.
 STARTS = re.compile(
     r"subprocess|multiprocessing|MultiProcessing|num_workers|os\.fork|process_checks|_job\b|check_loader"
 )
@@ -142,7 +142,8 @@ def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def _small_heap() -> None:
-    """Keeps what imports and earlier files left out of the sight of the garbage collector: many tests collect."""
+    """Hides objects of imports and of earlier files from the garbage collector, because many tests run the
+    collector."""
     gc.collect()
     gc.freeze()
 

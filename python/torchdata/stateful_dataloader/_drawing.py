@@ -204,7 +204,7 @@ class Drawing:
 
         Args:
             moment: the generators.
-            first: an earlier moment that shortens the values. The same moment is then required for decoding.
+            first: an earlier moment that shortens the values. Decoding then requires the same earlier moment.
         """
         first = first or {}
         plain: dict[str, Any] = {name: encoded(moment[name], first.get(name)) for name in self._names if name in moment}

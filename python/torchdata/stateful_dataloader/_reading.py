@@ -357,7 +357,8 @@ class EpochReader:
         Args:
             since: the number of batches, or their indices.
             now: generators to set before the last of these batches, and how many batches follow.
-            is_left: whether the epoch was left at that point. One of the batches may have been the end.
+            is_left: whether the epoch was left at that point. If so, one of the batches may have been the end of the
+                epoch.
         """
         indices = since if isinstance(since, list) else (self.reading.iterable_index() for _ in range(since))
         for number, index in enumerate(indices):

@@ -21,7 +21,7 @@ pub struct Slices {
 impl Slices {
     /// Slices for a sleep that the event ends.
     pub const LONG: Self = Self { first: LONGEST_SLICE, longest: LONGEST_SLICE };
-    /// Slices for a sleep that the event almost always ends. The first one is short, because a producer that was fast
+    /// Slices for a sleep that the event almost always ends. The first slice is short, because a producer that was fast
     /// and becomes slow may publish a few items without ringing (see `torchdata_core::link::wake`).
     pub const GROWING: Self = Self { first: Duration::from_millis(1), longest: LONGEST_SLICE };
     const POLL: Self = Self { first: Duration::from_micros(20), longest: Duration::from_millis(2) };

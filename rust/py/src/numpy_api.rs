@@ -144,7 +144,7 @@ impl NumPy {
     /// # Safety
     /// `dtype` is an existing built-in dtype.
     pub unsafe fn item_size(self, dtype: *const c_void) -> npy_intp {
-        // SAFETY: guaranteed by the caller. The version determines which of the two layouts it has.
+        // SAFETY: guaranteed by the caller. NumPy's version determines the layout of the descriptor.
         unsafe {
             if SECOND.load(Ordering::Relaxed) {
                 (*dtype.cast::<SecondDescr>()).size

@@ -196,7 +196,8 @@ def test_a_loader_resumes_from_every_position_and_in_the_next_epoch(kind: str, s
         warnings.simplefilter("ignore")
         epochs = epochs_of(loader(), 4)
         for epoch in 0, 2:
-            # Workers take long to start, so only every other position is tested, and the first one of the later epoch.
+            # Workers take long to start, so only every other position is tested, and the first position of the later
+            # epoch.
             places = range(len(epochs[epoch]) + 2)
             for position in places[epoch == 0 :: 2] if service == "workers" else places:
                 with loader() as made:

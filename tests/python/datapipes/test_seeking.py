@@ -1,4 +1,4 @@
-"""Sources that resume from a state without making again what lies before it: what they read is counted."""
+"""Sources that resume from a state without rereading earlier items: their reads are counted."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ ORPHAN = """
 def test_the_exit_of_a_child_of_an_exited_fork_server_is_reported_if_it_is_left_to_the_main_process(
     tmp_path, main, told
 ):
-    """As it is to the first process of a container."""
+    """The first process of a container inherits such children."""
     path = tmp_path / "program.py"
     path.write_text(textwrap.dedent(ORPHAN))
     done = subprocess.run([sys.executable, path, main], capture_output=True, text=True, timeout=250)

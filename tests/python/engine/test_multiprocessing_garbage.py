@@ -1,4 +1,4 @@
-"""Workers and Python's cyclic garbage collector: what they import and what they inherit is not searched."""
+"""Python's cyclic garbage collector does not search the objects that workers import or inherit."""
 
 from __future__ import annotations
 

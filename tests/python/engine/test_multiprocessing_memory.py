@@ -40,7 +40,7 @@ def resident():
 
 
 class LargeTensors:
-    """Creates a large tensor for each item, keeps a small one, and reports the memory of the process in bytes."""
+    """Creates a large tensor for each item, keeps a small tensor, and reports the memory of the process in bytes."""
 
     SIZE = 16 << 20
 
@@ -61,7 +61,8 @@ def test_a_worker_that_makes_large_tensors_does_not_grow_by_one_for_each_item(mo
     pytest.importorskip("torch", reason="torch's tensors need torch")
     monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
     pipe = IterableWrapper(range(120)).map(LargeTensors())
-    # Not fork: torch looks once, for the first tensor of the program, whether it is to align tensors to pages.
+    # Fork is not used here, because torch checks only once, for the first tensor of a program, whether to align tensors
+    # to pages.
     with loader(pipe, num_workers=1, multiprocessing_context="spawn") as dl:
         grown = list(dl)
     # The memory may grow at first, until a gap exists for every tensor. If each tensor took new pages, 60 further

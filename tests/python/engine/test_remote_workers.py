@@ -163,7 +163,7 @@ def full(count: int = 2500) -> DataLoader2[Any]:
 
 
 def first_of(loader: DataLoader2[Any]) -> tuple[list[Any], Iterator[Any]]:
-    """The first items, when the hosts hold back others; and the iterator."""
+    """Returns the first items, while the hosts hold back further items, and the iterator."""
     iterator = iter(loader)
     first = [next(iterator) for _ in range(WORKERS)]
     wait_for(lambda: all(actor.host._lanes[0].holds for actor in loader.reading_service.made.actors))

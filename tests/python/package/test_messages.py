@@ -73,7 +73,7 @@ def loaded_too_late() -> None:
 
 
 class Plain(ReadingServiceInterface):
-    """A service that can do what it must."""
+    """A service with all required methods."""
 
     def initialize(self, datapipe: Any) -> Any:
         return datapipe

@@ -1,4 +1,4 @@
-"""The runs on other versions of Python report what was run and what was not."""
+"""The runs on other versions of Python report the tests that were run and the tests that were not."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """In workers of this package, torch's own `default_collate` stacks into memory that is sent directly.
 
-Its result is the same as in the main process.
+The result is the same as in the main process.
 """
 
 from __future__ import annotations

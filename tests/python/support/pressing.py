@@ -40,7 +40,7 @@ class Presser:
         self._process.stdin.write(b"\n")  # type: ignore[union-attr]
 
     def end(self) -> None:
-        """Stops it. All its signals have arrived then. Ctrl-C should be ignored here."""
+        """Stops it. All signals of the process have arrived then. Ctrl-C should be ignored here."""
         with contextlib.suppress(BrokenPipeError):  # it has exited
             self._process.stdin.write(b"q")  # type: ignore[union-attr]  # closing is no use: workers hold it, too
         self._process.wait(120)

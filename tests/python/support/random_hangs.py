@@ -83,7 +83,7 @@ class Plan:
         if dice.random() < 0.3:  # only one, because it takes long
             self.patience, self.places[dice.choice(list(self.places))] = OF_LOOPS, ("loop", 1)
         if any(way == "stop" for way, _ in self.places.values()):
-            # It continues to report its stack, and may reach the next position before it is killed.
+            # The process continues to report its stack, and may reach the next position before it is killed.
             self.places = {place: (way, 1) for place, (way, _) in self.places.items()}
         self.cadence: tuple[float, float] | None = None
 
@@ -95,8 +95,8 @@ class Plan:
 
         Args:
             folder: the folder in which the processes record their hangs.
-            first: the item from which it resumes. It recreates earlier items, and makes no progress if processes hang
-                there, so the third hang would be an error.
+            first: the item from which it resumes. The resumed loader recomputes earlier items, and makes no progress if
+                processes hang in them, so the third hang would be an error.
         """
         places = [at for at in self.places if at >= first]
         if first and not self.in_order:

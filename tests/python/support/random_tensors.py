@@ -218,7 +218,8 @@ def run(seed, cases):
 
 
 def hold_to_the_end(seed):
-    """Drops a large tensor reference by reference, in random order. Only the last one must release its block."""
+    """Drops a large tensor reference by reference, in random order. Only dropping the last reference must release the
+    block."""
     draw = random.Random(seed)
     link = Loopback()
     held = [link.one(torch.arange(50_000))]

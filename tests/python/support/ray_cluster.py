@@ -31,9 +31,8 @@ of_ray = [
 
 
 #: Ray's settings: no token is required; actors have normal priority, so that they start in time on a busy machine; no
-#: process is started in advance, which a driver would wait for; a process that has run a task is kept for the next one;
-#: and usage is not reported. Workers do not import two slow libraries.
-#: for the next one; and nobody is told of its use. Its workers do without two libraries that each of them would import.
+#: process is started in advance, which a driver would wait for; a process that has run a task is kept for the next
+#: task; and usage is not reported. Workers do not import two slow libraries.
 _SETTINGS = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_worker_niceness": "0",

@@ -4,8 +4,8 @@ Role: the main process's side of stopping children. `Shutdown` stops all of them
 however often, and continues after an interruption. `OwnsChildren` calls it when the owner of the children, or the
 program, ends.
 
-A child that does not stop on request is killed. SIGTERM would not end it, because clusters send that to all processes
-of a program, and children ignore it (`interrupts.py`).
+A child that does not stop on request is killed. SIGTERM would not end a child, because children ignore this signal:
+clusters send it to all processes of a program (`interrupts.py`).
 """
 
 from __future__ import annotations

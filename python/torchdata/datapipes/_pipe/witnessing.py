@@ -177,7 +177,8 @@ class SampleDigest:
 
     @staticmethod
     def differ_in_numbers_alone(one: int, other: int) -> bool:
-        """Returns whether two checksums cover the same discrete parts, in the same order."""
+        """Returns whether two checksums differ only in floating-point numbers: their discrete parts are equal, in the
+        same order."""
         return one >> 32 == other >> 32
 
 

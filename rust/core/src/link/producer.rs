@@ -79,7 +79,7 @@ pub struct Producer {
     sending: Sending,
     /// Items of the current shard that were sent in this epoch, or pass, including earlier runs.
     account: Account,
-    /// The shard that units are of.
+    /// The shard that the pushed units belong to.
     current: u16,
     /// The account of each shard, and its number of items to recompute. `account` and `sending` contain the values of
     /// the current shard.

@@ -27,7 +27,7 @@ pub(super) fn is_whole() -> bool {
 pub(super) struct Linux;
 
 impl System for Linux {
-    /// A memfd. In contrast to `/dev/shm`, it is not limited by the size of a mount.
+    /// A memfd. In contrast to a file in `/dev/shm`, a memfd is not limited by the size of a mount.
     fn memory_file(&self, name: &str, len: usize) -> io::Result<File> {
         let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&fd, len as u64)?;

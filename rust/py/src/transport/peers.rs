@@ -119,7 +119,7 @@ impl Peers {
         if peer < self.links.len() { peer } else { peer % self.links.len() }
     }
 
-    /// Returns the end of that link.
+    /// Returns the consumer end of the peer's link.
     #[inline]
     pub fn consumer(&mut self, peer: usize) -> &mut Consumer {
         let link = self.link_of(peer);

@@ -35,7 +35,7 @@ async def awaited(item: int) -> int:
 
 
 def many(item: int) -> Any:
-    """Several items; of a bad one, the error comes after the first."""
+    """Yields several items per source item. For a bad source item, the error follows the first of them."""
     yield item
     whole(item)
     yield item + 100

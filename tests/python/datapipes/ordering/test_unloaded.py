@@ -57,7 +57,7 @@ def is_even(item: int) -> bool:
 
 
 class Whole(IterDataPipe):
-    """Hides from a filter what it reads: the way before indices were shared out."""
+    """Hides its source from a filter, so that the filter reads items and not indices."""
 
     def __init__(self, source: Any) -> None:
         self.source = source

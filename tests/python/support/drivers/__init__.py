@@ -7,7 +7,6 @@ results.
 
 `frame` contains their shared code: the loop over seeds, a separate process for each plan, a watchdog, the check for
 leftovers, and the report of a failure. Each driver is the `DRIVER` of a module.
-after, and the report of a failure. Each driver is the `DRIVER` of a module.
 """
 
 from __future__ import annotations

@@ -261,7 +261,7 @@ def outcomes(driver: Driver, options: argparse.Namespace) -> Iterator[tuple[int,
 
 
 def drive(name: str, driver: Driver, arguments: list[str]) -> int:
-    """Runs plans of a driver, and reports failures. Returns 1 if one failed, or if none could be judged.
+    """Runs plans of a driver, and reports failures. Returns 1 if a plan failed, or if no plan could be judged.
 
     Args:
         name: the name of the driver.

@@ -242,7 +242,7 @@ def choose_options(program: Program, chance: random.Random) -> None:
 
 
 def choose_habits(program: Program, chance: random.Random) -> None:
-    """Chooses what else the program seeds and draws."""
+    """Chooses the further seeds and draws of the program."""
     program.seeds = chance.choices(["same", "another", "none"], [6, 2, 1])[0]
     if chance.random() < 0.5:
         program.draws_before = chance.randrange(4)

@@ -101,8 +101,8 @@ class Run:
 
     Args:
         program: the program.
-        phase: "whole" or "torch" (without a stop, the latter with torch's own loader), "stop" (ends where the state was
-            saved, unless no run is seeded), "relay" (loads a state and saves it again) or "resume".
+        phase: "whole" (without a stop), "torch" (the same with torch's own loader), "stop" (ends at the saved state,
+            unless no run is seeded), "relay" (loads a state and saves it again) or "resume".
         batches: the number of batches in the epoch of the stop, as far as known.
         source: the state to load.
         target: where to save the state.
