@@ -237,8 +237,8 @@ pub enum Main {
     Reading(bool),
     /// Paused.
     Paused,
-    /// Calling: this many children have been called, then it waits for all. Afterwards the main process is paused or
-    ///     reading.
+    /// Calling: the main process has sent the call to this many children, and will wait for all. Afterwards the main
+    ///     process is paused or reading.
     Calling(usize, bool),
     /// The epoch is over.
     Between,

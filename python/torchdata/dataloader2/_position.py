@@ -269,7 +269,7 @@ class Tracker:
             None if a pipe above is replayed and reads the whole epoch again, or has reached the workers' end.
         """
         if entry.restores:
-            # If the pipes above are replayed, reading resumes where this run began.
+            # If the pipes that read the workers' items are replayed, reading resumes at the beginning of this run.
             return entry.yielded - self._yielded_before if output.is_in_first_pass else entry.yielded
         if not output.is_in_first_pass or output.delivered or (token_of(output).finished and not output.is_unread):
             return None

@@ -41,7 +41,7 @@ pytestmark = [
 FEW = {"arrays", "random", "arrays, dealt", "two passes"}
 #: The items that make a process exit.
 LONG = 900
-#: For properties that three nodes of Ray show as well as one, which tests order, and states and exits without
+#: For properties that need only one of the Ray backends. One node tests the order, and states and exits without
 #: dispatching.
 not_on_one_node = pytest.mark.parametrize("backend", MOST_BACKENDS, indirect=True)
 

@@ -204,7 +204,7 @@ STEERING = {
 
 
 class EndsLoops(IterDataPipe):
-    """A pipe that raises in `__iter__`. A StopIteration there does not mean the end of the data."""
+    """A pipe that raises in `__iter__`. A StopIteration in this function does not mean the end of the data."""
 
     def __init__(self, source):
         self.source = source

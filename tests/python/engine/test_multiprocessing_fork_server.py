@@ -101,7 +101,9 @@ def test_a_fork_server_that_dies_whenever_it_is_asked_raises_an_error(monkeypatc
     with (
         monkeypatch.context() as patch,
         loader(datapipe, multiprocessing_context="forkserver") as dl,
-        pytest.raises(ConnectionResetError, match="worker process 0 could not be started: the forking process has ended"),
+        pytest.raises(
+            ConnectionResetError, match="worker process 0 could not be started: the forking process has ended"
+        ),
     ):
         patch.setattr(ForkingProcess, "_send", send)
         list(dl)

@@ -208,7 +208,7 @@ PAGES = sorted((ROOT / "docs").rglob("*.md"))
 
 def test_a_page_whose_blocks_start_workers_without_a_guard_says_what_a_program_needs() -> None:
     """The blocks of a page form one program that is read from top to bottom, as in a notebook."""
-    words = 'put what starts workers under `if __name__ == "__main__":`'
+    words = 'start workers under `if __name__ == "__main__":`'
     silent, starting = [], 0
     for page in PAGES:
         bare = [one for one in doc_blocks.examples(page) if starts_workers(one.block.code)]

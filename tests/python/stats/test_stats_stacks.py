@@ -73,7 +73,8 @@ def asked(page, seconds=1.0):
 def test_a_child_that_is_forked_while_a_thread_ends_the_last_loader_keeps_reused_descriptors_open(
     moment, tmp_path, monkeypatch
 ):
-    """Before the close, the child has inherited the memory; afterwards, the number refers to a file of the program."""
+    """A child that is forked before the close inherits the memory. After the close, the number of the descriptor refers
+    to a file of the program."""
     board, page = answering()
     real_close, closed = os.close, []
 

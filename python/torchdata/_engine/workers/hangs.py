@@ -282,8 +282,8 @@ class Hangs:
         if worked is None:
             return False
         grown = math.inf if mark is None or worked < mark.worked else worked - mark.worked  # less if threads have ended
-        # The kernel adds a wait for a processor only when it is over, so a process that still waits for one counts as
-        # working, too.
+        # The kernel counts a wait for a processor only after the wait has ended, so a process that still waits for a
+        # processor counts as working, too.
         works = mark is None or grown >= WORKING * (now - mark.at) or process.is_running
         self._marks[child] = _WorkMark(pid, now, now, worked, works)
         return works

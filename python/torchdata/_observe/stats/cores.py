@@ -24,8 +24,8 @@ def processors_of(processes: Iterable[ProcessStats], before: float = 0.0) -> tup
 
     Args:
         processes: the processes.
-        before: for each process, seconds outside its work in which it may have computed, because processor time is
-            counted from the start of a process and includes imports.
+        before: for each process, the seconds outside its work that may have used a processor. Processor time is counted
+            from the start of a process, and includes imports.
 
     Returns:
         The two numbers; None if they are unknown.

@@ -28,8 +28,8 @@ class DispatchedSource(IterDataPipe[Any]):
     Attributes:
         open_stream: creates an iterator over the items for this worker. The worker runtime sets this attribute, and
             pickling omits it.
-        share: returns the pass, and the count and checksum of the items read in the pass. Set and omitted in the same
-            way.
+        share: returns the pass, and the count and checksum of the items read in the pass. The worker runtime also sets
+            this attribute, and pickling omits it.
     """
 
     open_stream: Callable[[], Iterator[Any]] | None = state(saved=False, lasts=True)

@@ -71,7 +71,7 @@ impl ProducerCursor {
 pub struct ConsumerCursor {
     /// Next position to read.
     head: u64,
-    /// Cached tail of the producer, which can only be too small, which is safe.
+    /// Cached tail of the producer. The cached value can only be too small, which is safe.
     tail: u64,
     capacity: u64,
 }
