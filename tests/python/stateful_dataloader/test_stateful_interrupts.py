@@ -119,7 +119,7 @@ def test_without_workers_a_batch_interrupted_by_ctrl_c_comes_next_in_this_loop_a
 
 
 class Ticking:
-    """Calls a function at one of the moments during the creation of its samples."""
+    """Calls a function after a number of calls, at a moment while a sample is created."""
 
     def __init__(self, at: int, does: Callable[[], object]) -> None:
         self.at, self.does = at, does

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def begun(loader: Any, state: Any = None, seed: int = 3) -> Any:
-    """Returns the loader with a loaded state, or without a state with a seed."""
+    """Returns the loader after loading the state, or after setting a seed if the state is None."""
     if state is None:
         loader.seed(seed)
     else:
