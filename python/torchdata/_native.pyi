@@ -15,6 +15,7 @@ __all__ = [
     "Finalized",
     "GzipReader",
     "HandingIterator",
+    "IndexedIterator",
     "ItemStream",
     "IterationToken",
     "IteratorGuard",
@@ -178,6 +179,14 @@ class FilterIterator(Iterator[Any]):
         plain: Sequence[type],
         on_dropped: Callable[[Any], Any],
         to_bool: Callable[[Any], bool],
+    ) -> Self: ...
+    def __next__(self) -> Any: ...
+
+@final
+class IndexedIterator(Iterator[Any]):
+    """`map(item_at, indices)`. Unlike a generator, it continues after an exception."""
+    def __new__(
+        cls, item_at: Callable[[Any], Any], indices: Iterable[Any], on_error: Callable[[BaseException, Any], object]
     ) -> Self: ...
     def __next__(self) -> Any: ...
 

@@ -140,6 +140,12 @@ class Tracker:
         if self._untold(mark, output) is not None:
             mark = self._beginning(output)
         self.unsaved, output.unsaved = self.unsaved or output.unsaved, None
+        if given > mark.given and not output.repeats_order:
+            raise RuntimeError(
+                f"the state after item {given} would be recomputed from an earlier one, but with in_order=False the "
+                "items come in another order then, and pipes in the main process combine them: save the state between "
+                "two items, without items_ago, or use in_order=True"
+            )
         processes = Processes(output.num_shards, output.dispatches, output.in_order)
         return mark.at(given, seconds=seconds, processes=processes, shards=output.shards_begun)
 
@@ -181,7 +187,7 @@ class Tracker:
         if newest is None:
             raise RuntimeError(
                 "an item was cut off, for example by Ctrl-C, and the loader has continued without it. Its pipes cannot "
-                f"be saved, so the position is unknown: {self.unsaved}"
+                f"be saved, so the position is unknown: {self.unsaved or (self.output and self.output.unsaved)}"
             )
         return newest, given
 
@@ -211,6 +217,7 @@ class Tracker:
         with self._run.held:
             if self._only_counts and self.output is not None:
                 self._lost = self._lost_in_main(self.output)
+                self._marks = [] if self.output.is_local else self._marks
             else:
                 mark, beginning = self._look(self._before + delivery.given), self._marks[:1]
                 self._marks = [] if mark is None else [mark._replace(beginning=one.beginning) for one in beginning]
@@ -221,6 +228,8 @@ class Tracker:
     def _lost_in_main(self, output: WorkerOutput) -> int:
         """Returns how many items the one-to-one pipes in the main process have read, but neither hold nor have
         yielded."""
+        if output.is_local:  # no pipe holds items, and an interruption may have hit the shards themselves
+            return output.delivered - int(self._delivery.given)
         pipes = Graph(self._pipeline.datapipe).pipes
         holding = [pipe for pipe in pipes if isinstance(pipe, HOLDING)]
         if len(holding) + 1 == len(pipes):
@@ -326,7 +335,10 @@ class Tracker:
         graph = Graph(self._pipeline.datapipe)
         self.output = graph.first(lambda pipe: isinstance(pipe, WorkerOutput))
         self.hands_on = self.output is not None and _only_counts(graph)
-        self._may_count = self.hands_on and self.output is not None and not self.output.is_local
+        # Positions of shards in main are exact only if no thread reads ahead of the user.
+        is_local = self.output is not None and self.output.is_local
+        reads_ahead = is_local and any(isinstance(pipe, HOLDING) for pipe in graph.pipes)
+        self._may_count = self.hands_on and not reads_ahead
 
     def go_back(self, end: Position | str | None, epochs: int) -> None:
         """Returns to the moment between two epochs, after the second epoch failed to begin.
@@ -360,6 +372,11 @@ class Tracker:
             self._marks = [Position(0, beginning=generators, in_main=output is None)]
             return
         self._require_same_place(resumed, "inside an epoch that", "or save a state between two epochs")
+        if resumed.drop and output is not None and not output.repeats_order:
+            raise ValueError(
+                f"this state was saved {resumed.drop} items after the snapshot that it contains, and these items come "
+                "in another order with in_order=False: load it with in_order=True, or with at most 1 worker"
+            )
         names = ("graph", "generators", "beginning", "workers", "in_main")
         mark = Position(resumed.given - resumed.drop, **{name: getattr(resumed, name) for name in names})
         self._marks = [mark]

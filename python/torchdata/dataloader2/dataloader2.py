@@ -402,7 +402,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
                 it if it can be pickled to at most 1 MiB.
 
         Raises:
-            RuntimeError: the loader lacks a pipe.
+            RuntimeError: the loader lacks a pipe; or items come in any order (`in_order=False`), pipes in the main
+                process combine them, and the state was not saved between two items.
             TypeError: `with_pipe` is True and the pipe cannot be pickled (the message names the attribute), or the
                 loader reads something that is not a pipe.
             ValueError: fewer than `items_ago` items were delivered in this epoch.

@@ -83,6 +83,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(pipes::guard::guard_iterator, module)?)?;
     module.add_class::<pipes::calling::TimedCall>()?;
     module.add_class::<pipes::iterators::FilterIterator>()?;
+    module.add_class::<pipes::iterators::IndexedIterator>()?;
     module.add_class::<pipes::sequence::SequenceIterator>()?;
     module.add_class::<pipes::sharing::ShareIterator>()?;
     module.add_function(wrap_pyfunction!(pipes::packing::row_bounds, module)?)?;

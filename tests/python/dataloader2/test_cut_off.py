@@ -179,6 +179,25 @@ def test_states_saved_after_reading_on_after_ctrl_c_are_those_of_the_continued_r
         assert epochs_of(loader(kind, service, state)) == [got[place:], following]
 
 
+class Cutting:
+    """A dataset that is read by index."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Any:
+        return Cut(index)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_loop_over_a_dataset_continues_after_ctrl_c_without_the_interrupted_sample(shuffle: bool) -> None:
+    with DataLoader2.from_dataset(Cutting(), shuffle=shuffle) as made:
+        reading = iter(made)
+        got = read_until_cut(reading, 17)
+        got += list(reading)
+    assert sorted(got) == [*range(17), *range(18, 40)]
+
+
 class Unsaved(IterDataPipe):
     """A user's pipe with a state that cannot be saved."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import random
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -176,6 +177,24 @@ def test_a_batch_is_a_list_of_its_own_type() -> None:
     assert chunk == [1, 2]
     assert (chunk.items, chunk.as_str("> "), list(chunk.raw_iterator())) == ([1, 2], "> [1, 2]", [1, 2])
     assert type(pickle.loads(pickle.dumps(chunk))) is DataChunk
+
+
+class Item:
+    """An object that can have weak references."""
+
+
+def test_a_batch_is_freed_when_its_reader_drops_it() -> None:
+    alive: list[weakref.ref[Item]] = []
+
+    def made(_: int) -> Item:
+        item = Item()
+        alive.append(weakref.ref(item))
+        return item
+
+    for batch in IterableWrapper(range(12)).map(made).batch(4):
+        assert sum(item() is not None for item in alive) == len(batch) == 4
+        del batch
+    assert len(alive) == 12
 
 
 def test_unbatching_deeper_than_the_data_raises_an_error_that_names_the_level() -> None:

@@ -19,6 +19,7 @@ from torchdata._native import (
     DeliveryIterator,
     FilterIterator,
     GzipReader,
+    IndexedIterator,
     IterationToken,
     Link,
     ReadAheadQueue,
@@ -58,6 +59,14 @@ def filter_that_drops(holder):
 
 def filter_that_converts(holder):
     return FilterIterator(iter([]), bool, [], bool, holder.called)
+
+
+def items_by_index(holder):
+    return IndexedIterator(holder.called, iter([]), holder.called)
+
+
+def items_of_indices(holder):
+    return IndexedIterator(bool, iter([holder]), bool)
 
 
 def filter_of_types(holder):
@@ -252,6 +261,8 @@ WAYS = [
     timed_call,
     sender_with_a_taker,
     filter_over,
+    items_by_index,
+    items_of_indices,
     filter_by,
     filter_that_drops,
     filter_that_converts,

@@ -7,13 +7,14 @@ global generators. Between two items, it has its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from torchdata._engine.items.torch_worker import torch_as_it_was
-from torchdata._engine.snapshots import Account, Resumption
+from torchdata._engine.snapshots import Account, Kept, Resumption, reason_in
 from torchdata._engine.workers.epochs import StopPosition
 from torchdata._engine.workers.program import ChildInfo, EpochProgram
 from torchdata.datapipes._pipe import random as own_random
@@ -21,6 +22,17 @@ from torchdata.datapipes._pipe import skipping, witnessing
 from torchdata.datapipes._pipe.state.exchanging import one_at_a_time
 from torchdata.datapipes.iter.threads.prefetching import end_threads
 from torchdata.datapipes.state import load_generators, save_generators
+
+#: The number of items for which the order of the shards is kept.
+_REMEMBERED = 1 << 12
+
+
+class _Delivered(NamedTuple):
+    """The number of items delivered by this run, the shard of the last one, and by shard the items of the epoch."""
+
+    total: int
+    shard: int
+    given: Sequence[Account]
 
 
 class LocalShards:
@@ -40,12 +52,17 @@ class LocalShards:
         self.collector = self
         self.stall_warning: float | None = None
         self._programs = program.replicas(num_shards)
-        #: For each shard, the number of items that were delivered, including earlier runs of the epoch.
-        self._given: list[Account] = [(0, 0)] * num_shards
         self._iterators: list[Iterator[Any] | None] = []
-        self._turn = self._delivered = 0
-        #: Whether an item is being computed. A signal handler that requests positions then gets none.
+        #: The positions after the last items. One call of `append` completes an item, even if Ctrl-C comes.
+        self._positions: deque[_Delivered] = deque(maxlen=_REMEMBERED)
+        #: The numbers of delivered items at which snapshots were made, with the snapshots of all shards: first the
+        #: position where this run began, then at most the last two.
+        self._snapshots: list[tuple[int, Sequence[Kept | None]]] = []
+        #: Whether an item is being computed, or was interrupted. No snapshots can be made then.
         self._is_busy = self._is_stopped = False
+        #: Whether this run has continued after an interrupted item. Recomputing would not lose that item, so only
+        #: later snapshots count.
+        self._has_lost = False
         for shard, each in enumerate(self._programs):
             with self._as_shard(each, enters=False):
                 each.prepare(ChildInfo(shard, num_shards, False, None))
@@ -81,8 +98,11 @@ class LocalShards:
         place: StopPosition | None = None,
     ) -> None:
         """Begins an epoch in all shards; see `Children.start_epoch`."""
-        self._given = [(0, 0)] * self.num_shards if place is None else list(place.given)
-        self._turn, self._delivered, self._is_stopped = 0 if place is None else place.turn, 0, False
+        turn, given = (0, [(0, 0)] * self.num_shards) if place is None else (place.turn, place.given)
+        self._positions.clear()
+        self._positions.append(_Delivered(0, turn - 1, given))
+        self._is_busy = self._is_stopped = self._has_lost = False
+        self._snapshots = [(0, [None] * self.num_shards if place is None else place.kept[0])]
         self._iterators = []
         for shard, program in enumerate(self._programs):
             start = (None if place is None else place.resumptions[shard]) or Resumption()
@@ -112,46 +132,78 @@ class LocalShards:
     # -- as a collector --------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
-        """Yields the items of all shards, one of each in turn."""
-        while items := self._next():
-            yield items.pop()
+        """Returns this object, which yields the items of all shards, one of each in turn. A generator would end if
+        Ctrl-C interrupted it.
+        """
+        return self
 
-    def _next(self) -> list[Any]:
-        """Returns the next item in a list; empty at the end. Other threads see the shards only between items."""
+    def __next__(self) -> Any:
+        """Returns the next item. Other threads see the shards only between items."""
         with one_at_a_time():
-            while not self._is_stopped and any(iterator is not None for iterator in self._iterators):
-                shard, self._turn = self._turn, (self._turn + 1) % self.num_shards
-                iterator = self._iterators[shard]
+            if self._is_busy:
+                self._is_busy, self._has_lost, self._snapshots = False, True, []
+                self._make_snapshots()
+            total, last, given = self._positions[-1]
+            for step in range(self.num_shards):
+                shard = (last + 1 + step) % self.num_shards
+                iterator = None if self._is_stopped else self._iterators[shard]
                 if iterator is None:
                     continue
                 self._is_busy = True
                 with self._as_shard(self._programs[shard]):
                     items = [*islice(iterator, 1)]
+                if items:
+                    count, checksum = given[shard]
+                    now = [*given[:shard], (count + 1, checksum), *given[shard + 1 :]]
+                    self._positions.append(_Delivered(total + 1, shard, now))
+                else:
+                    self._iterators[shard] = None
                 self._is_busy = False
                 if items:
-                    (count, checksum), self._delivered = self._given[shard], self._delivered + 1
-                    self._given[shard] = count + 1, checksum
-                    return items
-                self._iterators[shard] = None
-            return []
+                    return items.pop()
+            raise StopIteration
 
     def delivered(self) -> int:
         """Returns the number of items since the epoch began here."""
-        return self._delivered
+        return self._positions[-1].total
 
     def places(self, delivered: int | None = None) -> tuple[list[tuple[Account, Any]], int, None] | None:
-        """Returns the positions of all shards, with a snapshot of each; None if unknown, as for earlier items."""
+        """Returns the positions of all shards when `delivered` items had been delivered; None if that is too long ago.
+
+        Args:
+            delivered: the number of items; None for the current position.
+        """
         with one_at_a_time():
-            if self._is_busy or delivered not in (None, self._delivered):
+            total, last, given = self._positions[-1]
+            delivered = total if delivered is None else delivered
+            if delivered == total and not self._is_busy:
+                self._make_snapshots()
+            back = total - delivered
+            snapshots = next((made for since, made in reversed(self._snapshots) if since <= delivered), None)
+            if snapshots is None or back >= len(self._positions):
                 return None
-            found: list[tuple[Account, Any]] = []
-            for program, given in zip(self._programs, self._given, strict=True):
-                with self._as_shard(program):
-                    made = program.snapshot()
-                found.append((given, None if made is None else (given, *made)))
-            live = [shard for shard, iterator in enumerate(self._iterators) if iterator is not None]
-            turn = next((shard for shard in live if shard >= self._turn), live[0] if live else 0)
-            return found, turn, None
+            if back:
+                turn, given = self._positions[-back].shard, self._positions[-1 - back].given
+            else:
+                following = ((last + 1 + step) % self.num_shards for step in range(self.num_shards))
+                turn = next((shard for shard in following if self._iterators[shard] is not None), 0)
+            given = [*given]
+            for shard, snapshot in enumerate(snapshots):  # nothing computes the checksum of later items
+                items, checksum = given[shard]
+                given[shard] = items, checksum if snapshot is not None and snapshot[0][0] == items else 0
+            return list(zip(given, snapshots, strict=True)), turn, None
+
+    def _make_snapshots(self) -> None:
+        """Makes a snapshot of each shard."""
+        snapshots: list[Kept | None] = []
+        total, _, accounts = self._positions[-1]
+        for program, given in zip(self._programs, accounts, strict=True):
+            with self._as_shard(program):
+                made = program.snapshot()
+            snapshots.append(None if made is None else (given, *made))
+        if self._has_lost and any(one is None or reason_in(one[3]) for one in snapshots):
+            return
+        self._snapshots[1:] = [*self._snapshots[1:][-1:], (total, snapshots)]
 
     def follow(self, delivery: object) -> None:
         """Does nothing, because every item is delivered at once."""

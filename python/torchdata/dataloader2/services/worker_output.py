@@ -15,7 +15,7 @@ from torchdata._engine.workers.epochs import Children, StopPosition
 from torchdata._engine.workers.restart import Received
 from torchdata._native import Delivery
 from torchdata.dataloader2.services.local_shards import LocalShards
-from torchdata.dataloader2.state.places import position_of, resumptions, why_unsaved
+from torchdata.dataloader2.state.places import position_of, resumptions, unverified, why_unsaved
 from torchdata.dataloader2.state.position import Shard, WorkersPosition
 from torchdata.datapipes.datapipe import IterDataPipe
 
@@ -90,6 +90,11 @@ class WorkerOutput(IterDataPipe[Any]):
         """Whether the shards run in this process."""
         return self._children.num_workers == 0
 
+    @property
+    def repeats_order(self) -> bool:
+        """Whether the items come in the same order when they are recomputed."""
+        return self.in_order or min(self._children.num_workers, self.num_shards) <= 1
+
     def adopt(self, children: Children | LocalShards, shards: Sequence[Shard] | None) -> None:
         """Reads from other processes, which run these shards, from the next epoch on. The old processes have ended."""
         self.shards_begun = shards
@@ -120,7 +125,7 @@ class WorkerOutput(IterDataPipe[Any]):
             ValueError: it was reached with other processes.
         """
         resumptions(place, self._children.num_shards, self._children.dispatches, strict)
-        self._place = place, strict
+        self._place = place if strict else unverified(place), strict
 
     def start_epoch(self, commands: Callable[[int], tuple[Any, Any]]) -> None:
         """Starts an epoch in the workers, which begin to run ahead; the next iteration reads it."""

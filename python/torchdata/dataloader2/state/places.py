@@ -64,7 +64,7 @@ def resumptions(place: WorkersPosition, num_shards: int, dispatches: bool, stric
         items, checksum = shard.given
         sent, read_pass, share, content = shard.snapshot or ((0, 0), 1, (0, 0), None)
         shares.append((read_pass, share))
-        start = (sent, items - sent[0], checksum or None if strict else None)  # main computes no checksum
+        start = (sent, items - sent[0], checksum or None if strict else None)
         whole = read_pass > 1
         children.append(
             Resumption(content, [start], place.turn, passed=int(whole), share=(0, 0) if whole else share, strict=strict)
@@ -85,9 +85,23 @@ def _of_dispatching(
     for account, (read_pass, (read, checksum)) in zip(accounts, shares, strict=True):
         whole = read_pass > 1
         again = _ALL if whole else read - account[0]
-        starts.append((account, again, checksum if strict and not whole else None))
+        starts.append((account, again, checksum or None if strict and not whole else None))
     turn = sum(items for items, _ in accounts) % len(accounts)
     return Resumption(content, starts, turn=turn, strict=strict)
+
+
+def unverified(place: WorkersPosition) -> WorkersPosition:
+    """Returns the same position without the checksums of items that will be recomputed. Later states of the epoch do
+    not compare these items either.
+    """
+    dealt = [None] * len(place.shards) if place.dispatching is None else place.dispatching[1]
+    shards = []
+    for (given, snapshot), account in zip(place.shards, dealt, strict=True):
+        if snapshot is not None and snapshot[2] != account:
+            snapshot = *snapshot[:2], (snapshot[2][0], 0), snapshot[3]
+        is_recomputed = snapshot is None or snapshot[0] != given
+        shards.append(ShardPosition((given[0], 0) if is_recomputed else given, snapshot))
+    return place._replace(shards=shards)
 
 
 def lasts(*datapipes: DataPipe | Graph | None) -> bool:

@@ -22,7 +22,7 @@ from itertools import chain
 from typing import Any
 
 from torchdata._importing import import_whole
-from torchdata._native import FilterIterator
+from torchdata._native import FilterIterator, IndexedIterator
 from torchdata._reporting import (
     PACKAGE,
     add_note,
@@ -279,7 +279,7 @@ def _goes_on(datapipe: Any, iterator: Any) -> bool:
     base = iter_base()
     if any(is_iter_pipe(source) and base not in type(source).__mro__ for source in sources_of(datapipe)):
         return False  # a source may have ended if its exception passed no guard
-    if type(iterator) in (map, FilterIterator) or getattr(type(iterator), "outlives_errors", False):
+    if type(iterator) in (map, FilterIterator, IndexedIterator) or getattr(type(iterator), "outlives_errors", False):
         return True
     reference = record_of(datapipe).renewal
     renewal = None if reference is None else reference()

@@ -13,13 +13,12 @@ reader. The graph itself is not changed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from torchdata._native import TimedCall
+from torchdata._native import IndexedIterator, TimedCall
 from torchdata.datapipes._pipe.explaining import explain, note_index
 from torchdata.datapipes._pipe.state.hooks import depth_of
-from torchdata.datapipes._pipe.state.record import existing_record, record_of, token_of
+from torchdata.datapipes._pipe.state.record import existing_record, token_of
 from torchdata.datapipes.datapipe import IterDataPipe, begin_iteration
 
 __all__ = ["Load", "PipeStep", "ReadsByIndex", "Unloadable", "begin_sharing", "begin_unloaded", "can_wait", "getter_of"]
@@ -100,23 +99,6 @@ def getter_of(datapipe: Any) -> Load:
     return TimedCall(token, datapipe.__getitem__ if own is None else own(getter_of(datapipe.datapipe)), True)
 
 
-def _item_at(item_at: Callable[[Any], Any], index: Any) -> Any:
-    try:
-        return item_at(index)
-    except Exception as error:
-        note_index(error, index)
-        raise
-
-
-def _each_item(item_at: Callable[[Any], Any], indices: Iterator[Any]) -> Iterator[Any]:
-    for index in indices:
-        try:
-            yield item_at(index)  # no variable keeps the item alive
-        except Exception as error:
-            note_index(error, index)
-            raise
-
-
 class PipeStep:
     """Applies one pipe's step to an index or item. An exception names the pipe.
 
@@ -158,11 +140,7 @@ class ReadsByIndex(IterDataPipe[T_co]):
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[T_co]:
-        item_at, indices = getter_of(self.datapipe), self._indices()
-        # A map survives an exception, so that `on_error` can continue; a generator is faster.
-        return (
-            _each_item(item_at, indices) if record_of(self).claim is None else map(partial(_item_at, item_at), indices)
-        )
+        return IndexedIterator(getter_of(self.datapipe), self._indices(), note_index)
 
     def _can_wait(self) -> bool:
         return True

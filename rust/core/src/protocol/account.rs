@@ -10,7 +10,7 @@ const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
 pub struct Account {
     /// The number of items.
     pub items: u64,
-    /// Depends on the items and on their order.
+    /// Depends on the items and on their order. It is 0 if an earlier item is unknown, and then stays 0.
     pub checksum: u64,
 }
 
@@ -18,8 +18,11 @@ impl Account {
     /// Counts an item with this digest.
     #[inline]
     pub fn count(&mut self, digest: u64) {
+        let is_known = self.checksum != 0 || self.items == 0;
         self.items += 1;
-        self.checksum = (self.checksum ^ digest).wrapping_mul(MULTIPLIER).rotate_left(29);
+        if is_known {
+            self.checksum = (self.checksum ^ digest).wrapping_mul(MULTIPLIER).rotate_left(29);
+        }
     }
 }
 
@@ -38,5 +41,12 @@ mod tests {
         assert_ne!(of(&[1, 2, 3]), of(&[1, 3, 2]));
         assert_ne!(of(&[1, 2, 3]), of(&[1, 2, 4]));
         assert_ne!(of(&[0]), of(&[0, 0]).wrapping_add(1));
+    }
+
+    #[test]
+    fn behind_an_unknown_item_the_checksum_stays_unknown() {
+        let mut account = Account { items: 1, checksum: 0 };
+        account.count(7);
+        assert_eq!(account, Account { items: 2, checksum: 0 });
     }
 }

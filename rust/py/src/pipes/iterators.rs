@@ -1,6 +1,7 @@
-//! The hot loop of `Filter`: like the built-in `filter`, with the rules of the pipe.
+//! The hot loops of `Filter` and of pipes that read by index: like the built-in `filter` and `map`, with the rules of the
+//! pipes.
 
-use pyo3::exceptions::{PyRuntimeError, PyStopIteration};
+use pyo3::exceptions::{PyException, PyRuntimeError, PyStopIteration};
 use pyo3::ffi;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
@@ -117,5 +118,43 @@ impl FilterIterator {
         self.plain.iter().try_for_each(|class| visit.call(class))?;
         visit.call(&self.on_dropped)?;
         visit.call(&self.to_bool)
+    }
+}
+
+/// `map(item_at, indices)`. Unlike a generator, it continues after an exception.
+#[pyclass(frozen, module = "torchdata._native")]
+pub struct IndexedIterator {
+    item_at: Py<PyAny>,
+    indices: Py<PyAny>,
+    on_error: Py<PyAny>,
+}
+
+#[pymethods]
+impl IndexedIterator {
+    /// `on_error(error, index)` is called with each exception of `item_at`, except Ctrl-C and the like.
+    #[new]
+    fn new(item_at: Py<PyAny>, indices: &Bound<'_, PyAny>, on_error: Py<PyAny>) -> PyResult<Self> {
+        Ok(Self { item_at, indices: indices.try_iter()?.into_any().unbind(), on_error })
+    }
+
+    fn __iter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let Some(index) = next_of(py, &self.indices)? else { return Ok(None) };
+        call(self.item_at.bind(py), &index).map(Some).or_else(|error| {
+            if error.is_instance_of::<PyException>(py) {
+                self.on_error.bind(py).call1((error.value(py), index))?;
+            }
+            Err(error)
+        })
+    }
+
+    /// There is nothing to clear, as in `FilterIterator`.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.item_at)?;
+        visit.call(&self.indices)?;
+        visit.call(&self.on_error)
     }
 }

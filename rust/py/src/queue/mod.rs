@@ -57,9 +57,11 @@ type Queue = OrderedQueue<Entry>;
 
 type ClaimedItems = (Vec<Slot>, Vec<Py<PyAny>>);
 
-/// Waits for an event of the queue without limit. `sleep` returns whether it has occurred within a slice.
+/// Waits for an event of the queue without limit. `sleep` returns whether it has occurred within a slice. A signal that
+/// came during the wait is handled before the caller takes an item, because Ctrl-C would lose the item.
 fn wait_for(py: Python<'_>, sleep: impl FnMut(Duration) -> bool + Send) -> PyResult<()> {
-    enter::wait(py, None, Slices::LONG, sleep, |_| Ok(false)).map(drop)
+    enter::wait(py, None, Slices::LONG, sleep, |_| Ok(false))?;
+    py.check_signals()
 }
 
 /// The state of the source, the number of items delivered after it, the number of all delivered items, and the numbers

@@ -351,7 +351,11 @@ impl Reader {
             if died { Err(a_process_has_died()) } else { clock.look(py, turn, paused) }
         });
         interrupt.into_iter().for_each(Interrupt::go_on);
-        if died { Ok(None) } else { awoken.map(|()| Some(next)) }
+        if died {
+            return Ok(None);
+        }
+        // A signal that came during the wait is handled before the item is taken, because Ctrl-C would lose the item.
+        awoken.and_then(|()| py.check_signals()).map(|()| Some(next))
     }
 
     /// Waits for a unit of a peer until `limit` has passed since `started`. Returns whether one has arrived.

@@ -6,6 +6,7 @@ UnBatcher the batch that it is unfolding.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain, islice, repeat, zip_longest
@@ -106,17 +107,20 @@ class Batcher(IterDataPipe[T_co]):
             yield wrap(batch)
 
     def _chunks(self, source: Iterator[Any]) -> Iterator[Any]:
-        # zip_longest collects a batch in C, in a tuple that it reuses. Chunks are filled directly, which avoids an
-        # intermediate list and a call of __init__.
-        new, nothing = DataChunk.__new__, _NOTHING
-        for members in zip_longest(*repeat(source, self.batch_size), fillvalue=nothing):
+        # zip_longest collects a batch in C. It reuses its tuple, which would keep the items of the last batch alive,
+        # unless other code refers to the tuple, as `chunk` does.
+        new, nothing, drop_last = DataChunk.__new__, _NOTHING, self.drop_last
+        rows = zip_longest(*repeat(source, self.batch_size), fillvalue=nothing)
+        reused = gc.get_referents(rows)
+
+        def chunk(members: tuple[Any, ...], _: object = reused) -> DataChunk[Any]:
             if members[-1] is nothing:
-                if not self.drop_last:
-                    yield DataChunk([member for member in members if member is not nothing])
-                return
-            chunk = new(DataChunk)
-            chunk += members
-            yield chunk
+                return DataChunk([] if drop_last else [member for member in members if member is not nothing])
+            made = new(DataChunk)
+            made += members
+            return made
+
+        return filter(None, map(chunk, rows))
 
     def __len__(self) -> int:
         items = length_of(self, self.datapipe)

@@ -1,0 +1,190 @@
+"""States of epochs whose items workers send in any order, and which loaders without workers continue."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from process_checks import nothing_is_left  # noqa: F401
+from random_graphs.users import unpinned
+from resuming import stopped
+from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
+from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
+
+MULTIPROCESSING = SHARDING_PRIORITIES.MULTIPROCESSING
+
+pytestmark = pytest.mark.alone
+
+ITEMS = 40
+ALL = Counter(range(ITEMS))
+#: Whether workers may compute the items of the first shard.
+first_shard_may_run = multiprocessing.get_context("fork").Event()
+
+
+@pytest.fixture(autouse=True)
+def running() -> None:
+    first_shard_may_run.set()
+
+
+#: What the function of the pipe calls once.
+calls: list[Callable[[], object]] = []
+
+
+@contextmanager
+def calling(function: Callable[[], object]) -> Iterator[None]:
+    calls.append(function)
+    yield
+    assert not calls
+
+
+def waiting(item: int) -> int:
+    if calls:
+        calls.pop()()
+    if item % 2 == 0:
+        first_shard_may_run.wait(60)
+    return item
+
+
+def twice(item: int) -> int:
+    return 2 * item
+
+
+def pipe(function: Callable[[int], int] = waiting) -> Any:
+    return IterableWrapper(range(ITEMS)).sharding_filter().map(function)
+
+
+def loader(workers: int, state: Any = None, datapipe: Any = None, strict: bool = True) -> DataLoader2[Any]:
+    service = MultiProcessingReadingService(workers, "fork", in_order=False) if workers else InProcessReadingService()
+    made = DataLoader2(pipe() if datapipe is None else datapipe, reading_service=service)
+    if state is not None:
+        made.load_state_dict(state, strict=strict)
+    return made
+
+
+def first(workers: int, count: int, state: Any = None, ago: int = 0) -> tuple[list[Any], Any]:
+    """Reads `count` items; returns those before the state of `ago` items ago, and that state."""
+    with loader(workers, state) as reading:
+        got = list(islice(reading, count))
+        return got[: count - ago], reading.state_dict(items_ago=ago)
+
+
+def rest_out_of_order(state: Any) -> list[Any]:
+    """Returns the remaining items from two workers, of which the first sends nothing before the second has ended."""
+    first_shard_may_run.clear()
+    with loader(2, state) as reading:
+        iterator = iter(reading)
+        got = [next(iterator)]
+        first_shard_may_run.set()
+        return got + list(iterator)
+
+
+@pytest.mark.parametrize("ago", [0, 1, 4, 5])
+def test_earlier_states_without_workers_resume_in_any_order(ago: int) -> None:
+    begin, state = first(2, 7)
+    middle, state = first(0, 5, state, ago)
+    assert Counter(begin + middle + rest_out_of_order(state)) == ALL
+
+
+def test_a_state_that_was_moved_twice_resumes_in_any_order() -> None:
+    begin, state = first(2, 7)
+    middle, state = first(0, 5, state, 2)
+    then, state = first(0, 4, state, 1)
+    assert Counter(begin + middle + then + rest_out_of_order(state)) == ALL
+
+
+def test_a_state_saved_while_an_item_is_computed_resumes_in_any_order() -> None:
+    begin, state = first(2, 7)
+    saved: list[Any] = []
+    with loader(0, state) as reading:
+        iterator = iter(reading)
+        got = [next(iterator), next(iterator)]
+        with calling(lambda: saved.append(reading.state_dict())):
+            next(iterator)
+    assert Counter(begin + got + rest_out_of_order(saved[0])) == ALL
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_state_saved_at_ctrl_c_without_workers_resumes_in_any_order_with_the_interrupted_item() -> None:
+    begin, state = first(2, 7)
+    with loader(0, state) as reading:
+        iterator = iter(reading)
+        got = [next(iterator), next(iterator)]
+        with calling(interrupt), pytest.raises(KeyboardInterrupt):
+            next(iterator)
+        state = reading.state_dict()
+    assert Counter(begin + got + rest_out_of_order(state)) == ALL
+
+
+@pytest.mark.parametrize("ago", [0, 1])
+def test_states_saved_after_reading_on_after_ctrl_c_resume_in_any_order_without_the_interrupted_item(ago: int) -> None:
+    begin, state = first(2, 7)
+    with loader(0, state) as reading:
+        iterator = iter(reading)
+        got = [next(iterator), next(iterator)]
+        with calling(interrupt), pytest.raises(KeyboardInterrupt):
+            next(iterator)
+        got += [next(iterator), next(iterator)]
+        state = reading.state_dict(items_ago=ago)
+        whole = Counter(begin + got + list(iterator))
+    assert Counter(begin + got[: len(got) - ago] + rest_out_of_order(state)) == whole
+    assert (ALL - whole).total() == 1  # `map` loses the item, as it does with any iterator
+
+
+@pytest.mark.parametrize("ago", [0, 1])
+def test_a_state_from_which_batches_in_the_main_process_would_differ_is_refused(ago: int) -> None:
+    batches = pipe().pin_memory(pin_memory_fn=unpinned).batch(2)
+    with loader(2, datapipe=batches) as reading:
+        got = list(islice(reading, 5))
+        if ago:
+            with pytest.raises(RuntimeError, match="save the state between two items, without items_ago"):
+                reading.state_dict(items_ago=ago)
+            return
+        state = reading.state_dict()
+    with loader(2, state, batches) as resumed:
+        assert Counter(item for batch in [*got, *resumed] for item in batch) == ALL
+
+
+def test_a_state_that_replays_batches_is_loaded_in_order_only() -> None:
+    batches = pipe().pin_memory(pin_memory_fn=unpinned).batch(2)
+    with loader(2, datapipe=batches) as reading:
+        begin = list(islice(reading, 3))
+        state = reading.state_dict()
+    with loader(0, state, batches) as reading:
+        got = list(islice(reading, 3))[:2]
+        state = reading.state_dict(items_ago=1)
+    with loader(2, datapipe=batches) as refusing:
+        refusing.load_state_dict(state)
+        with pytest.raises(ValueError, match="load it with in_order=True, or with at most 1 worker"):
+            next(iter(refusing))
+    with loader(1, state, batches) as resumed:
+        assert Counter(item for batch in [*begin, *got, *resumed] for item in batch) == ALL
+
+
+@pytest.mark.parametrize("dispatches", [False, True])
+def test_a_state_saved_after_a_load_that_compares_nothing_is_loaded_with_comparing(dispatches: bool) -> None:
+    def build(function: Callable[[int], int], state: Any = None, strict: bool = True) -> DataLoader2[Any]:
+        source: Any = IterableWrapper(range(ITEMS)).map(function)
+        dealt = source.sharding_round_robin_dispatch(MULTIPROCESSING) if dispatches else source.sharding_filter()
+        made = DataLoader2(dealt, reading_service=MultiProcessingReadingService(2, "fork"))
+        if state is not None:
+            made.load_state_dict(state, strict=strict)
+        return made
+
+    got, state = stopped(build(waiting), 9)
+    with build(twice, state, strict=False) as changed:
+        iterator = iter(changed)
+        then = [next(iterator) for _ in range(5)]
+        state = changed.state_dict()
+        rest = list(iterator)
+    assert [*got, *then, *rest] == [*range(9), *range(18, 2 * ITEMS, 2)]
+    with build(twice, state) as resumed:
+        assert list(resumed) == rest
