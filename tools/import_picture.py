@@ -49,7 +49,7 @@ LAYERS = (
     "datapipes._pipe.graph _users_code",
     "images _ranks _read_ahead _reporting _publishing _drawing",
     "_by_value _machine _optional _old_modules _plain_pickles _redacting _stateful _threads _version",
-    "_importing _signatures",
+    "_bounded_pickles _importing _signatures",
 )
 
 #: Imports from a lower layer to a higher one, with the reason for each.

@@ -3,6 +3,7 @@
 Each measurement runs in its own process. The process creates a dataset and a loader, reads one epoch, and adds up the
 PSS (which counts each shared page once) of all its processes while the workers are running. The same is done with an
 empty dataset, so that the cost of the data is shown separately. Another process samples the peak every 50 ms.
+Rows 5 and 6 are compared with torchdata 0.9 instead. The last column is the verdict: whether a target is met.
 Run: `python benches/python/memory.py [--only ROW] [--size 0.5] [--workers 2] [--upstream-python PYTHON]`.
 """
 
@@ -20,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from comparison import memory
 HERE = Path(__file__).resolve().parent
 INTERVAL_S = 0.05
 ALARM_S = 180
+#: Seconds after which workers have returned shared memory that is not in use.
+IDLE_S = 6.0
 #: The number of items in a dataset.
 ITEMS = 100
 #: The environment variable that names the file of the memory-mapped array.
@@ -60,6 +63,16 @@ class Rows:
 
     def __getitem__(self, index: int) -> Any:
         return self.data[index]
+
+
+class Measured(Rows):
+    """A dataset of which each item is a number, so that no large items are in flight."""
+
+    def __getitem__(self, index: int) -> Any:
+        item = self.data[index]
+        if hasattr(item, "sum"):
+            return item.sum()
+        return len(item) if hasattr(item, "__len__") else item
 
 
 class Columns(Rows):
@@ -112,6 +125,30 @@ def frame(size: float) -> Any:
     return Columns(pandas.DataFrame({name: numpy.ones(int(9_870_000 * size)) for name in "abcd"}))
 
 
+def words(size: float) -> list[str]:
+    return [f"{i:08d}" * 12 for i in range(int(1_500_000 * size))]
+
+
+def strings(size: float) -> Any:
+    return Every(words(size))
+
+
+def arrow_strings(size: float) -> Any:
+    import pyarrow
+
+    return Every(pyarrow.array(words(size)))
+
+
+class Every(Rows):
+    """A dataset of which each item reads a hundredth of the data."""
+
+    def __len__(self) -> int:
+        return ITEMS
+
+    def __getitem__(self, index: int) -> Any:
+        return sum(len(str(self.data[i])) for i in range(index, len(self.data), ITEMS))
+
+
 def mapped(size: float) -> Any:
     import numpy
 
@@ -160,6 +197,8 @@ DATASETS: dict[str, Callable[[float], Any]] = {
     "2 bytes": byte_strings,
     "2 Arrow": arrow,
     "2 pandas": frame,
+    "3 strings": strings,
+    "3 Arrow strings": arrow_strings,
     "4 memmap": mapped,
     "4b views": views,
     "4b pairs": pairs,
@@ -168,6 +207,18 @@ DATASETS: dict[str, Callable[[float], Any]] = {
 }
 #: The start methods of each row; "" means that the loader has no workers.
 SHARED = ("forkserver", "spawn", "fork")
+#: For each row, the most that a loader may need beside torch: in total, and at its peak. Row 3 has no target.
+TARGETS = {"1": (1.0, None), "2": (0.8, None), "4 ": (1.05, None), "4b": (1.05, 1.05)}
+#: With 4 workers or more, row 2 has another target.
+TARGET_2_WITH_4 = 0.55
+#: Parts of the names of rows: an empty dataset, and items that are only read in the workers.
+EMPTY, READ = " empty", " read"
+#: A further worker may cost this ratio of its costs over an empty dataset.
+FURTHER = 1.05
+#: Megabytes that two equal measurements may differ by.
+NOISE = 5
+#: Rows 5 and 6: the ratio of the workers' data and of the time of an epoch to 0.9, and the bytes in the main process.
+HELD_RATIO, HELD_IN_MAIN = 1.1, 64e6
 METHODS = dict.fromkeys(DATASETS, SHARED) | {"4b views": ("", "fork", "spawn"), "4 memmap": ("", "fork", "spawn")}
 
 
@@ -254,8 +305,10 @@ def measure(order: Order) -> dict[str, float]:
     if order.row in HELD:
         loader: Any = held_by_pipes(order)
     else:
-        row = order.row.removesuffix(" empty")
-        dataset = DATASETS[row](order.size if row == order.row else 0.001)
+        row = order.row.removesuffix(READ).removesuffix(EMPTY)
+        dataset = DATASETS[row](0.001 if EMPTY in order.row else order.size)
+        if order.row.endswith(READ):
+            dataset = Measured(dataset)
         loader = loader_over(order, dataset)
         del dataset
     gc.collect()
@@ -269,7 +322,7 @@ def measure(order: Order) -> dict[str, float]:
         seconds = time.perf_counter() - began
         if epoch == 0 and order.row not in HELD:
             break
-    time.sleep(0.3)
+    time.sleep(IDLE_S if order.row in HELD else 0.3)
     total, _ = memory.proportional(memory.family(os.getpid()))
     main, _ = memory.proportional([os.getpid()])
     return {"total": total, "main": main, "seconds": seconds, **resident()}
@@ -312,6 +365,65 @@ def run(order: Order, python: str) -> dict[str, float] | None:
     return {**figures, "peak": peak}
 
 
+def verdict(*parts: tuple[float, float]) -> str:
+    """Returns whether all values are within their targets, given pairs of both."""
+    return "met" if all(value <= target for value, target in parts) else "NOT MET"
+
+
+def against_torch(order: Order, figures: dict[str, float], rival: dict[str, float]) -> str:
+    """Returns the ratios to torch's loader, and the verdict."""
+    ratio, peak = (figures[name] / rival[name] for name in ("total", "peak"))
+    text = f", {ratio:.2f} and at peak {peak:.2f} of torch"
+    found = next((target for row, target in TARGETS.items() if order.row.startswith(row)), None)
+    if found is None:
+        return text
+    most, most_at_peak = found
+    if order.row.startswith("2"):
+        if order.method == "fork":  # torch's workers share the dataset, too
+            most = FURTHER
+        elif order.workers >= 4:
+            most = TARGET_2_WITH_4
+    return f"{text}: {verdict((ratio, most), (peak, most_at_peak or peak))}"
+
+
+def further(order: Order) -> None:
+    """Prints what a further worker costs if it reads the data, and over an empty dataset."""
+    costs = []
+    for row in (f"{order.row}{EMPTY}{READ}", f"{order.row}{READ}"):
+        few, many = (run(replace(order, row=row, workers=order.workers + more), sys.executable) for more in (0, 2))
+        if few is None or many is None:
+            return
+        costs.append((many["total"] - few["total"]) / 2e6)
+    empty, full = costs
+    print(f"  {order.method or 'none':11}{order.loader:10}a further worker: {full:.0f} MB, over an empty dataset "
+          f"{empty:.0f} MB: {verdict((full, FURTHER * empty + NOISE))}", flush=True)  # fmt: skip
+
+
+def compare_held(asked: argparse.Namespace) -> None:
+    """Measures what pipes hold, beside torchdata 0.9."""
+    rows = [row for row in HELD[:2] if not asked.only or any(map(row.startswith, asked.only))]
+    loaders = [("two", sys.executable)] + [("0.9", asked.upstream_python)] * bool(asked.upstream_python)
+    if not rows:
+        return
+    found: dict[tuple[str, str], Any] = {}
+    for row in ("none held", *rows):
+        print(row, flush=True)
+        for loader, python in loaders:
+            found[row, loader] = line(Order(row, loader, "fork", 1, asked.size), python, None, None)
+        ours, theirs, bare, bare_theirs = (
+            found.get((name, loader)) for name in (row, "none held") for loader in ("two", "0.9")
+        )
+        if row == "none held" or not all((ours, theirs, bare, bare_theirs)):
+            continue
+        more = ours["main"] - bare["main"]
+        workers = ours["total"] - bare["total"] - more
+        workers_theirs = theirs["total"] - bare_theirs["total"] - (theirs["main"] - bare_theirs["main"])
+        ratio, time_ratio = workers / workers_theirs, ours["seconds"] / theirs["seconds"]
+        held = f"the worker holds {ratio:.2f} of 0.9's, main {more / 1e6:.0f} MB more, an epoch takes {time_ratio:.2f}"
+        met = verdict((ratio, HELD_RATIO), (more, HELD_IN_MAIN), (time_ratio, HELD_RATIO))
+        print(f"  {held}: {met}", flush=True)
+
+
 def line(order: Order, python: str, empty: dict[str, float] | None, rival: dict[str, float] | None) -> Any:
     """Measures, and prints a line with the ratio to the rival."""
     figures = run(order, python)
@@ -323,7 +435,7 @@ def line(order: Order, python: str, empty: dict[str, float] | None, rival: dict[
     if empty is not None:
         text += f", for the data {mega['total'] - empty['total'] / 1e6:6.0f}"
     if rival is not None:
-        text += f", {figures['total'] / rival['total']:.2f} and at peak {figures['peak'] / rival['peak']:.2f} of torch"
+        text += against_torch(order, figures, rival)
     print(f"{text}; {figures['seconds']:.2f} s", flush=True)
     return figures
 
@@ -346,31 +458,30 @@ def main() -> None:
     parser.add_argument("--size", type=float, default=0.5, help="1 is 316 MB in rows 1 and 2")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--empty", action="store_true", help="measure loaders over empty datasets, too")
+    parser.add_argument("--further", action="store_true", help="measure what a further worker costs, too")
     parser.add_argument("--upstream-python", help="a Python with torchdata 0.9, for rows 5 and 6")
     asked = parser.parse_args()
     if asked.child:
         return child(Order(**json.loads(asked.child)))
-    chosen = [row for row in (*DATASETS, *HELD) if not asked.only or any(map(row.startswith, asked.only))]
+    chosen = [row for row in DATASETS if not asked.only or any(map(row.startswith, asked.only))]
     print(f"{asked.workers} workers, size {asked.size}, {os.cpu_count()} cores, Python {sys.version.split()[0]}")
     with tempfile.TemporaryDirectory() as folder:
         write_mapped(folder, asked.size)
         for row in chosen:
             print(row, flush=True)
-            if row in HELD:
-                line(Order(row, "two", "fork", 1, asked.size), sys.executable, None, None)
-                if asked.upstream_python:
-                    line(Order(row, "0.9", "fork", 1, asked.size), asked.upstream_python, None, None)
-                continue
             for method in METHODS[row]:
                 if asked.method and (method or "none") not in asked.method:
                     continue
                 rival = None
                 for loader in asked.loader or ("torch", "stateful", "two"):
                     order = Order(row, loader, method, asked.workers, asked.size)
-                    without = Order(f"{row} empty", loader, method, asked.workers, asked.size)
+                    without = Order(f"{row}{EMPTY}", loader, method, asked.workers, asked.size)
                     empty = run(without, sys.executable) if asked.empty else None
                     figures = line(order, sys.executable, empty, rival)
                     rival = figures if loader == "torch" else rival
+                    if asked.further and loader != "torch" and method:
+                        further(order)
+        compare_held(asked)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import copyreg
-import io
 import operator
 import pickle
 import sys
@@ -30,6 +29,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import cloudpickle
+
+from torchdata._bounded_pickles import pickle_file
 
 #: For each class: None if its objects lose nothing, otherwise the sets of values at risk that are kept.
 _seen: WeakKeyDictionary[type, set[frozenset[str]] | None] = WeakKeyDictionary()
@@ -76,8 +77,8 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 def dumps(obj: Any) -> bytes:
     """Pickles an object. Classes and functions that cannot be imported are pickled by value."""
-    file = io.BytesIO()
-    ByValuePickler(file, protocol=5).dump(obj)
+    with pickle_file() as file:
+        ByValuePickler(file, protocol=5).dump(obj)
     return file.getvalue()
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
+from torchdata._bounded_pickles import pickle_file
 from torchdata._native import check_plain_pickle
 
 #: A function that creates a value of plain data, and its arguments.
@@ -78,9 +79,9 @@ def dumps_plain(value: Any) -> bytes | None:
     Plain data consists of `None`, `bool`, `int`, `float`, `str`, `bytes`, `bytearray`, arrays and tensors of numbers,
     batches, in-memory files and files by path, and tuples, lists, dicts, sets and frozensets of these.
     """
-    file = io.BytesIO()
     try:
-        _Pickler(file, protocol=5).dump(value)
+        with pickle_file() as file:
+            _Pickler(file, protocol=5).dump(value)
     except (_NotPlainError, RecursionError, TypeError):
         return None
     return file.getvalue()

@@ -10,13 +10,13 @@ bytes, which their authors mark.
 
 from __future__ import annotations
 
-import io
 import pickle
 import struct
 import zlib
 from dataclasses import dataclass
 from typing import Any
 
+from torchdata._bounded_pickles import pickle_file
 from torchdata._native import Collector
 from torchdata._plain_pickles import loads_plain
 
@@ -26,6 +26,9 @@ SECONDS, FACTOR = 0.02, 250.0
 #: The pauses of at most this many processes add up. If items take less time than a snapshot, a reader in strict order
 #: waits for each process that takes a snapshot. With more processes, their items cover the wait.
 ADDING_UP = 4
+
+#: The default number of bytes of all snapshots in the main process, which keeps about `COPIES` of each process.
+BUDGET, COPIES = 64 << 20, 2
 
 #: A number of items, and their rolling checksum.
 Account = tuple[int, int]
@@ -58,6 +61,11 @@ def cadence(processes: int) -> tuple[float, float]:
     return SECONDS, FACTOR * min(processes, ADDING_UP)
 
 
+def largest(budget: int | None, processes: int) -> int | None:
+    """Returns how many bytes a snapshot of each of `processes` may have, given the budget of all; None for no limit."""
+    return None if budget is None else budget // (COPIES * processes)
+
+
 @dataclass(frozen=True)
 class Resumption:
     """The point in an epoch where one child resumes, instead of at the beginning.
@@ -82,11 +90,12 @@ class Resumption:
 
 def seal(snapshot: Any) -> bytes:
     """Converts plain data to bytes with a checksum, in a single write, because copies of large states are slow."""
-    sealed = io.BytesIO()
-    sealed.write(bytes(_HEADER.size))
-    pickle.Pickler(sealed, protocol=5).dump(snapshot)
+    with pickle_file() as sealed:
+        sealed.write(bytes(_HEADER.size))
+        pickle.Pickler(sealed, protocol=5).dump(snapshot)
     with sealed.getbuffer() as written, written[_HEADER.size :] as pickled:
-        _HEADER.pack_into(written, 0, _MAGIC, _VERSION, len(pickled), zlib.crc32(pickled))
+        if written.nbytes:  # not if it is too large for the `bounded` context of the caller
+            _HEADER.pack_into(written, 0, _MAGIC, _VERSION, len(pickled), zlib.crc32(pickled))
     return sealed.getvalue()
 
 

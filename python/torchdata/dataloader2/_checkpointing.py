@@ -81,6 +81,10 @@ class StateKeeper:
                 RuntimeWarning,
                 stacklevel=3,
             )
+        if place is not None and place.workers is not None and run.position.output is not None:
+            oversized = run.position.output.want_large_snapshots()
+            if oversized and any(shard.recomputed for shard in place.workers.shards):
+                _warn_of_oversized(oversized)
         checkpoints = pipeline.contract.is_checkpointable
         pickled = identity.pickled(with_pipe)
         of_service = service.checkpoint() if checkpoints else None
@@ -211,6 +215,19 @@ def number_of_items(name: str, count: Any) -> int:
     return count
 
 
+def _warn_of_oversized(size: int) -> None:
+    """Warns that a worker has sent no snapshots because of their size, which is given in bytes."""
+    warnings.warn(
+        f"the pipes of a worker hold {size / 1e6:.0f} MB, so this worker has sent no snapshots before this call of "
+        "state_dict(). A loader that resumes from this state recomputes the worker's items since the beginning of the "
+        "epoch, or since an earlier snapshot. Later states contain these MB. Give the reading service a larger "
+        "snapshot_budget (None for no limit) to resume from the first state without recomputing, or shuffle and cache "
+        "before the items are loaded, which needs less memory",
+        RuntimeWarning,
+        stacklevel=4,
+    )
+
+
 def _warn_of_replay(place: Position) -> None:
     """Warns if a resume takes seconds because items must be recomputed, and names the pipes and the time."""
     found = list(_again(place))
@@ -234,10 +251,9 @@ def _again(place: Position) -> Iterator[tuple[str, int, float]]:
         yield "the epoch", place.drop, lasted * place.drop / place.given
     yield from _in_graph(place.graph, "")
     for number, shard in enumerate(() if place.workers is None else place.workers.shards):
-        snapshot, (items, _) = shard.snapshot, shard.given
-        again = items - (snapshot[0][0] if snapshot else 0)
+        snapshot, again = shard.snapshot, shard.recomputed
         if again >= _FEW:
-            yield f"worker {number}", again, lasted * again / items
+            yield f"worker {number}", again, lasted * again / shard.given[0]
         if snapshot:
             yield from _in_graph(snapshot[3], f" in worker {number}")
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hanging import kill_only_hung
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
 
@@ -20,7 +22,7 @@ def cached(dispatches: bool) -> Any:
 
 def loader(dispatches: bool, method: str) -> DataLoader2[Any]:
     service = MultiProcessingReadingService(
-        3, method, timeout=2.0, on_timeout="restart", on_worker_exit="restart", worker_prefetch_cnt=0
+        3, method, timeout=0.5, on_timeout="restart", on_worker_exit="restart", worker_prefetch_cnt=0
     )
     return DataLoader2(cached(dispatches), reading_service=service)
 
@@ -29,8 +31,9 @@ def loader(dispatches: bool, method: str) -> DataLoader2[Any]:
 @pytest.mark.parametrize(("dispatches", "method"), [(False, "fork"), (True, "fork"), (False, "spawn")])
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 def test_a_state_can_be_taken_before_the_first_item_of_an_epoch_that_a_worker_has_not_begun(
-    number: signal.Signals, dispatches: bool, method: str
+    number: signal.Signals, dispatches: bool, method: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    kill_only_hung(monkeypatch, tmp_path)
     with loader(dispatches, method) as run:
         run.seed(3)
         assert sorted(run) == list(range(20))

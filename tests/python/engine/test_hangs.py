@@ -10,7 +10,7 @@ import warnings
 
 import pytest
 
-from hanging import WAYS, Hanging
+from hanging import WAYS, Hanging, kill_only_hung
 from process_checks import MULTIPROCESSING, nothing_is_left  # noqa: F401 - a fixture
 from torchdata._engine.workers.restart import Restarts
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
@@ -19,7 +19,7 @@ from torchdata.datapipes.iter import IterableWrapper
 
 pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore:.*was killed for it:RuntimeWarning")]
 
-#: Seconds after which a process hangs: a busy machine may replace one more, which shows in nothing that is asserted.
+#: Seconds after which a process hangs.
 SOON = 0.3
 
 
@@ -45,6 +45,13 @@ def hanging(function, dispatched="", items=40, **options):
     return DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, **options))
 
 
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Returns a folder for `HangingAt`; only processes that have begun to hang are killed."""
+    kill_only_hung(monkeypatch, tmp_path)
+    return tmp_path
+
+
 PLACES = ("", "before", "behind")
 #: All kinds of hangs at all positions with fork. The other start methods import everything again, and are slow. With
 #: these, each position is tested with one kind of hang; `chaos` draws other combinations.
@@ -57,12 +64,12 @@ CASES += [
 
 
 @pytest.mark.parametrize(("way", "method", "dispatched"), CASES)
-def test_a_hanging_process_is_reported_and_nothing_is_lost_even_after_a_load(tmp_path, way, method, dispatched):
+def test_a_hanging_process_is_reported_and_nothing_is_lost_even_after_a_load(folder, way, method, dispatched):
     options = {"multiprocessing_context": method}
-    (tmp_path / "resumed").mkdir()
+    (folder / "resumed").mkdir()
     with (
-        hanging(HangingAt(way, 13, tmp_path), dispatched, **options) as loader,
-        hanging(HangingAt(way, 13, tmp_path / "resumed"), dispatched, **options) as other,
+        hanging(HangingAt(way, 13, folder), dispatched, **options) as loader,
+        hanging(HangingAt(way, 13, folder / "resumed"), dispatched, **options) as other,
         warnings.catch_warnings(record=True) as told,
     ):
         warnings.simplefilter("always")
@@ -84,15 +91,15 @@ def test_a_hanging_process_is_reported_and_nothing_is_lost_even_after_a_load(tmp
 
 
 @pytest.mark.parametrize("dispatched", ["", "before"])
-def test_a_state_is_exact_while_processes_hang(tmp_path, dispatched):
-    loader = hanging(HangingAt("sleep", 13, tmp_path), dispatched, items=24)
+def test_a_state_is_exact_while_processes_hang(folder, dispatched):
+    loader = hanging(HangingAt("sleep", 13, folder), dispatched, items=24)
     with loader:
         states, iterator = [loader.state_dict()], iter(loader)
         for _ in range(24):
             next(iterator)
             states.append(loader.state_dict())
     for number in (3, 13, 14, 20):
-        path = tmp_path / str(number)
+        path = folder / str(number)
         path.mkdir()
         with hanging(HangingAt("sleep", 13, path), dispatched, items=24) as other:
             other.load_state_dict(states[number])
@@ -101,8 +108,8 @@ def test_a_state_is_exact_while_processes_hang(tmp_path, dispatched):
 
 
 @pytest.mark.parametrize("dispatched", ["", "before"])
-def test_an_item_at_which_each_process_hangs_is_named_after_three_tries(tmp_path, dispatched):
-    with hanging(HangingAt("sleep", 13, tmp_path, 9), dispatched) as loader:
+def test_an_item_at_which_each_process_hangs_is_named_after_three_tries(folder, dispatched):
+    with hanging(HangingAt("sleep", 13, folder, 9), dispatched) as loader:
         got = []
         with pytest.raises(WorkerExitedError, match=r"as 2 before it in its place.*leave the item out") as caught:
             for item in loader:
@@ -114,7 +121,7 @@ def test_an_item_at_which_each_process_hangs_is_named_after_three_tries(tmp_path
     assert "in sleep" in str(caught.value), "the stack"
 
 
-def test_each_process_at_an_item_has_twice_as_long_as_the_one_before(tmp_path, monkeypatch):
+def test_each_process_at_an_item_has_twice_as_long_as_the_one_before(folder, monkeypatch):
     waited, judge = [], Restarts._how_it_died
 
     def noted(self, process):
@@ -122,7 +129,7 @@ def test_each_process_at_an_item_has_twice_as_long_as_the_one_before(tmp_path, m
         return judge(self, process)
 
     monkeypatch.setattr(Restarts, "_how_it_died", noted)
-    with hanging(HangingAt("sleep", 13, tmp_path, 9)) as loader, pytest.raises(WorkerExitedError):
+    with hanging(HangingAt("sleep", 13, folder, 9)) as loader, pytest.raises(WorkerExitedError):
         list(loader)
     milliseconds = [
         float(number) * (1000 if unit == "s" else 1)
@@ -144,9 +151,9 @@ def test_a_filter_that_passes_nothing_on_is_slow_and_does_not_hang():
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_working_process_has_the_patience_and_any_other_process_the_timeout(tmp_path, way):
+def test_a_working_process_has_the_patience_and_any_other_process_the_timeout(folder, way):
     patience = 4 * SOON if way == "loop" else 1e6
-    with hanging(HangingAt(way, 13, tmp_path), patience=patience) as loader, pytest.warns(RuntimeWarning) as told:
+    with hanging(HangingAt(way, 13, folder), patience=patience) as loader, pytest.warns(RuntimeWarning) as told:
         assert list(loader) == list(range(40))
     words = "\n".join(str(one.message) for one in told)
     if way == "loop":
@@ -177,18 +184,18 @@ def test_an_item_that_computes_long_does_not_hang_within_the_patience(dispatched
         assert loader.stats().restarts == 0
 
 
-def test_a_process_that_worked_and_now_sleeps_has_the_timeout(tmp_path):
+def test_a_process_that_worked_and_now_sleeps_has_the_timeout(folder):
     class Tires(HangingAt):
         def __call__(self, item):
             compute(2 * SOON if item == self.at else 0)
             return super().__call__(item)
 
-    with hanging(Tires("sleep", 13, tmp_path), patience=1e6) as loader, pytest.warns(RuntimeWarning, match="`timeout`"):
+    with hanging(Tires("sleep", 13, folder), patience=1e6) as loader, pytest.warns(RuntimeWarning, match="`timeout`"):
         assert list(loader) == list(range(40))
 
 
-def test_out_of_order_every_item_comes_once(tmp_path):
-    with hanging(HangingAt("sleep", 13, tmp_path), in_order=False) as loader:
+def test_out_of_order_every_item_comes_once(folder):
+    with hanging(HangingAt("sleep", 13, folder), in_order=False) as loader:
         assert sorted(loader) == list(range(40))
         assert loader.stats().restarts > 0
 

@@ -6,7 +6,6 @@ import contextlib
 import os
 import random
 import signal
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="nodes need PyTorch")
 
 from dying import Dying  # noqa: E402
-from hanging import WAYS, Hanging  # noqa: E402
+from hanging import WAYS, ClockOfHangs, Hanging, kill_only_hung  # noqa: E402
 from process_checks import METHODS, nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
 from torchdata.dataloader2.error import WorkerExitedError  # noqa: E402
-from torchdata.nodes import IterableWrapper, Loader, ParallelMapper  # noqa: E402
+from torchdata.nodes import IterableWrapper, Loader, ParallelMapper, _processes  # noqa: E402
 
 
 def mapper(function: Any, count: int = 20, workers: int = 2, **options: Any) -> ParallelMapper[Any]:
@@ -106,36 +105,37 @@ def test_an_unknown_on_worker_exit_value_is_refused() -> None:
         mapper(abs, on_worker_exit="again")
 
 
-def hang_at_three(number: int) -> int:
-    if number == 3:
-        time.sleep(1e8)
-    return number * number
-
-
 class HangsIn:
-    """Squares numbers; at 8, one process hangs in a given way."""
+    """Squares numbers; at one of them, a process hangs in a given way, or this many."""
 
-    def __init__(self, way: str, folder: Path) -> None:
-        self.hang = Hanging(way, folder)
+    def __init__(self, way: str, folder: Path, at: int = 8, times: int = 1) -> None:
+        self.at, self.hang = at, Hanging(way, folder, times)
 
     def __call__(self, number: int) -> int:
-        if number == 8:
+        if number == self.at:
             self.hang()
         return number * number
 
 
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Returns a folder for `HangsIn`; only processes that have begun to hang are killed."""
+    kill_only_hung(monkeypatch, tmp_path)
+    return tmp_path
+
+
 @pytest.mark.parametrize("way", WAYS)
-def test_nothing_is_lost_if_a_process_hangs_even_after_a_load(way: str, tmp_path: Path) -> None:
+def test_nothing_is_lost_if_a_process_hangs_even_after_a_load(way: str, folder: Path) -> None:
     options = {"timeout": 0.4, "on_timeout": "restart", "on_worker_exit": "error"}
-    loader = Loader(mapper(HangsIn(way, tmp_path), **options))
+    loader = Loader(mapper(HangsIn(way, folder), **options))
     iterator = iter(loader)
     came = [next(iterator) for _ in range(3)]
     state = loader.state_dict()
     with pytest.warns(RuntimeWarning, match="(?s)was killed for it.*in __call__"):
         assert came + list(iterator) == squares
     loader.root.shutdown()
-    (tmp_path / "resumed").mkdir()
-    loader = Loader(mapper(HangsIn(way, tmp_path / "resumed"), **options))
+    (folder / "resumed").mkdir()
+    loader = Loader(mapper(HangsIn(way, folder / "resumed"), **options))
     loader.load_state_dict(state)
     with pytest.warns(RuntimeWarning, match="(?s)was killed for it.*in __call__"):
         assert list(loader) == squares[3:]
@@ -143,10 +143,10 @@ def test_nothing_is_lost_if_a_process_hangs_even_after_a_load(way: str, tmp_path
 
 
 @pytest.mark.parametrize("way", ["stop", "loop"])
-def test_a_working_process_has_the_time_that_patience_allows(way: str, tmp_path: Path) -> None:
+def test_a_working_process_has_the_time_that_patience_allows(way: str, folder: Path) -> None:
     patience, limit = (1.2, "patience") if way == "loop" else (1e6, "timeout")
     options = {"timeout": 0.3, "on_timeout": "restart", "on_worker_exit": "error", "patience": patience}
-    node = mapper(HangsIn(way, tmp_path), **options)
+    node = mapper(HangsIn(way, folder), **options)
     with pytest.warns(RuntimeWarning, match=rf"was killed for it \(`{limit}`\)"):
         assert list(Loader(node)) == squares
     node.shutdown()
@@ -155,8 +155,8 @@ def test_a_working_process_has_the_time_that_patience_allows(way: str, tmp_path:
 
 
 @pytest.mark.filterwarnings("ignore:.*was killed for it:RuntimeWarning")
-def test_the_third_hang_at_an_item_raises_an_error_at_its_position_and_the_next_items_come() -> None:
-    node = mapper(hang_at_three, workers=1, timeout=0.6, on_timeout="restart")
+def test_the_third_hang_at_an_item_raises_an_error_at_its_position_and_the_next_items_come(folder: Path) -> None:
+    node = mapper(HangsIn("sleep", folder, at=3, times=3), workers=1, timeout=0.3, on_timeout="restart")
     iterator = iter(Loader(node))
     assert [next(iterator) for _ in range(3)] == squares[:3]
     with pytest.raises(WorkerExitedError, match="as 2 before it in its place.*mend the map_fn") as caught:
@@ -166,11 +166,14 @@ def test_the_third_hang_at_an_item_raises_an_error_at_its_position_and_the_next_
     node.shutdown()
 
 
-def test_without_restart_a_missing_result_raises_a_timeout_error() -> None:
-    node = mapper(hang_at_three, workers=1, timeout=1.5, on_worker_exit="error")
+def test_without_restart_a_missing_result_raises_a_timeout_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_processes, "monotonic", ClockOfHangs(tmp_path))
+    node = mapper(HangsIn("sleep", tmp_path, at=3), workers=1, timeout=0.5, on_worker_exit="error")
     iterator = iter(Loader(node))
     assert [next(iterator) for _ in range(3)] == squares[:3]
-    with pytest.raises(TimeoutError, match=r"worker process 0 of ParallelMapper gave no result within 1.5 s"):
+    with pytest.raises(TimeoutError, match=r"worker process 0 of ParallelMapper gave no result within 0.5 s"):
         next(iterator)
     node.shutdown()
     with pytest.raises(ValueError, match="ParallelMapper: on_timeout='restart' needs a timeout"):

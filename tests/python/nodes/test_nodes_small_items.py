@@ -29,7 +29,7 @@ def mapper(source: Any, function: Any, workers: int = 1, **options: Any) -> Para
 
 @pytest.fixture
 def together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Returns the number of items in each message."""
+    """Returns the number of items in each message, for functions that seem to take no time."""
     counts: list[int] = []
     send = _processes._MapWorker._send
 
@@ -38,6 +38,7 @@ def together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         send(self, items, at)
 
     monkeypatch.setattr(_processes._MapWorker, "_send", noting)
+    monkeypatch.setattr(_processes, "monotonic", lambda: 0.0)
     return counts
 
 

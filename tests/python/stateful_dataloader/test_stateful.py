@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import random
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +15,7 @@ torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
 from torch.utils.data import Dataset, IterableDataset  # noqa: E402
 
 from process_checks import children, nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
-from torchdata.stateful_dataloader import Stateful, StatefulDataLoader, _cadence  # noqa: E402
+from torchdata.stateful_dataloader import Stateful, StatefulDataLoader, _cadence, _worker  # noqa: E402
 from torchdata.stateful_dataloader._cadence import next_due  # noqa: E402
 from torchdata.stateful_dataloader.sampler import (  # noqa: E402
     BatchSampler,
@@ -28,8 +27,8 @@ from torchdata.stateful_dataloader.sampler import (  # noqa: E402
 class Counted(IterableDataset[int]):
     """A stream that tracks its position and counts the calls of `state_dict`."""
 
-    def __init__(self, length: int, weight: int = 0, pause: float = 0.0) -> None:
-        self.length, self.done, self.weight, self.pause = length, 0, weight, pause
+    def __init__(self, length: int, weight: int = 0) -> None:
+        self.length, self.done, self.weight = length, 0, weight
         self.asked = 0
 
     def __iter__(self) -> Iterator[Any]:
@@ -40,7 +39,6 @@ class Counted(IterableDataset[int]):
 
     def state_dict(self) -> dict[str, Any]:
         self.asked += 1
-        time.sleep(self.pause)
         return {"done": self.done, "weight": [0] * self.weight}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -180,11 +178,39 @@ def test_a_state_is_expensive_if_each_of_three_took_long_for_a_batch() -> None:
     assert cadence.is_due(110.0, 0.001)
 
 
-def test_an_expensive_state_is_sent_rarely_and_is_exact() -> None:
-    """Each sample takes 30 ms, and collating takes almost no time."""
+class Clock:
+    """A clock that only its user moves. A forked worker has its own."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Expensive(Counted):
+    """A sample takes 0.1 ms, and a state 30 ms, on this clock."""
+
+    def __init__(self, length: int, clock: Clock) -> None:
+        super().__init__(length, weight=1000)
+        self.clock = clock
+
+    def __iter__(self) -> Iterator[Any]:
+        for sample in super().__iter__():
+            self.clock.now += 1e-4
+            yield sample
+
+    def state_dict(self) -> dict[str, Any]:
+        self.clock.now += 0.03
+        return super().state_dict()
+
+
+def test_an_expensive_state_is_sent_rarely_and_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(_worker, "time", clock)
 
     def loader() -> Any:
-        return StatefulDataLoader(Counted(600, weight=1000, pause=0.03), batch_size=2, num_workers=1)
+        dataset = Expensive(600, clock)
+        return StatefulDataLoader(dataset, batch_size=2, num_workers=1, multiprocessing_context="fork")
 
     first = loader()
     found, iterator = taken(first, 150)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-import time
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
 from torch.utils.data import Dataset, IterableDataset, get_worker_info  # noqa: E402
 
 from fresh_processes import with_torch  # noqa: E402
-from hanging import WAYS, Hanging  # noqa: E402
+from hanging import WAYS, Hanging, kill_only_hung  # noqa: E402
 from pinning import pin_without_device  # noqa: E402
 from process_checks import nothing_is_left, wait_for  # noqa: E402, F401 - a fixture for all tests here
 from random_stateful.deaths import check  # noqa: E402
@@ -242,12 +242,19 @@ def test_worker_exits_do_not_change_the_items_of_a_random_program(judge: Judge, 
     check(judge, seed, "fork")
 
 
-class HangsAt(DiesAt):
-    """Hangs at index 5 in a given way, in one process."""
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Returns a folder for `HangsAt`; only processes that have begun to hang are killed."""
+    kill_only_hung(monkeypatch, tmp_path)
+    return tmp_path
 
-    def __init__(self, way: str, folder: Any) -> None:
+
+class HangsAt(DiesAt):
+    """Hangs at index 5 in a given way, in one process or in this many."""
+
+    def __init__(self, way: str, folder: Path, times: int = 1) -> None:
         super().__init__()
-        self.hang = Hanging(way, folder)
+        self.hang = Hanging(way, folder, times)
 
     def __getitem__(self, index: int) -> int:
         if index == 5:
@@ -255,40 +262,41 @@ class HangsAt(DiesAt):
         return index
 
 
-def test_no_sample_is_lost_out_of_order_if_a_worker_hangs(tmp_path: Any) -> None:
+def test_no_sample_is_lost_out_of_order_if_a_worker_hangs(folder: Path) -> None:
     options = {"batch_size": 1, "timeout": 0.4, "on_timeout": "restart", "in_order": False}
-    loader = loader_of(HangsAt("sleep", tmp_path), "error", **options)
+    loader = loader_of(HangsAt("sleep", folder), "error", **options)
     with pytest.warns(RuntimeWarning, match="(?s)was killed for it.*in __getitem__"):
         assert sorted(int(batch) for batch in loader) == list(range(12))
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_nothing_is_lost_if_a_worker_hangs_even_after_a_load(way: str, tmp_path: Any) -> None:
+def test_nothing_is_lost_if_a_worker_hangs_even_after_a_load(way: str, folder: Path) -> None:
     options = {"batch_size": 1, "timeout": 0.4, "on_timeout": "restart"}
-    loader = loader_of(HangsAt(way, tmp_path), "error", **options)
+    loader = loader_of(HangsAt(way, folder), "error", **options)
     iterator = iter(loader)
     came = [int(next(iterator)) for _ in range(3)]
     state = loader.state_dict()
     with pytest.warns(RuntimeWarning, match="(?s)was killed for it.*in __getitem__"):
         assert came + [int(batch) for batch in iterator] == list(range(12))
-    (tmp_path / "resumed").mkdir()
-    loader = loader_of(HangsAt(way, tmp_path / "resumed"), "error", **options)
+    (folder / "resumed").mkdir()
+    loader = loader_of(HangsAt(way, folder / "resumed"), "error", **options)
     loader.load_state_dict(state)
     with pytest.warns(RuntimeWarning, match="(?s)was killed for it.*in __getitem__"):
         assert [int(batch) for batch in loader] == list(range(3, 12))
 
 
 @pytest.mark.parametrize("way", ["stop", "loop"])
-def test_a_working_worker_has_the_time_that_patience_allows(way: str, tmp_path: Any) -> None:
+def test_a_working_worker_has_the_time_that_patience_allows(way: str, folder: Path) -> None:
     patience, limit = (1.2, "patience") if way == "loop" else (1e6, "timeout")
     options = {"batch_size": 1, "timeout": 0.3, "on_timeout": "restart", "patience": patience}
-    loader = loader_of(HangsAt(way, tmp_path), "error", **options)
+    loader = loader_of(HangsAt(way, folder), "error", **options)
     with pytest.warns(RuntimeWarning, match=rf"was killed for it \(`{limit}`\)"):
         assert [int(batch) for batch in loader] == list(range(12))
     with pytest.raises(ValueError, match="StatefulDataLoader: patience needs on_timeout='restart'"):
         loader_of(range(3), "error", patience=3.0)
 
 
+@pytest.mark.usefixtures("folder")
 @pytest.mark.filterwarnings("ignore:.*was killed for it:RuntimeWarning")
 @pytest.mark.parametrize("dataset", [Drawn, Stream])
 @pytest.mark.parametrize("persistent", [False, True])
@@ -299,14 +307,9 @@ def test_stopped_workers_do_not_change_the_items(dataset: Any, persistent: bool)
     assert read(loader, deaths, breaks=3, blow=signal.SIGSTOP) == expected
 
 
-class HangsAlways(DiesAt):
-    def __getitem__(self, index: int) -> int:
-        return index if index != 5 else time.sleep(1e8)  # type: ignore[func-returns-value]
-
-
 @pytest.mark.filterwarnings("ignore:.*was killed for it:RuntimeWarning")
-def test_the_third_hang_at_the_same_batch_raises_an_error_that_names_it() -> None:
-    loader = loader_of(HangsAlways(), "error", batch_size=1, timeout=0.3, on_timeout="restart")
+def test_the_third_hang_at_the_same_batch_raises_an_error_that_names_it(folder: Path) -> None:
+    loader = loader_of(HangsAt("sleep", folder, times=3), "error", batch_size=1, timeout=0.3, on_timeout="restart")
     iterator = iter(loader)
     assert [int(next(iterator)) for _ in range(5)] == list(range(5))
     with pytest.raises(WorkerExitedError, match="(?s)as 2 before it in its place.*in __getitem__") as caught:

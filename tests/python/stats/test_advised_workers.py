@@ -93,6 +93,8 @@ def test_the_advice_is_more_workers_than_cores_if_the_work_waits(counted):
     assert words.endswith("With 25 workers the training step (400 µs) would be the limit.")
     half = str(diagnose(seen(counted["waits"], cores=2, ran=0.15)))
     assert "Use 4 workers, which keep the 2 cores busy" in half
+    no_step = str(diagnose(seen(counted["waits"], cores=2, ran=0.005, step=1e-6)))
+    assert no_step.endswith("Make sleeps cheaper, or use more workers if they do not wait for the same disk or lock.")
 
 
 def test_computing_during_the_start_does_not_count_as_work(counted):

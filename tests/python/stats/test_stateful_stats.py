@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +17,7 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.data import Dataset, IterableDataset, Subset  # noqa: E402
 
+from fresh_processes import python_path  # noqa: E402
 from process_checks import nothing_is_left, wait_for  # noqa: E402, F401
 from torchdata._observe.outside.stalls import WaitWarning  # noqa: E402
 from torchdata._observe.stats import recorder  # noqa: E402
@@ -134,6 +138,23 @@ def test_few_batches_are_timed_unless_all_are_requested(monkeypatch: pytest.Monk
     assert timed["full"] == 1515
 
 
+def test_quantiles_are_those_of_single_samples_and_single_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchdata._observe.stats.batches import BatchClock
+
+    note = BatchClock.note
+
+    def noting(self: BatchClock, samples: int, _reading: int, _collating: int) -> int:
+        return note(self, samples, 40_000_000, 1_000_000)
+
+    monkeypatch.setattr(BatchClock, "note", noting)
+    loader = StatefulDataLoader(Photos(), batch_size=4, collate_fn=pad, stats="full")
+    list(loader)
+    rows = {pipe.name: pipe for pipe in loader.stats().merged_pipes()}
+    assert rows["Photos.__getitem__"].p50 == pytest.approx(0.01, rel=0.2)
+    assert rows["Photos.__getitem__"].own_seconds == pytest.approx(6 * 0.04)
+    assert rows["pad"].p50 == pytest.approx(0.001, rel=0.2)
+
+
 def test_arguments_without_effect_are_refused() -> None:
     with pytest.raises(ValueError, match='stats is "counts" or "full"'):
         StatefulDataLoader(range(3), stats="all")  # type: ignore[arg-type]
@@ -150,7 +171,7 @@ def long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 LOADERS: dict[str, Any] = {
     "StatefulDataLoader": lambda **more: StatefulDataLoader(Photos(400), batch_size=4, **more),
-    "DataLoader2": lambda **more: DataLoader2.from_dataset(Photos(400), batch_size=4, stats="full", **more),
+    "DataLoader2": lambda **more: DataLoader2.from_dataset(Photos(400), batch_size=4, **more),
 }
 
 
@@ -159,7 +180,7 @@ def test_the_first_epoch_that_waits_for_long_says_so_once_with_file_and_line(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long_waits(monkeypatch)
-    loader = LOADERS[name](wait_warning=0.01)
+    loader = LOADERS[name](wait_warning=0.01, stats="full")
     with pytest.warns(WaitWarning, match=rf"^{name}: epoch 1 has waited \d+ % of ") as told:
         list(loader)
     message = str(told.pop(WaitWarning).message)
@@ -178,6 +199,32 @@ def test_an_argument_and_the_environment_turn_the_warning_off(name: str, monkeyp
         list(LOADERS[name](wait_warning=None))
         monkeypatch.setenv("TORCHDATA_WAIT_WARNING", "0")
         list(LOADERS[name](wait_warning=0.01))
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "memfd_create") or os.environ.get("TORCHDATA_PORTABLE") == "1",
+    reason="loaders are found through memory files in Linux's /proc",
+)
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("name", LOADERS)
+def test_every_loader_is_seen_from_outside_with_its_slow_function_and_its_own_arguments(
+    name: str, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHDATA_STATS", "full")
+    loader = LOADERS[name](num_workers=workers)
+    iterator = iter(loader)
+    for _ in range(20):
+        next(iterator)
+    command = [sys.executable, "-m", "torchdata", "stats", str(os.getpid())]
+    environment = {**os.environ, "PYTHONPATH": python_path()}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    assert f"Photos.__getitem__ ({place_of(Photos.__getitem__.__code__)})" in done.stdout
+    foreign = "MultiProcessingReadingService" if name == "StatefulDataLoader" else "num_workers="
+    assert foreign not in done.stdout
+    del iterator
+    if isinstance(loader, DataLoader2):
+        loader.shutdown()
 
 
 def test_the_bar_over_an_epoch_gives_its_batches() -> None:

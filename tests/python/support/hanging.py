@@ -8,6 +8,10 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def stop(_folder: Path) -> None:
@@ -66,10 +70,53 @@ class Hanging:
     def __call__(self) -> None:
         for number in range(self.times):
             try:
-                (Path(self.folder) / f"hung{self.name}{number}").open("x").close()
+                with (Path(self.folder) / f"hung{self.name}{number}").open("x") as file:
+                    file.write(str(os.getpid()))
             except FileExistsError:
                 continue
             except FileNotFoundError:  # the program has ended
                 return
             WAYS[self.way](Path(self.folder))
             return
+
+
+def hung_in(folder: Path) -> set[int]:
+    """Returns the ids of the processes that have begun to hang, or have hung, by their files in a folder."""
+    texts = [path.read_text() for path in folder.rglob("hung*")]
+    return {int(text) for text in texts if text}
+
+
+def kill_only_hung(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Prevents that a slow process is killed: it must be stopped, or have begun to hang.
+
+    Args:
+        monkeypatch: undoes this after the test.
+        folder: the folder, or its parent, of each `Hanging`.
+    """
+    from torchdata._engine.workers.hangs import Hangs
+
+    is_over = Hangs._is_over
+
+    def is_over_and_hung(self: Hangs, child: int, *waited: Any) -> bool:
+        has_hung = self._is_stopped(child) or self._members.processes[child].pid in hung_in(folder)
+        return has_hung and is_over(self, child, *waited)
+
+    monkeypatch.setattr(Hangs, "_is_over", is_over_and_hung)
+
+
+class ClockOfHangs:
+    """A monotonic clock that runs only while a process hangs. The process is not replaced.
+
+    Args:
+        folder: the folder of the `Hanging`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.seconds, self.read_at = folder, 0.0, time.monotonic()
+
+    def __call__(self) -> float:
+        now = time.monotonic()
+        if hung_in(self.folder):
+            self.seconds += now - self.read_at
+        self.read_at = now
+        return self.seconds

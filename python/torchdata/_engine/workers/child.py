@@ -165,6 +165,8 @@ class ChildSetup:
     window: int
     #: The minimum time between two snapshots: in seconds, and as a multiple of the last snapshot's duration.
     cadence: tuple[float, float]
+    #: Bytes of the largest snapshot that the child sends unless larger ones are wanted; None for no limit.
+    largest_snapshot: int | None = None
 
     @property
     def where(self) -> str:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
+from torchdata._bounded_pickles import TooLargeError
 from torchdata._engine.items.codec import UNSENT
 from torchdata._engine.items.failures import describe
 from torchdata._engine.snapshots import Account, Announced, Resumption
@@ -64,6 +65,8 @@ class EpochRunner:
         #: The running epoch; where this run of it began (for the first shard); and whether it has opened a stream of
         #: the share.
         self.epoch, self.start, self.opened = 0, Resumption(), False
+        #: Whether a snapshot is being taken that the main process waits for.
+        self._announces = False
         #: The encoded exception that has prevented preparing the graph; it is sent in each epoch.
         self.failure: tuple[Any, ...] | None = None
 
@@ -78,11 +81,20 @@ class EpochRunner:
                 programs[self.entered].leave()
             self.entered = place
             each.prepare(ChildInfo(shard, setup.num_shards, setup.dispatches, opens, share))
-        self.sender.take_snapshots(lambda shard: programs[shard].snapshot(), *setup.cadence)
+        self.sender.take_snapshots(self._snapshot, *setup.cadence)
         if not setup.dispatches:
             self.sender.take_notes(lambda shard: programs[shard].note())
         if self.dispatched is not None:
             self.sender.pass_on(self.dispatched)
+
+    def _snapshot(self, shard: int) -> tuple[int, tuple[int, int], bytes] | None:
+        setup, stats = self.setup, self.setup.stats.shared
+        any_size = self._announces or stats.wants_large_snapshots()
+        try:
+            return self.programs[shard].snapshot(None if any_size else setup.largest_snapshot)
+        except TooLargeError as error:
+            stats.set_oversized(setup.index, error.size)
+            return None
 
     def obey(self, command: tuple[Any, ...]) -> bool:
         """See `Runner`."""
@@ -202,7 +214,11 @@ class EpochRunner:
             iterator = program.go_on_from(start.content, start.strict)
             if unread:
                 # If a command is waiting, the pump executes it and then sends the remaining items.
-                self.sender.send_snapshot(place)
+                self._announces = True
+                try:
+                    self.sender.send_snapshot(place)
+                finally:
+                    self._announces = False
         return iterator
 
     def _begin_pass(self) -> Iterator[Any]:

@@ -63,6 +63,8 @@ class Children:
         in_order: whether the main process takes items from the workers in strict turn.
         timeout: seconds that the main process waits for an item; None for no limit.
         full_stats: whether the time of each pipe is measured.
+        snapshot_budget: bytes of the snapshots that the main process keeps; None for no limit. Larger ones are sent
+            only after `want_large_snapshots`.
         survived: the kinds of exits after which a child is replaced instead of raising an error.
         listener: receives the notes of the workers; None drops them.
     """
@@ -81,6 +83,7 @@ class Children:
         in_order: bool,
         timeout: float | None,
         full_stats: bool = False,
+        snapshot_budget: int | None = None,
         survived: Survived = NONE,
         listener: Listener | None = None,
     ) -> None:
@@ -100,6 +103,7 @@ class Children:
             dispatch_window=dispatch_window,
             memory_budget=memory_budget,
             full_stats=full_stats,
+            snapshot_budget=snapshot_budget,
         )
         self.num_workers, self.num_shards = num_workers, num_shards
         self.dispatches, self.budget = group.dispatches, group.budget
@@ -222,6 +226,16 @@ class Children:
             return None
         places, _, dealt = found
         return replace(run, before=None), run.resume((places, dealt))
+
+    def want_large_snapshots(self) -> int:
+        """Makes the children send snapshots of any size from now on. May be called at any time.
+
+        Returns:
+            The number of bytes of the largest snapshot that was not sent because of its size; 0 if all were sent.
+        """
+        had = self.stats.wants_large_snapshots()
+        self.stats.want_large_snapshots()
+        return 0 if had else self.stats.oversized()
 
     def end_epoch(self) -> None:
         """Checks what the children have done in the epoch that has ended."""

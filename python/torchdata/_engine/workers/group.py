@@ -59,6 +59,7 @@ class Group(OwnsChildren):
         commands: bytes of shared memory for the commands to each child; 0 for only a ring, over which larger commands
             are streamed.
         full_stats: whether the time of each pipe is measured.
+        snapshot_budget: bytes of the snapshots that the main process keeps; None for no limit.
 
     Raises:
         TypeError: a program cannot be pickled, but the start method requires it.
@@ -76,6 +77,7 @@ class Group(OwnsChildren):
         memory_budget: int | None = None,
         commands: int = 0,
         full_stats: bool = False,
+        snapshot_budget: int | None = None,
     ) -> None:
         self._start_method = method = start_method_of(context)
         self.num_workers = num_workers
@@ -116,6 +118,7 @@ class Group(OwnsChildren):
                 dispatcher_page=count,
                 window=dispatch_window,
                 cadence=snapshots.cadence(count),
+                largest_snapshot=snapshots.largest(snapshot_budget, num_shards + (dispatch is not None)),
             )
             members.setups.append(setup)
             members.processes.append(new_child(context, members.names[index], run_child, (setup,)))

@@ -155,12 +155,18 @@ class EpochProgram(Program):
         """Called before another shard's program runs."""
 
     @abstractmethod
-    def snapshot(self) -> tuple[int, tuple[int, int], bytes] | None:
+    def snapshot(self, most: int | None = None) -> tuple[int, tuple[int, int], bytes] | None:
         """Called between two items.
+
+        Args:
+            most: the largest number of bytes of the snapshot; None for no limit.
 
         Returns:
             The part of the dispatched items that was read (the pass, the number of items and their checksum), and bytes
             for `go_on_from`; None if no snapshot can be taken now.
+
+        Raises:
+            TooLargeError: the snapshot has more bytes.
         """
 
     def note(self) -> object:

@@ -523,13 +523,13 @@ def _remedy(stats: LoaderStats, worker: ProcessStats, worst: PipeStats) -> str:
     cheaper = f"{_article(name)} {name} of {duration(faster)}"
     possible = faster > WITHIN_REACH * (worst.seconds_per_item or 0.0)
     _, fit = _workers_that_fit(stats)
+    if min(needed, fit) > MOST_WORKERS:
+        return f" Make {name} cheaper, or use more workers if they do not wait for the same disk or lock."
     if needed > fit:
         text = f" {_cores(stats)} busy with {_counted(now, 'worker')}: more would not be faster."
         if fit > now:
             text = f" Use {fit:.0f} workers, which keep the {stats.cores} cores busy: more would not be faster."
         return f"{text} {f'With {cheaper} {_limit(step)}' if possible else f'Make {name} cheaper, or use more cores'}."
-    if needed > MOST_WORKERS:
-        return ""
     return _with_workers(stats, needed, f"{needed} workers{f' or {cheaper}' if possible else ''}")
 
 

@@ -16,6 +16,7 @@ from functools import partial
 from multiprocessing.context import BaseContext
 from typing import Any, Literal
 
+from torchdata._engine.snapshots import BUDGET
 from torchdata._engine.workers.epochs import Children
 from torchdata._engine.workers.hangs import Survived, check_on_timeout
 from torchdata.dataloader2.graph import DataPipe, set_graph_random_seed
@@ -100,6 +101,11 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             that hangs and replaces it. "restart" does not replace processes that exit for other reasons.
         patience: with `on_timeout="restart"`, the seconds that a process gets if its threads have used, or waited for,
             a processor for a tenth of the time. None (the default) for `timeout`.
+        snapshot_budget: bytes that the snapshots of all workers may use in the main process; 64 MiB by default, None
+            for no limit. A worker whose pipes hold more (a `shuffle` or `in_memory_cache` of large items) sends no
+            snapshot before a state was requested. A restart then recomputes the items since an earlier snapshot, or
+            since the beginning of the epoch. A snapshot at the start of an epoch, for pipes that keep state beyond an
+            epoch, is always sent.
 
     Example:
         >>> from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
@@ -128,6 +134,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         on_worker_exit: str = "error",
         on_timeout: str = "error",
         patience: float | None = None,
+        snapshot_budget: int | None = BUDGET,
     ) -> None:
         if num_workers != "auto":
             check_int(_NAME, "num_workers", num_workers, least=0)
@@ -166,6 +173,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         self.on_worker_exit = on_worker_exit
         check_on_timeout(_NAME, on_timeout, timeout, patience)
         self.on_timeout, self.patience = on_timeout, patience
+        if snapshot_budget is not None:
+            check_int(_NAME, "snapshot_budget", snapshot_budget, least=0)
+        self.snapshot_budget = snapshot_budget
         self._children: Children | LocalShards | None = None  # once initialised
         #: The choice for "auto", once made.
         self._choice: WorkerChoice | None = None
@@ -282,6 +292,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             in_order=self.in_order,
             timeout=self.timeout,
             full_stats=self._full_stats,
+            snapshot_budget=self.snapshot_budget,
             survived=Survived.chosen(self.on_worker_exit, self.timeout, self.on_timeout, self.patience),
             listener=Orders(),
         )

@@ -116,6 +116,7 @@ class RayReadingService(MultiProcessingReadingService):
             on_worker_exit=on_worker_exit,
             on_timeout=on_timeout,
             patience=patience,
+            snapshot_budget=None,  # a worker on another machine does not learn that a state was requested
         )
         self.ray_remote_args = _check_options({} if ray_remote_args is None else ray_remote_args)
         self.scheduling = scheduling

@@ -16,6 +16,7 @@ from multiprocessing import parent_process
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 from torchdata import _engine
+from torchdata._bounded_pickles import TooLargeError, bounded
 from torchdata._engine.items.torch_worker import Telling, tell_torch, tell_when_imported
 from torchdata._engine.snapshots import reason
 from torchdata._engine.workers.epoch_runner import EpochRunner
@@ -371,24 +372,30 @@ class GraphProgram(EpochProgram):
         The other workers wait for that snapshot, and the item waits for them."""
         return beginning_unread()
 
-    def snapshot(self) -> tuple[int, tuple[int, int], bytes] | None:
+    def snapshot(self, most: int | None = None) -> tuple[int, tuple[int, int], bytes] | None:
         """Returns the state of the graph and of the global generators after the last item.
 
         Returns None if the graph cannot be saved, and in later passes over dispatched items. The worker then resumes
         from an earlier snapshot, or from the epoch's beginning.
+
+        Raises:
+            TooLargeError: the state has more than `most` bytes. It was not kept in memory.
         """
         if self._unsaved is not None or self._passes > 1:
             return None
         try:
             graph = Graph(self.datapipe)
-            with standing_still(graph.pipes):  # threads draw random numbers, too
+            with standing_still(graph.pipes), bounded(most):  # threads draw random numbers, too
                 entries, generators = save_entries(graph), self._own.generators()
             share = self._share_in(graph, entries)
             if share is None:
                 return None
-            content = sealed(Content(entries, generators, share.is_read_out))
+            with bounded(most):
+                content = sealed(Content(entries, generators, share.is_read_out))
             self._saved = True
             return share.number, share.read, content
+        except TooLargeError:
+            raise
         except Exception as error:
             self._unsaved = error
             # The reason is sent only if a snapshot is missing, because an earlier snapshot is more useful.

@@ -143,6 +143,7 @@ class WorkerOutput(IterDataPipe[Any]):
         resume = partial(_resume, children.num_shards, children.dispatches, self.in_order, strict)
         left, announced = None, self.lasts and self._passes > 1
         if place is not None:
+            self.want_large_snapshots()  # the caller of the loader uses states
             starts = resumptions(place, children.num_shards, children.dispatches, strict)
             given, kept = [shard.given for shard in place.shards], [shard.snapshot for shard in place.shards]
             left, announced = StopPosition(given, place.turn, starts, (kept, place.dispatching)), False
@@ -154,6 +155,15 @@ class WorkerOutput(IterDataPipe[Any]):
         if delivery is not self._delivery:  # a thread that reads may hold the collector
             self._delivery = delivery
             self._children.collector.follow(delivery)
+
+    def want_large_snapshots(self) -> int:
+        """Makes the processes send snapshots of any size, for states that are taken later.
+
+        Returns:
+            The number of bytes of the largest snapshot that was not sent because of its size; 0 if all were sent.
+        """
+        children = self._children
+        return 0 if isinstance(children, LocalShards) else children.want_large_snapshots()
 
     @property
     def delivered(self) -> int:

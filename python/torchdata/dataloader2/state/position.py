@@ -53,6 +53,11 @@ class ShardPosition(NamedTuple):
     given: Account
     snapshot: Kept | None = None
 
+    @property
+    def recomputed(self) -> int:
+        """The number of items to recompute on resuming, because they were sent after the snapshot."""
+        return self.given[0] - (self.snapshot[0][0] if self.snapshot else 0)
+
 
 class WorkersPosition(NamedTuple):
     """The positions of all shards, whether the main process took items in turn, its next shard, and the matching

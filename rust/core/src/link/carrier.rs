@@ -20,6 +20,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use super::consumer::{Buffer, Consumer, Unit};
 use super::ends::Link;
@@ -35,6 +36,8 @@ pub const OUT_OF_BAND: usize = 32 << 10;
 
 /// Set in the length of a buffer that is separate from the head.
 const BESIDE: u64 = 1 << 63;
+/// The minimum time between two searches for idle memory.
+const TIDY_EVERY: Duration = Duration::from_secs(1);
 /// The fields of a unit in the head: stream, length of the payload, kind, number of buffers.
 const UNIT_HEAD: usize = 16;
 
@@ -170,6 +173,7 @@ pub struct Carrier {
     lack: Lack,
     /// The words that the last call of `take` returned.
     given: Words,
+    tidied: Instant,
 }
 
 impl Carrier {
@@ -186,6 +190,7 @@ impl Carrier {
             progress: FrameProgress::default(),
             lack: Lack::Nothing,
             given: [crate::integrity::seal(0); 4], // the initial values in a new link
+            tidied: Instant::now(),
         })
     }
 
@@ -307,6 +312,16 @@ impl Carrier {
         // SAFETY: a slice is readable.
         parts.push(Part::Streamed(unsafe { sampled_len(bytes.as_ptr(), bytes.len()) }));
         Ok(Lack::Nothing)
+    }
+
+    /// Returns the memory of blocks that were not used for a while to the system. Call at least every few seconds.
+    pub fn tidy(&mut self, now: Instant) -> Result<(), Corrupted> {
+        let arena = self.outbound.arena();
+        if arena.is_untidy() && now.saturating_duration_since(self.tidied) >= TIDY_EVERY {
+            self.tidied = now;
+            arena.tidy_at(now)?;
+        }
+        Ok(())
     }
 
     /// Returns whether the reason why a frame could not be put is gone.

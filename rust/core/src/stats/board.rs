@@ -148,6 +148,22 @@ impl Board {
         self.header().full.load(Relaxed) != 0
     }
 
+    /// Makes the processes send snapshots of any size from now on.
+    pub fn want_large_snapshots(&self) {
+        self.header().wants_large.store(1, Relaxed);
+    }
+
+    /// Returns whether snapshots of any size are wanted.
+    pub fn wants_large_snapshots(&self) -> bool {
+        self.header().wants_large.load(Relaxed) != 0
+    }
+
+    /// Returns the largest number of bytes of a snapshot that was not sent because of its size, or 0.
+    pub fn oversized(self: &Arc<Self>) -> u64 {
+        let pages = (0..self.config.pages as usize).filter_map(|index| self.page(index));
+        pages.map(|page| page.header().oversized.load(Relaxed)).max().unwrap_or(0)
+    }
+
     /// The process that created it, and the time.
     pub fn made(&self) -> (u32, u64) {
         (self.header().main.load(Relaxed), self.header().made.load(Relaxed))
@@ -296,6 +312,11 @@ impl PageRef {
     pub fn snapshot_sent(&self) {
         let count = &self.header().snapshots;
         count.store(count.load(Relaxed).wrapping_add(1), Relaxed);
+    }
+
+    /// Records the size of a snapshot that was not sent because of its size.
+    pub fn set_oversized(&self, bytes: u64) {
+        self.header().oversized.store(bytes, Relaxed);
     }
 
     /// Adds the time of `weight` calls of the last pipe; one of them was measured.

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, fence};
 /// "tdrstats" in ASCII.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"tdrstats");
 /// Must change with the layout.
-pub(super) const VERSION: u32 = 4;
+pub(super) const VERSION: u32 = 5;
 /// Space for the header of a board, and the unit of page sizes.
 pub(super) const MEMORY_PAGE: usize = 4096;
 /// The number of slow items recorded for each process.
@@ -32,7 +32,7 @@ pub(super) const KINDS: usize = 4;
 /// Bytes for the name of an exception type.
 pub(super) const KIND: usize = 56;
 /// Bytes for the location of a process on another machine.
-pub(super) const PLACE: usize = 120;
+pub(super) const PLACE: usize = 112;
 
 /// The sizes of a board.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,8 +68,8 @@ impl BoardConfig {
     }
 }
 
-/// The first memory page of a board. Only the main process writes it, before other processes see it. The version is
-/// written last.
+/// The first memory page of a board. Only the main process writes it, before other processes see it, except for
+/// `wants_large`. The version is written last.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct BoardHeader {
@@ -84,6 +84,8 @@ pub(super) struct BoardHeader {
     pub main: AtomicU32,
     /// The time of creation.
     pub made: AtomicU64,
+    /// Whether snapshots of any size are wanted. The main process sets it when a state is requested.
+    pub wants_large: AtomicU32,
 }
 
 /// A sequence number, which is odd while its only writer changes the data that it guards.
@@ -364,6 +366,8 @@ pub(super) struct PageHeader {
     /// The duration of epochs: from the first item in the main process, from the command in children.
     pub span: Wait,
     pub slow: [SlowRecord; SLOW_ITEMS],
+    /// Bytes of the last snapshot that was larger than allowed, or 0.
+    pub oversized: AtomicU64,
     /// Frames that were full when they were sent, so that other units had to wait.
     pub full_frames: AtomicU64,
     pub place: [AtomicU8; PLACE],

@@ -123,6 +123,8 @@ impl CountedItems {
 /// Counts items that were computed outside of any pipe, and their time, in the record of a pipe.
 pub fn add_work(pipe: &PipeRef, items: u64, own: u64, weight: u64) {
     let record = pipe.record();
+    let all = own.saturating_mul(weight);
+    let count = items.max(1);
     add(&record.yielded, items);
-    record.sample(own, own.saturating_mul(weight), weight);
+    record.sample(all / count, all, count); // the table shows how long single items take
 }

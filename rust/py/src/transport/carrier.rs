@@ -98,7 +98,7 @@ impl PyCarrier {
     }
 
     /// Waits up to `seconds` until a word has changed or `ring` is called. If `units` is true, also until units are
-    /// pending. If `lacks` is true, also until there is room for the last frame.
+    /// pending. If `lacks` is true, also until there is room for the last frame. Then returns idle memory to the system.
     fn wait(&self, py: Python<'_>, seconds: f64, units: bool, lacks: bool) -> PyResult<()> {
         let (began, limit) = (Instant::now(), duration(seconds));
         let ready = || {
@@ -108,7 +108,8 @@ impl PyCarrier {
             let mut carrier = self.held();
             carrier.has_news(units) || lacks && carrier.has_room()
         };
-        wait_until(py, &self.own, None, ready, || (), |_| Ok(()))
+        wait_until(py, &self.own, None, ready, || (), |_| Ok(()))?;
+        py.detach(|| self.held().tidy(Instant::now())).map_err(errors::corrupted)
     }
 
     /// Ends the current wait, or the next wait.

@@ -107,6 +107,26 @@ impl PyStatsBoard {
         self.0.is_full()
     }
 
+    /// Makes the processes send snapshots of any size. Does nothing in a process that was forked from the owner.
+    fn want_large_snapshots(&self) {
+        if self.0.is_of_this_process() {
+            self.0.want_large_snapshots();
+        }
+    }
+
+    fn wants_large_snapshots(&self) -> bool {
+        self.0.wants_large_snapshots()
+    }
+
+    fn oversized(&self) -> u64 {
+        self.0.oversized()
+    }
+
+    fn set_oversized(&self, page: usize, bytes: u64) -> PyResult<()> {
+        self.own_page(page)?.set_oversized(bytes);
+        Ok(())
+    }
+
     fn made(&self) -> (u32, u64) {
         self.0.made()
     }

@@ -111,6 +111,8 @@ class Life:
             "main_prefetch_cnt": dice.choice([0, 2, 10]),
             "memory_budget": dice.choice([None, None, 0, 1 << 16, 1 << 20]),
         }
+        budgets = random.Random(f"snapshots {seed}")
+        self.options["snapshot_budget"] = budgets.choice([None, 64 << 20, 0, 1 << 12, 1 << 14])
         self.cadence = dice.choice([(0.0, 0.0), (0.0, 0.0), (0.001, 1.0), (0.02, 100.0)])
         self.loader_seed = dice.choice([None, 3, 5]) if self.kind == "none" else dice.choice([3, 5])
         self.restarts = self.kind == "workers" and dice.random() < 0.5

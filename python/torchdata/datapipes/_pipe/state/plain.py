@@ -15,6 +15,7 @@ from contextlib import suppress
 from types import NoneType
 from typing import Any
 
+from torchdata._bounded_pickles import pickle_file
 from torchdata._plain_pickles import dumps_plain, loads_plain
 
 __all__ = ["NESTED", "PICKLED", "from_plain", "refuse_pickled", "to_plain"]
@@ -144,7 +145,9 @@ def _frozen(value: Any) -> Any:
 def _pickled(values: dict[str, Any], owner: str) -> bytes:
     if not any(map(_holds_error, values.values())):
         with suppress(Exception):
-            return pickle.dumps(values, protocol=5)
+            with pickle_file() as file:
+                pickle.Pickler(file, protocol=5).dump(values)
+            return file.getvalue()
     from torchdata._by_value import dumps  # errors, lambdas, local classes
 
     try:

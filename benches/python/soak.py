@@ -1,0 +1,153 @@
+"""Runs loaders for a long time, and compares their memory at the end with that near the beginning.
+
+Two loaders take turns, epoch by epoch: a `DataLoader2` with a cache and a shuffle buffer, and a `StatefulDataLoader`.
+A state of the running loader is taken every second, and a worker is killed and replaced every few seconds. The memory
+is the PSS of the main process and its children, which counts each shared page once.
+Run: `python benches/python/soak.py [--minutes 60] [--settle 5]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy
+from comparison import memory
+
+#: Seconds between two states, two kills and two measurements.
+STATE_S, KILL_S, MEASURE_S = 1.0, 7.0, 2.0
+#: The memory at the end may have this ratio to the memory after the loaders have settled.
+MOST = 1.02
+#: The number of measurements of which the median is taken: two minutes. The memory depends on what was killed last.
+SAMPLES = 60
+
+
+def made(number: int) -> Any:
+    return numpy.full(20_000, number, "f8")
+
+
+class Numbers:
+    """A dataset of arrays."""
+
+    def __len__(self) -> int:
+        return 300
+
+    def __getitem__(self, index: int) -> Any:
+        return made(index)
+
+
+def loaders() -> list[Any]:
+    """Returns the loaders. Each has 2 workers, which are replaced if they are killed."""
+    from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+    from torchdata.datapipes.iter import IterableWrapper
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    pipe = IterableWrapper(range(300)).sharding_filter().map(made).in_memory_cache(size=1000).shuffle(buffer_size=50)
+    service = MultiProcessingReadingService(2, on_worker_exit="restart")
+    stateful = StatefulDataLoader(
+        Numbers(), batch_size=4, num_workers=2, persistent_workers=True, on_worker_exit="restart"
+    )
+    return [DataLoader2(pipe, reading_service=service), stateful]
+
+
+class Events:
+    """What happens besides reading: states, kills and measurements.
+
+    Args:
+        until: the time when the run ends.
+    """
+
+    def __init__(self, until: float) -> None:
+        self.until = until
+        self.began = self.stated = self.killed = self.measured = time.monotonic()
+        self.dice = random.Random(0)
+        self.states = self.kills = 0
+        #: Seconds since the beginning, bytes of all processes, and of the main process.
+        self.samples: list[tuple[float, int, int]] = []
+
+    def happen(self, loader: Any) -> None:
+        """Does what is due, after an item."""
+        now = time.monotonic()
+        if now - self.stated >= STATE_S:
+            self.stated, self.states = now, self.states + 1
+            loader.state_dict()
+        if now - self.killed >= KILL_S and (workers := workers_of()):
+            self.killed, self.kills = now, self.kills + 1
+            os.kill(self.dice.choice(workers), signal.SIGKILL)
+
+    def measure(self) -> None:
+        """Measures the memory if this is due, at the end of an epoch."""
+        now = time.monotonic()
+        if now - self.measured >= MEASURE_S:
+            self.measured = now
+            every, own = (memory.proportional(pids)[0] for pids in (memory.family(os.getpid()), [os.getpid()]))
+            self.samples.append((now - self.began, every, own))
+
+
+def workers_of() -> list[int]:
+    """Returns the ids of the running workers."""
+    found = []
+    for pid in memory.family(os.getpid()):
+        try:
+            with open(f"/proc/{pid}/comm") as file:
+                if file.read().startswith("td_worker"):
+                    found.append(pid)
+        except OSError:  # it has ended
+            continue
+    return found
+
+
+def run(until: float) -> tuple[Events, int]:
+    """Reads epochs until the time is over. Returns the events, and the number of epochs."""
+    events, epochs = Events(until), 0
+    both = loaders()
+    while time.monotonic() < until:
+        loader = both[epochs % 2]
+        items: Iterator[Any] = iter(loader)
+        for item in items:
+            del item
+            events.happen(loader)
+        epochs += 1
+        if epochs % 2 == 0:
+            events.measure()
+    for loader in both:
+        getattr(loader, "shutdown", lambda: None)()
+    return events, epochs
+
+
+def main() -> int:
+    """Runs, and prints the memory and the verdict."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--settle", type=float, default=5.0, help="minutes after which the memory is first compared")
+    asked = parser.parse_args()
+    warnings.simplefilter("ignore", RuntimeWarning)  # each restart is one
+    events, epochs = run(time.monotonic() + 60 * asked.minutes)
+    settled = [size for seconds, *size in events.samples if seconds >= 60 * asked.settle]
+    if len(settled) < 2 * SAMPLES:
+        print(f"only {len(settled)} measurements after {asked.settle:g} minutes: let it run longer")
+        return 2
+    for seconds, size, own in events.samples[:: max(1, len(events.samples) // 20)]:
+        print(f"  {seconds:6.0f} s {size / 1e6:7.1f} MB, main {own / 1e6:6.1f}")
+    first, last = (statistics.median(size for size, _ in part) for part in (settled[:SAMPLES], settled[-SAMPLES:]))
+    own_first, own_last = (
+        statistics.median(own for _, own in part) for part in (settled[:SAMPLES], settled[-SAMPLES:])
+    )
+    print(
+        f"{epochs} epochs, {events.states} states, {events.kills} killed workers: {first / 1e6:.1f} MB after "
+        f"{asked.settle:g} minutes, {last / 1e6:.1f} MB at the end, ratio {last / first:.3f} "
+        f"(main {own_first / 1e6:.1f} and {own_last / 1e6:.1f} MB): {'met' if last <= MOST * first else 'NOT MET'}"
+    )
+    return int(last > MOST * first)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

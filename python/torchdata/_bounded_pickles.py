@@ -1,0 +1,94 @@
+"""Pickles that are kept in memory only if they are small enough, and are measured otherwise.
+
+Role: the pickling functions of this package write to a `pickle_file`. Inside a `bounded` context, the bytes of all
+these files are counted, and dropped once there are too many. A pickle that is too large is therefore measured without
+being stored. Contexts of several threads are independent.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+
+class TooLargeError(Exception):
+    """Raised if the pickles of a `bounded` context are too large.
+
+    Args:
+        size: the number of their bytes.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"{size} bytes are too many")
+        self.size = size
+
+
+class _Bound:
+    """The number of bytes that were written, and the number that is kept."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.written = most, 0
+
+
+_bound: ContextVar[_Bound | None] = ContextVar("_bound", default=None)
+
+
+class _BoundedFile(io.BytesIO):
+    def __init__(self, bound: _Bound) -> None:
+        super().__init__()
+        self._bound = bound
+        self.written = 0
+
+    def write(self, data: Any, /) -> int:
+        size = memoryview(data).nbytes
+        self.written += size
+        self._bound.written += size
+        if self._bound.written <= self._bound.most:
+            return super().write(data)
+        self.seek(0)
+        self.truncate()
+        return size
+
+
+@contextmanager
+def bounded(most: int | None) -> Iterator[None]:
+    """Context in which pickles are kept only while they have at most this many bytes together.
+
+    Args:
+        most: the number of bytes; None for no limit.
+
+    Raises:
+        TooLargeError: at the end of the context, if there were more. The pickles are then incomplete.
+    """
+    if most is None:
+        yield
+        return
+    bound = _Bound(most)
+    token = _bound.set(bound)
+    try:
+        yield
+    finally:
+        _bound.reset(token)
+    if bound.written > most:
+        raise TooLargeError(bound.written)
+
+
+@contextmanager
+def pickle_file() -> Iterator[io.BytesIO]:
+    """Context with a file for one pickle. The file is empty if too much was written to it.
+
+    If the context ends with an exception, its bytes do not count.
+    """
+    bound = _bound.get()
+    if bound is None:
+        yield io.BytesIO()
+        return
+    file = _BoundedFile(bound)
+    try:
+        yield file
+    except BaseException:
+        bound.written -= file.written
+        raise
