@@ -1,6 +1,6 @@
 """How Sphinx makes the site.
 
-Role: settings. `tools/build_site.py` runs Sphinx on a copy of this folder, to which it adds generated pages.
+Role: settings. `tools/build_site.py` copies this folder, adds generated pages to the copy, and runs Sphinx on it.
 """
 
 import torchdata

@@ -53,7 +53,7 @@ fn bytes_of(buffer: &Buffer) -> Vec<u8> {
 /// Kind, payload, buffers and digest of a unit.
 type Taken = (u16, Vec<u8>, Vec<Vec<u8>>, u64);
 
-/// Carries one frame. The consumer takes units if there is no room.
+/// Carries one frame. If the link is full, the consumer takes units.
 fn carry(way: &mut Way, most: usize, taken: &mut Vec<Taken>) -> Option<Words> {
     let mut frame = Frame::default();
     let words = way.here.take(&mut frame, most).unwrap();

@@ -1,5 +1,5 @@
-//! A process that is killed: what it had published is available, nothing else is, the exit is detected, and no
-//! resources leak.
+//! A process that is killed: its published units remain available, unpublished units do not, the exit is detected, and
+//! no resources leak.
 //!
 //! A child kills itself with SIGKILL at a named point, which is as abrupt as a kill from outside, but reproducible.
 #![cfg(not(loom))]
@@ -50,7 +50,7 @@ fn die() -> ! {
     unreachable!("SIGKILL cannot be survived")
 }
 
-/// Sends some whole items, and is killed while it sends the next one, at the point named by the role.
+/// Sends some whole items, and is killed while it sends the next item, at the point named by the role.
 fn die_at(point: &str) -> ! {
     let (link, bells) = inherited();
     let mut sender = Sender::new(&link, &bells);
@@ -159,7 +159,7 @@ fn a_child_exits_when_its_parent_is_killed() {
     let _alone = alone();
     let _watchdog = watchdog(30);
     let (link, bells) = open(ROOMY);
-    // The grandchild holds the other end of the pipe until it exits.
+    // The grandchild holds the opposite end of the pipe until it exits.
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "middle_process", "--ignored", "--nocapture"]).stdout(Stdio::piped());
     let mut middle = Process(command.spawn().unwrap());
@@ -181,7 +181,7 @@ fn a_child_exits_when_its_parent_is_killed() {
 #[ignore = "played by a child process of another test"]
 fn middle_process() {
     let parent = std::process::id() as i32;
-    // SAFETY: the child runs a thread, sleeps and exits. It needs no lock that another thread might hold.
+    // SAFETY: the child runs a thread, sleeps and exits. The child does not take a lock that another thread might hold.
     if unsafe { libc::fork() } == 0 {
         exit_with(Watch::open(parent).unwrap()).unwrap();
         println!("ready");
@@ -207,7 +207,7 @@ fn links_and_children_leave_no_resources_behind() {
     assert_eq!(leftovers(), before);
 }
 
-/// The descriptors and mappings of this package in this process, and its files in places for shared memory.
+/// The descriptors and mappings of this package in this process, and its files in the folders for shared memory.
 fn leftovers() -> (usize, usize, Vec<String>) {
     let ours = |target: &std::path::Path| ["torchdata", "pidfd"].iter().any(|n| target.to_string_lossy().contains(n));
     let descriptors = std::fs::read_dir("/proc/self/fd").map_or(0, |entries| {

@@ -1,7 +1,7 @@
 //! The guarantees of a link, on both systems, between threads and between processes.
 //!
-//! The system is chosen once per process, so the portable one is tested in a second run of this test binary, started by
-//! `everything_holds_on_the_portable_backing`.
+//! The system is chosen once per process, so the portable system is tested in a second run of this test binary, started
+//! by `everything_holds_on_the_portable_backing`.
 #![cfg(not(loom))]
 #![allow(missing_docs)]
 
@@ -28,7 +28,7 @@ fn item_of(inline: usize, buffers: &[usize]) -> Item {
     Item { inline: random.bytes(inline), buffers: buffers.iter().map(|&len| random.bytes(len)).collect() }
 }
 
-/// Both ends in one thread, which works as long as no step waits for the other end.
+/// Both ends of a link in one thread, which works as long as no step waits for the peer.
 fn pair(config: LinkConfig, window: u64) -> (Sender, Receiver) {
     let (link, bells) = open(config);
     let (sender, mut receiver) = (Sender::new(&link, &bells), Receiver::new(&link, &bells));
@@ -44,8 +44,8 @@ fn everything_holds_on_the_portable_backing() {
 
 // ---- units arrive in order and unchanged -------------------------------------------------------------------------
 
-/// Streams items from a thread. The consumer keeps the leases of items for which `keep` is true forever, and returns
-/// the others in random order, some items later.
+/// Streams items from a thread. If `keep` is true for an item, the consumer keeps its lease forever. All other leases
+/// are returned in random order, some items later.
 fn stream_between_threads(config: LinkConfig, items: &[Item], window: u64, keep: impl Fn(usize) -> bool) {
     let (link, bells) = open(config);
     let mut receiver = Receiver::new(&link, &bells);
@@ -500,7 +500,7 @@ fn a_forked_child_returns_no_blocks_and_leases() {
     sender.send(&item_of(0, &[5000])).unwrap();
     let block = sender.end.allocate(100).unwrap();
     let arrived = receiver.poll().unwrap();
-    // SAFETY: the child only drops what it inherited and exits without running other code.
+    // SAFETY: the child only drops inherited objects, and exits without running other code.
     match unsafe { libc::fork() } {
         0 => {
             drop((arrived, block));

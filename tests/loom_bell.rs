@@ -1,6 +1,6 @@
 //! Explores all interleavings of sleepers and ringers with loom: no wake-up is lost.
 //!
-//! Sleeps have no timeout here, so a lost wake-up is a deadlock, which loom reports.
+//! Sleeps never time out here, so a lost wake-up is a deadlock, which loom reports.
 #![cfg(loom)]
 #![allow(missing_docs)]
 
@@ -170,7 +170,7 @@ fn a_sleeper_that_leaves_does_not_consume_the_ring_of_another() {
     model(|| {
         let shared = Arc::new((Process::new(), AtomicU64::new(0)));
         let theirs = Arc::clone(&shared);
-        // Its last check finds that there is nothing to wait for, so it leaves.
+        // The last check of the sleeper finds that it need not wait, so it returns.
         let leaver = thread::spawn(move || {
             theirs.0.wait(|| true);
         });

@@ -1,5 +1,5 @@
 //! Explores all interleavings of threads that want one value: one thread at a time holds it, and sees the changes of
-//! the previous one.
+//! the previous thread.
 #![cfg(loom)]
 #![allow(missing_docs)]
 

@@ -1,6 +1,6 @@
 //! Explores all interleavings of workers, a consumer and threads that hold the queue: no thread sleeps forever.
 //!
-//! In loom, sleeps have no timeout. A lost wake-up, which a time slice would hide, is therefore a deadlock, which loom
+//! In loom, sleeps never time out. A lost wake-up, which a time slice would hide, is therefore a deadlock, which loom
 //! reports.
 #![cfg(loom)]
 #![allow(missing_docs)]
@@ -87,7 +87,7 @@ impl Shared {
         }
     }
 
-    /// Claims up to two submitted items at a time until there are no more. Returns the second one once.
+    /// Claims up to two submitted items at a time until all are claimed. Returns the second item to the queue once.
     fn serve_some(&self) {
         let mut gives_back = true;
         while let Some((slots, items)) = self.queue.claim_some((1, 2), 1, |_| true, std::mem::take) {

@@ -1,4 +1,5 @@
-//! Headers of tar archives: regular ones, those left to a complete reader, and the format of extended ones.
+//! Headers of tar archives: regular headers, headers that are left to a complete reader, and the format of extended
+//! headers.
 
 use proptest::prelude::*;
 use torchdata_core::formats::tar::{BLOCK, PaxError, file_header, pax_records};

@@ -1,8 +1,8 @@
-"""Writes the sources of the API reference, and decides on which page each object is documented.
+"""Writes the sources of the API reference, and chooses the page of each object.
 
 Role: lists the public modules and gives each of them a page. The pipes get one page for each group of `pipe_groups.py`.
 Sphinx fills the pages from the docstrings. An object that several modules export is documented on one page, and the
-pages of the other modules link to it.
+pages of all other modules link to it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Builds the distribution `torchdata`, an empty wheel that makes installers and programs find that name.
 
 Role: some programs ask `importlib.metadata` for the distribution `torchdata`, but the distribution with the files is
-called `torchdata-rs`. The wheel built here contains no files and depends on the same version of torchdata-rs. Its
-version is the upstream release whose API is implemented, a plus sign, and the version of torchdata-rs. Such a local
-version (PEP 440) marks a compatible replacement of a release.
+called `torchdata-rs`. The wheel built here contains no files and depends on the same version of torchdata-rs. The
+version of this wheel is the upstream release with the implemented API, a plus sign, and the version of torchdata-rs. By
+PEP 440, such a local version marks a compatible replacement of a release.
 
     name_wheel.py FOLDER
 """
@@ -21,7 +21,7 @@ __all__ = ["API", "build", "metadata", "version"]
 
 HOME = Path(__file__).resolve().parents[1]
 
-#: The upstream release whose newest modules this package implements.
+#: The upstream release with the newest modules that this package implements.
 API = "0.11.0"
 
 WHEEL = "Wheel-Version: 1.0\nGenerator: torchdata-rs\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
@@ -59,7 +59,7 @@ def build(folder: Path) -> Path:
     """Writes the wheel, and returns its path.
 
     Args:
-        folder: the folder in which the wheel is created.
+        folder: the folder for the wheel.
     """
     name = f"torchdata-{version()}"
     info = f"{name}.dist-info"

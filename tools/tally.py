@@ -1,4 +1,4 @@
-"""Reports in one line which tests `make test` or `make check` ran, and which it skipped for which reason.
+"""Reports in one line the tests that `make test` or `make check` ran, and the skipped tests with the reasons.
 
     python tools/tally.py test target/ran
 
@@ -43,10 +43,10 @@ def tally(target: str, folder: Path, now: float) -> str:
     Args:
         target: the target of make that ran.
         folder: the folder with the logs and reports.
-        now: the time in seconds at which the target ended.
+        now: the time in seconds when the target ended.
 
     Raises:
-        ValueError: the folder has no report.
+        ValueError: the folder does not contain a report.
     """
     parts, reasons = [], Counter[str]()
     for log in sorted(folder.glob("*.log")):

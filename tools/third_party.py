@@ -17,7 +17,7 @@ NOTICES = ROOT / "THIRD-PARTY-NOTICES.txt"
 
 #: Names of license files.
 _NAMES = ("license", "licence", "copying", "notice", "unlicense")
-#: Systems for which wheels are built. Crates that only other systems need are left out.
+#: Systems that wheels are built for. Crates that only other systems need are left out.
 _TARGETS = (
     "x86_64-unknown-linux-gnu",
     "aarch64-unknown-linux-gnu",

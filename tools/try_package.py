@@ -15,7 +15,7 @@ import tempfile
 import venv
 from pathlib import Path
 
-#: A user's first program. It uses spawn, which only finds modules of an installed package.
+#: A user's first program. The program uses spawn, which only finds modules of an installed package.
 PROGRAM = """
 import sysconfig
 import numpy

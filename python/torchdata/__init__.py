@@ -1,6 +1,6 @@
 """Composable data loading on a Rust engine: `torchdata.datapipes` and `torchdata.dataloader2`.
 
-Role: the top-level package. Its import is cheap: NumPy, PyTorch and optional libraries are loaded only when they are
+Role: the top-level package. The import is cheap: NumPy, PyTorch and optional libraries are loaded only when they are
 needed.
 """
 
@@ -18,9 +18,9 @@ __all__ = ["__version__", "empty"]
 def empty(shape: int | tuple[int, ...], dtype: Any = float) -> Any:
     """Returns a new NumPy array or torch tensor with arbitrary contents, to be filled and passed on by the caller.
 
-    In a worker process, it is allocated in the shared memory from which items are sent. An item that contains the whole
-    array reaches the main process without a copy. Elsewhere, and if this memory is full, it is an ordinary array or
-    tensor.
+    In a worker process, it is allocated in the shared memory for sending items. An item that contains the whole array
+    reaches the main process without a copy. In other processes, and if this memory is full, the result is an ordinary
+    array or tensor.
 
     This requires that only the item refers to the array, as for an array that a function creates, fills and returns. If
     a variable, a view, a tensor over the array or another container also refers to it when the item is yielded, it is

@@ -17,17 +17,23 @@ from torchdata._observe.stats.diagnosis import diagnose
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m torchdata",
-        description="Looks at running loaders of this user, without touching them.",
+        description="Shows running loaders of this user, without changing them.",
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    top = commands.add_parser("top", help="a live view: processes, pipes, rates, waits, verdict")
+    top = commands.add_parser("top", help="a continuously updated view: processes, pipes, rates, waits, diagnosis")
     stats = commands.add_parser("stats", help="the statistics once, for people or as JSON")
     for command in (top, stats):
-        command.add_argument("pid", nargs="?", type=int, help="a process; all of this user's without")
-    top.add_argument("--interval", type=float, default=1.0, help="seconds between two looks (1)")
-    top.add_argument("--once", action="store_true", help="print one table, as where there is no terminal")
+        command.add_argument(
+            "pid", nargs="?", type=int, help="the number of a process; by default, all loaders of this user"
+        )
+    top.add_argument("--interval", type=float, default=1.0, help="seconds between two updates (1)")
+    top.add_argument(
+        "--once",
+        action="store_true",
+        help="print one table and exit, which is the default if the output is not a terminal",
+    )
     for command in (top, stats):
-        command.add_argument("--stacks", action="store_true", help="where each process stands")
+        command.add_argument("--stacks", action="store_true", help="the stacks of each process")
     stats.add_argument("--json", action="store_true", help="one JSON document: a list of loaders")
     return parser
 

@@ -32,7 +32,7 @@ import cloudpickle
 
 from torchdata._bounded_pickles import pickle_file
 
-#: For each class: None if its objects lose nothing, otherwise the sets of values at risk for which nothing is lost.
+#: For each class: None if its objects lose nothing, otherwise the sets of values at risk that are kept.
 _seen: WeakKeyDictionary[type, set[frozenset[str]] | None] = WeakKeyDictionary()
 
 
@@ -76,7 +76,7 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def dumps(obj: Any) -> bytes:
-    """Pickles an object, and pickles by value what cannot be imported."""
+    """Pickles an object. Classes and functions that cannot be imported are pickled by value."""
     with pickle_file() as file:
         ByValuePickler(file, protocol=5).dump(obj)
     return file.getvalue()
@@ -86,8 +86,8 @@ def dumps(obj: Any) -> bytes:
 
 #: The type of the object that `lazy import` binds to a name until the name is used (Python 3.15).
 _LAZY_IMPORT = getattr(types, "LazyImportType", None)
-#: The type of an annotation in a dataclass that cannot be evaluated (Python 3.14). It refers to the class and
-#: its variables, not all of which can be pickled.
+#: The type of an annotation in a dataclass that cannot be evaluated (Python 3.14). The annotation refers to the class
+#: and its variables, and not all variables can be pickled.
 _FORWARD_REFERENCE = typing.ForwardRef if sys.version_info >= (3, 14) else None
 
 
@@ -153,7 +153,7 @@ def _annotations_as_text(function: FunctionType) -> dict[str, str]:
 
 
 def _reduced_error(error: BaseException) -> Any:
-    """Returns how to pickle an exception whose class has a constructor in Python, for `reducer_override`.
+    """Returns how to pickle an exception if its class has a constructor in Python, for `reducer_override`.
 
     By default, unpickling calls the constructor with `error.args`. A constructor with other parameters then raises an
     error, or changes the message. Here, unpickling sets arguments and attributes without calling the constructor.

@@ -23,7 +23,8 @@ from typing import Any
 Calls = Mapping[str, Callable[[Any], object]]
 
 
-# Neither class derives from its base in importlib.abc, because importing that takes longer than importing this package.
+# The finder and the loader do not derive from importlib.abc, because importing that module takes longer than importing
+# this package.
 
 
 class _WaitingFinder:
@@ -60,7 +61,7 @@ class _WaitingFinder:
     def install_or_leave(self) -> None:
         """Adds the finder to `sys.meta_path` if a module is awaited, and otherwise removes it.
 
-        The list is replaced by a new one. If the finder were removed from the list during an import in another thread,
+        The list is replaced by a new list. If the finder were removed from the list during an import in another thread,
         that import would skip a finder.
         """
         others = [finder for finder in sys.meta_path if finder is not self]
@@ -128,7 +129,7 @@ os.register_at_fork(
 
 
 def import_whole(name: str) -> Any:
-    """Returns the module. If it must be imported first, no other thread forks during the import.
+    """Returns the module. If the module must be imported first, no other thread forks during the import.
 
     Args:
         name: the module's full name.

@@ -61,7 +61,7 @@ def _groups() -> Iterator[str]:
 
 
 def _first_version_groups(controller: str) -> Iterator[str]:
-    """Yields the same folders for version 1 of control groups, in which each controller has separate groups."""
+    """Yields the same folders for version 1 of control groups. There, each controller has separate groups."""
     root = f"{_CGROUPS}/{controller}"
     for line in _read("/proc/self/cgroup").splitlines():
         _, controllers, below = line.split(":", 2)

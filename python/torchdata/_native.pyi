@@ -63,7 +63,7 @@ __all__ = [
 _T = TypeVar("_T")
 
 class Finalized:
-    """A base class whose `_finalize(interrupted)` runs on deletion, regardless of signals, unless `_ended` is set."""
+    """A base class that runs `_finalize(interrupted)` on deletion, regardless of signals, unless `_ended` is set."""
     def __del__(self) -> None: ...
 
 @final
@@ -140,7 +140,7 @@ class DeliveryIterator:
 
 @final
 class Turn:
-    """Allows one thread at a time to read an iterator, while the other threads wait."""
+    """Allows one thread at a time to read an iterator, while further threads wait."""
     def call(self, function: Callable[[], _T]) -> _T: ...
     def close(self, why: str = ...) -> None: ...
     def join(self, seconds: float) -> None: ...
@@ -538,9 +538,9 @@ class SourceReader:
 
 @final
 class Meeting:
-    """The connections of one rank to the other ranks of a job."""
+    """The connections between one rank and the remaining ranks of a job."""
 
-    #: Seconds to wait for a sign of life from a rank after the timeout, before the rank counts as dead.
+    #: Seconds to wait for a heartbeat of a rank after the timeout, before the rank counts as lost.
     WATCH: float
     @staticmethod
     def host(descriptor: int, size: int, hello: bytes, welcome: bytes) -> Meeting: ...
@@ -555,7 +555,7 @@ class Meeting:
 
 @final
 class GzipReader:
-    """Reads the decompressed content of the members of a gzip file, one after the other."""
+    """Reads the decompressed content of the members of a gzip file in order."""
     def __new__(cls, read: Callable[[int], bytes], unread: bytes | None = None) -> Self: ...
     def read(self) -> bytes: ...
 

@@ -2,9 +2,9 @@
 
 Role: code that imports from inside torchdata (`from torchdata.datapipes.iter.util.cacheholder import
 InMemoryCacheHolderIterDataPipe`) keeps working. A finder at the end of `sys.meta_path`, which is asked only if no file
-was found, creates a module of the table on its first import. Its names are looked up at their present location when
-they are used. Private names are kept if public code imports or patches them. If the table requests it, patching the old
-name also patches the present one. Runs in any process that imports the package.
+was found, creates a module of the table on its first import. The names in such a module are looked up at their present
+location when they are used. Private names are kept if public code imports or patches them. If the table requests it,
+patching the old name also patches the present one. Runs in any process that imports the package.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ DISTRIBUTION = "torchdata-rs"
 def how_to_install(extra: str) -> str:
     """Returns the command that installs an extra, whether this package is from an index, a wheel or a clone.
 
-    It names the libraries, so that pip need not find this package again.
+    The command names the libraries, so that pip need not find this package again.
     """
     from importlib import metadata  # takes a sixth of the package's import time, and is needed only for errors
 
@@ -47,7 +47,7 @@ def optional_import(module: str, *, extra: str, needed_by: str) -> Any:
         The module.
 
     Raises:
-        ModuleNotFoundError: the library, or one of its own requirements, is not installed.
+        ModuleNotFoundError: the library, or one of its requirements, is not installed.
     """
     try:
         return import_whole(module)
@@ -63,8 +63,8 @@ def optional_import(module: str, *, extra: str, needed_by: str) -> Any:
 def require(module: str, *, extra: str, needed_by: str) -> None:
     """Raises the error of `optional_import` if the library is not installed, without importing it.
 
-    Used by constructors, because a pipe is often built in one process and iterated in others, and only those need the
-    library.
+    Used by constructors, because a pipe is often built in one process and iterated in other processes, and only the
+    latter need the library.
     """
     if importlib.util.find_spec(module) is None:
         optional_import(module, extra=extra, needed_by=needed_by)

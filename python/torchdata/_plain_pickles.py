@@ -1,9 +1,9 @@
 """Pickles that contain only plain data, so that reading one runs no code of its author.
 
 Role: pure functions. The pickle refers only to functions of this package that create values of plain data from any
-arguments: arrays, batches and files. Before Python's unpickler runs, the extension checks each instruction. It accepts
-only instructions that Python writes for such data, with lengths within the pickle. Other instructions could make the
-unpickler allocate gigabytes because of a single number.
+arguments: arrays, batches and files. Before Python's unpickler runs, the extension checks each instruction. The check
+accepts only instructions that Python writes for such data, with lengths within the pickle. Other instructions could
+make the unpickler allocate gigabytes because of a single number.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _makers: dict[tuple[str, str], Callable[..., Any]] = {}
 #: Arrays of at most this many bytes are copied, because a view of them is more expensive.
 _SMALL = 4096
 
-#: Kinds of dtypes whose items are plain bytes, without objects.
+#: Kinds of dtypes with items of plain bytes, without objects.
 _KINDS = frozenset("biufcmM")
 
 
@@ -40,7 +40,7 @@ def register(kind: type, parts: Callable[[Any], _Made | None], *makers: Callable
     Args:
         kind: the class.
         parts: a function that returns how to recreate an equal instance; None for an instance that is not plain data.
-        makers: all functions that it may refer to. Their arguments may be malicious.
+        makers: all functions that it may refer to. The arguments of these functions may be malicious.
     """
     _known[kind] = parts
     for maker in makers:

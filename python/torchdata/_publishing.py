@@ -21,7 +21,7 @@ def publish(namespace: dict[str, Any], *helpers: Any) -> None:
 
     Args:
         namespace: the package's `globals()`.
-        helpers: further classes and functions that it imports from elsewhere and that pickles refer to.
+        helpers: further classes and functions that the package imports from elsewhere, and that pickles refer to.
 
     Raises:
         ValueError: the package does not have such a helper under its own name, so it could not be found there.

@@ -1,8 +1,8 @@
 """Threads that read ahead, and the queue between them and the consumer of their results.
 
 Role: `ReadAhead` is the data of one iteration's threads. Pipes, nodes and StatefulDataLoader derive their own classes
-from it. It refers neither to the pipe nor to the consumer's end, so that dropping these can end the threads. The queue,
-written in Rust, maintains order, positions and holds, and implements waiting and closing.
+from it. The class refers neither to the pipe nor to the consumer's end, so that dropping these can end the threads. The
+queue, written in Rust, maintains order, positions and holds, and implements waiting and closing.
 
 Threads are stopped in one way: `close` makes each thread end after its current call, and callers choose how long to
 wait. The threads are daemons, and are stopped when the interpreter exits. A forked child has none of them.
@@ -38,7 +38,8 @@ class ReadAhead:
         end_at_exit(self)
 
     def start(self, serve: Callable[..., object], *args: Any) -> bool:
-        """Starts a thread; returns whether it runs. If the system has no more threads, fewer than requested are used.
+        """Starts a thread; returns whether it runs. If the system cannot start more threads, fewer than requested are
+        used.
 
         Args:
             serve: the function of the thread.
@@ -61,7 +62,7 @@ class ReadAhead:
 
     @property
     def is_inherited(self) -> bool:
-        """Whether this is a copy in a forked child, whose threads exist only in the parent."""
+        """Whether this is a copy in a forked child. The threads exist only in the parent."""
         return self.queue.is_inherited
 
     def close(self) -> None:
@@ -79,7 +80,7 @@ class ReadAhead:
         return not any(thread.is_alive() for thread in others)
 
     def others(self) -> list[threading.Thread]:
-        """Returns the started threads, without the calling one."""
+        """Returns the started threads, without the calling thread."""
         current = threading.current_thread()
         return [thread for thread in self.threads if thread.ident is not None and thread is not current]
 

@@ -21,7 +21,7 @@ _HARD = frozenset(
     + ["credentials", "creds", "dsn", "jwt", "login", "oauth", "passcode", "passphrase", "passwd", "password", "pwd"]
     + ["sas", "secret", "secrets", "sig", "signature"]
 )
-#: Complete names of secrets whose words also occur in other names.
+#: Complete names of secrets. Their words also occur in harmless names.
 _WHOLE = frozenset({"pass", "pat", "pin", "pw"})
 #: Words that may also be followed by numbers that are not secret.
 _SOFT = frozenset(
@@ -140,7 +140,8 @@ def digest(name: str, words: str) -> str:
     factor of 65,536.
 
     Args:
-        name: the name of the secret. It is used as the key, so two arguments with the same value have different digits.
+        name: the name of the secret. The name is used as the key, so two arguments with the same value have different
+            digits.
         words: the secret.
     """
     key = f"torchdata fingerprint of {name}".encode()

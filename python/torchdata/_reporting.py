@@ -21,11 +21,11 @@ _Error = TypeVar("_Error", bound=BaseException)
 
 #: The attribute of an exception from another process that describes this process.
 RAISED_IN = "_torchdata_raised_in"
-#: The attribute of an exception that names the item at which it was raised.
+#: The attribute of an exception that names the item that was being processed.
 _KEY = "_torchdata_key"
 #: The folder of this package.
 PACKAGE = os.path.dirname(__file__) + os.sep
-#: Modules whose frames do not help users.
+#: Modules with frames that do not help users.
 _BELOW = ("torchdata.", "multiprocessing.")
 
 
@@ -85,12 +85,12 @@ def attributes_of(error: BaseException) -> dict[str, Any]:
 
 
 def came_from(error: BaseException) -> str | None:
-    """Describes the process in which an exception was raised; None for this process."""
+    """Describes the process that raised an exception; None for this process."""
     return attributes_of(error).get(RAISED_IN)
 
 
 def remember(error: BaseException, where: str) -> None:
-    """Records a description of the process in which an exception was raised."""
+    """Records a description of the process that raised an exception."""
     attributes_of(error)[RAISED_IN] = where
 
 
@@ -101,14 +101,14 @@ def notes_of(error: BaseException) -> list[str]:
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Adds a note, even to an exception whose class does not allow attributes."""
+    """Adds a note, even to an exception of a class that does not allow attributes."""
     notes = attributes_of(error).setdefault("__notes__", [])
     if isinstance(notes, list):
         notes.append(note)
 
 
 def name_item(error: _Error, item: Any) -> _Error:
-    """Records the key or path of the item at which an exception was raised, unless one is recorded; returns the
+    """Records the key or path of the item that an exception was raised for, unless one is recorded; returns the
     exception.
     """
     key = key_of(item)
@@ -149,7 +149,7 @@ def key_of(item: Any) -> str | None:
 
 
 def make_printable(error: BaseException) -> None:
-    """Adds notes to exceptions whose class computes missing attributes, because printing them may fail otherwise."""
+    """Adds notes to exceptions if their class computes missing attributes, because printing them may fail otherwise."""
     for shown in _shown_with(error):
         if hasattr(type(shown), "__getattr__"):
             attributes_of(shown).setdefault("__notes__", [])
@@ -168,8 +168,8 @@ def _shown_with(error: BaseException) -> Iterator[BaseException]:
 def fold(error: BaseException) -> None:
     """Removes frames of this package from the traceback of `error` and of the exceptions that are displayed with it.
 
-    The frame that raised the exception is kept, unless the exception was raised in another process, in which case this
-    frame only raises it again. `TORCHDATA_FULL_TRACEBACK=1` in the environment keeps all frames.
+    The frame that raised the exception is kept, unless the exception was raised in another process and this frame only
+    raises it again. `TORCHDATA_FULL_TRACEBACK=1` in the environment keeps all frames.
     """
     if os.environ.get("TORCHDATA_FULL_TRACEBACK") == "1":
         return
@@ -178,7 +178,7 @@ def fold(error: BaseException) -> None:
 
 
 def _folded(frames: TracebackType | None, wholly: bool) -> TracebackType | None:
-    """Returns the frames without those of this package. `wholly` also removes the last frame if it belongs to the
+    """Returns the frames without frames of this package. `wholly` also removes the last frame if it belongs to the
     package.
     """
     first: TracebackType | None = None

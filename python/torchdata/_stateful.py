@@ -4,18 +4,18 @@ Role: runs where an iterable is read. A `StatefulStream` owns the iterator. The 
 
 An iterable may report its position at any time, but the position refers to the current epoch only while that is being
 read. Before the first line of a generator has run, it is the position where the last epoch was left, and a loaded state
-has no effect yet. The state of the iterable is therefore used only after an item was requested. Before that, the
-position is the loaded one, or the one where the last epoch was left.
+does not show yet. The state of the iterable is therefore used only after an item was requested. Before that, the
+position is the loaded position, or the position where the last epoch was left.
 
 `load_state_dict` restores a position within an epoch. A position between two epochs is reached in the same way as in
 the saved run: the iterable is moved to where the last epoch was left, takes one step (which ends that epoch, or yields
-an item that is dropped), and is then iterated again. Its own counters (epochs, draws of a generator) are then the same
-as in the saved run. Some iterables continue in the next iteration where the last one stopped. They would lose that
-item, so their state is loaded again.
+an item that is dropped), and is then iterated again. The iterable's own counters (epochs, draws of a generator) are
+then the same as in the saved run. Some iterables continue in the next iteration where the last one stopped. They would
+lose the dropped item, so their state is reloaded.
 
-Some iterables, such as those of Hugging Face, apply a loaded state not once but in each later iteration. Such an
+Some iterables, such as Hugging Face's, apply a loaded state not once but in each later iteration. Such an
 iterable is recognized by its state after the first item of a new epoch, which equals the state after the first item
-following the load. It then loads the state from before its first iteration, and the epoch begins again. Other iterables
+following the load. It then loads the state from before its first iteration, and the epoch restarts. Other iterables
 prepare the next epoch when one ends. If the step at a saved end yields an item, their state is loaded again.
 """
 
@@ -43,8 +43,8 @@ class Stateful(Protocol):
     """An object with `state_dict` and `load_state_dict`.
 
     If a dataset, an iterator, a sampler or a collate function has these methods, they save and restore it, so that it
-    is not read again. An object whose `state_dict` requires arguments is not `Stateful`. The result of `state_dict`
-    must not change when the iteration continues, so return copies of mutable values.
+    is not reread. An object is not `Stateful` if its `state_dict` requires arguments. The result of `state_dict` must
+    not change when the iteration continues, so return copies of mutable values.
 
     Example:
         >>> from torchdata.nodes import Stateful
@@ -177,7 +177,7 @@ class StatefulStream:
         self._iterable = iterable
         self._prepare = prepare
         self._is_exact = is_exact
-        #: The iterator of the iterable. Its first item is read through the iterator that `begin` or `go_to` returns.
+        #: The iterator of the iterable. The first item is read through the iterator that `begin` or `go_to` returns.
         self.iterator: Any = iter(())
         #: Whether an item of this epoch was requested, and whether the epoch is over.
         self.started = self.ended = False
@@ -190,8 +190,8 @@ class StatefulStream:
         self._follows_end = False
         #: Whether the iterable has loaded no state and returned no item.
         self._is_untouched = True
-        #: Its state before its first iteration (None until then), its state after its very first item, and its state
-        #: after the first item following the last load, which is unknown once a later epoch has begun.
+        #: The iterable's state before its first iteration (None until then), its state after its very first item, and
+        #: its state after the first item following the last load, which is unknown once a later epoch has begun.
         self._pristine: Any = None
         self._after_first: Any = _UNKNOWN
         self._after_load: Any = _UNKNOWN
@@ -229,7 +229,7 @@ class StatefulStream:
         return itertools.chain.from_iterable(self._pieces())
 
     def go_to(self, state: StreamState) -> Iterator[Any]:
-        """Restores a position, and returns an iterator over the rest of the epoch."""
+        """Restores a position, and returns an iterator over the remaining epoch."""
         base: Any = state.own, state.inner
         is_there = False
         now: Any = _UNKNOWN if self._is_exact else self._asked()
@@ -306,10 +306,10 @@ class StatefulStream:
     def _leave(self) -> Any:
         """Moves the iterable to where an epoch that ends at the loaded position has left it.
 
-        The next iteration of some iterables continues at that position. Their position is loaded again, because the
-        step has read an item. Others start over once a step has made them apply the position. To distinguish them, the
-        state after a step and the first item of another iteration is compared with the state after two steps. The
-        states are equal if the iterable continues.
+        The next iteration of some iterables continues at that position. The position of these iterables is reloaded,
+        because the step has read an item. Other iterables start over once a step has made them apply the position. To
+        distinguish them, the state after a step and the first item of another iteration is compared with the state
+        after two steps. The states are equal if the iterable continues.
 
         Returns the item of the last step.
         """
@@ -341,8 +341,8 @@ class StatefulStream:
     def _is_first(self, item: Any) -> bool:
         """Returns whether a step has returned the very first item, which is then also the next item.
 
-        Some iterables move to the position before this item like to any other position, and others like to a position
-        between epochs.
+        Some iterables restore the position before this item like any other position, and other iterables like a
+        position between epochs.
         """
         if item is _END or self._after_first is _UNKNOWN or not is_same(self._base, self._pristine):
             return False
@@ -354,7 +354,7 @@ class StatefulStream:
     # -- items --------------------------------------------------------------------------------------
 
     def _pieces(self) -> Iterator[Iterator[Any]]:
-        """Yields the first item, and then all others without running Python code between them."""
+        """Yields the first item, and then all further items without running Python code between them."""
         while self._unread:
             try:
                 first = self._first()

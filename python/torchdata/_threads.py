@@ -37,7 +37,7 @@ _LOOK = 0.1
 
 
 class Latch:
-    """A flag that is set once, for threads that wait for it. It is safe against Ctrl-C at any point.
+    """A flag that is set once, for threads that wait for it. The flag is safe against Ctrl-C at any point.
 
     An `Event` of `threading` acquires its lock in Python code. If an exception is raised at that moment, the lock is
     never released, and the next thread that waits for the event or sets it hangs forever.
@@ -47,8 +47,8 @@ class Latch:
 
     def __init__(self) -> None:
         self._is_set = False
-        #: Open once the flag is set. Not a `SimpleQueue`, whose waits in CPython 3.11 may miss their end on a busy
-        #: machine.
+        #: Open once the flag is set. Not a `SimpleQueue`, because its waits in CPython 3.11 may miss their end on a
+        #: busy machine.
         self._gate = threading.Lock()
         self._gate.acquire()
 
@@ -103,15 +103,15 @@ class Work(Protocol):
         """Waits at most `seconds` until the threads have ended, except for the calling thread."""
 
 
-#: Work whose threads end with the interpreter, by id. Some of it may no longer exist. Not a WeakSet, which runs Python
-#: code when work is freed, where a KeyboardInterrupt would be lost.
+#: Work with threads that end with the interpreter, by id. Some of this work may no longer exist. Not a WeakSet, which
+#: runs Python code when work is freed, where a KeyboardInterrupt would be lost.
 _running: dict[int, weakref.ref[Any]] = {}
-#: The number of entries at which entries of finished work are removed.
+#: Entries of finished work are removed when there are this many entries.
 _full = 64
 
 
 def end_at_exit(work: Work) -> None:
-    """Registers work whose threads must end with the interpreter, unless the work no longer exists then."""
+    """Registers work with threads that must end with the interpreter, unless the work no longer exists then."""
     global _full
     if len(_running) >= _full:
         for key in list(_running):

@@ -1,7 +1,7 @@
 """Finds the user's code that creates the samples of a dataset: `Photos.__getitem__`, `train.py:12`.
 
-Role: pure functions for statistics, exception notes and logs, in the process that reads the dataset. They look through
-classes of PyTorch and of this package that wrap other datasets, such as `Subset` and `SequenceWrapper`.
+Role: pure functions for statistics, exception notes and logs, in the process that reads the dataset. The functions look
+through classes of PyTorch and of this package that wrap other datasets, such as `Subset` and `SequenceWrapper`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torchdata._reporting import PACKAGE
 
 #: Methods that read a dataset: by index in pipes, by index in PyTorch, and by iterating. Preferred methods come first.
 INDEXED, READ, ITERATED = ("__getitem__",), ("__getitems__", "__getitem__"), ("__next__", "__iter__", "__getitem__")
-#: Attributes in which classes of PyTorch and of this package store the datasets that they read.
+#: Attributes of classes of PyTorch and of this package that store the datasets to read.
 _INNER = ("dataset", "datasets", "datapipe", "datapipes", "source_dp", "source_datapipe", "sequence", "iterable")
 #: Maximum number of nested datasets to inspect.
 _DEEPEST = 16

@@ -1,7 +1,8 @@
-"""The version of this package, and warnings for environments in which upstream's torchdata shares its folder.
+"""The version of this package, and warnings for environments with upstream's torchdata in the same folder.
 
-Role: `torchdata-rs` and upstream's `torchdata` own the same folder, so pip silently overwrites files of one with files
-of the other. The top-level package and its four public packages call these checks when they are imported.
+Role: `torchdata-rs` and upstream's `torchdata` own the same folder, so pip silently overwrites files of the first
+package with files of the second. The top-level package and its four public packages call these checks when they are
+imported.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ VERSION = "0.9.0+rs.0.1.0"
 
 
 def warn_of_upstream() -> None:
-    """Warns if the distribution `torchdata` is installed in the folder from which this package is imported."""
+    """Warns if the distribution `torchdata` is installed in the folder of this package."""
     site = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     with os.scandir(site) as entries:  # importlib.metadata would take longer than the rest of the import
         found = [e.name for e in entries if e.name.startswith("torchdata-") and e.name.endswith(".dist-info")]

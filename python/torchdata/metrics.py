@@ -67,7 +67,7 @@ class MetricsServer:
     Args:
         loader: the loader.
         port: the port; 0 for a free port.
-        address: the address on which the server listens.
+        address: the address that the server listens on.
         rank: the label `rank`; None uses the rank of the job.
 
     Example:
@@ -118,7 +118,7 @@ def prometheus(
         loader: the loader.
         port: the port, 9464 by default; 0 for a free port. Ranks on one machine need different ports, such as `9464 +
             rank`.
-        address: the address on which the server listens; by default only this machine can connect.
+        address: the address that the server listens on; by default only this machine can connect.
         rank: the label `rank`; None (the default) uses the rank of the job.
 
     Returns:

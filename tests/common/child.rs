@@ -41,7 +41,7 @@ pub fn start_with(role: &str, fds: &[BorrowedFd<'_>]) -> Process {
     let fds: Vec<i32> = fds.iter().map(AsRawFd::as_raw_fd).collect();
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "child_process", "--ignored", "--nocapture"]).env(ROLE, role).stdout(Stdio::null());
-    // SAFETY: dup2 is allowed between fork and exec. It clears close-on-exec in the copies.
+    // SAFETY: dup2 is allowed between fork and exec. The call clears close-on-exec in the copies.
     unsafe {
         command.pre_exec(move || {
             for (&from, to) in fds.iter().zip(FIRST_FD..) {

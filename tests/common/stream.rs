@@ -165,7 +165,7 @@ pub struct Receiver {
     pub unit: Unit,
 }
 
-/// A received item. Its buffers are still leased.
+/// A received item. The buffers of the item are still leased.
 pub struct Arrived {
     pub inline: Vec<u8>,
     pub buffers: Vec<Buffer>,
@@ -218,7 +218,7 @@ impl Receiver {
 /// The bytes of a leased or owned buffer.
 pub fn bytes(buffer: &Buffer) -> &[u8] {
     match buffer {
-        // SAFETY: the lease keeps its block, to which the producer no longer writes.
+        // SAFETY: the lease keeps its block, and the producer no longer writes to this block.
         Buffer::Leased(lease) => unsafe { std::slice::from_raw_parts(lease.as_mut_ptr(), lease.len()) },
         Buffer::Owned(bytes) => bytes,
     }

@@ -4,9 +4,8 @@
 //! Up to two frames are in transit in each direction. A frame contains the units that were available when it was
 //! created, or none, and the latest words. Words are stored when their frame arrives. Units wait until there is room,
 //! because their reader may be waiting for a word and read nothing. A worker may exit while its host still transfers
-//! what it had sent. The host may also exit, and the main process may detect that before frames in transit arrive.
-//! Frames belong to the links of one process: a replacement has new links, which frames of its predecessor cannot
-//! reach.
+//! its units. The host may also exit, and the main process may detect that before frames in transit arrive. Frames
+//! belong to the links of one process: a replacement has new links, which frames of its predecessor cannot reach.
 
 use std::collections::VecDeque;
 
@@ -27,7 +26,7 @@ pub struct Up {
     words: Said,
 }
 
-/// The words of a worker: its acknowledgement, and the epoch in which it starves.
+/// The words of a worker: its acknowledgement, and the number of the epoch while it starves.
 type Said = (bool, u32);
 
 /// A frame from the main process to a worker.
@@ -45,8 +44,8 @@ pub struct Carrier {
     order: u64,
     up: VecDeque<Up>,
     down: VecDeque<Down>,
-    /// Units that have arrived in the main process, and commands that have arrived at the host, while there was no
-    /// room.
+    /// Units that have arrived in the main process, and commands that have arrived at the host, and do not fit into the
+    /// link yet.
     arrived: VecDeque<Unit>,
     to_tell: VecDeque<Ordered>,
     /// The words that were last sent in each direction: the order, and the grant with its count; and the words of the
@@ -167,7 +166,7 @@ impl Setting {
 }
 
 impl World {
-    /// Sends a command. Returns false if there is no room, and true if the child has exited, because exits are detected
+    /// Sends a command. Returns false if the link is full, and true if the child has exited, because exits are detected
     /// elsewhere.
     pub fn tell(&mut self, index: usize, ordered: Ordered) -> bool {
         let Self { children, elsewhere, .. } = self;

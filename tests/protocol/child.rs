@@ -21,7 +21,7 @@ impl Setting {
             after.children[index].doing = Doing::Gone;
             return push("ends with main", after);
         }
-        // Within the graph, a child only checks orders. Elsewhere, commands come first.
+        // Within the graph, a child only checks orders. At all other times, commands have priority.
         if child.doing != Doing::InGraph && !child.control.is_empty() && !self.holds_call(index, child) {
             let mut after = world.clone();
             after.obey(self, index);
@@ -43,7 +43,7 @@ impl Setting {
             Doing::Pumping => after.pump(self, index),
             Doing::InGraph => after.run_graph(self, index),
         };
-        // Steps that do not affect other processes are executed at once.
+        // Steps that do not affect other processes are executed immediately, without exploring other interleavings.
         while after.is_by_itself(self, index) {
             after.run_graph(self, index);
         }
@@ -401,7 +401,7 @@ impl World {
         "takes of its share"
     }
 
-    /// Reports in which epoch a worker starves, or 0.
+    /// Reports the number of the epoch while a worker starves, otherwise 0.
     fn starve(&mut self, setting: &Setting, index: usize, epoch: u32) {
         if self.outgoing(setting, index).0[index].starving != epoch {
             self.writer(setting, index).1[index].starving = epoch;

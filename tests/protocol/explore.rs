@@ -1,4 +1,4 @@
-//! Visits all reachable states of a model, and reports the steps to an invalid one.
+//! Visits all reachable states of a model, and reports the steps to an invalid state.
 
 use std::collections::HashMap;
 use std::fmt::{Debug, Display};
@@ -152,7 +152,7 @@ impl Hasher for Words {
     }
 }
 
-/// Fingerprints as keys. They need no further hashing.
+/// Fingerprints as keys. These keys are hashes already.
 pub type ByFingerprint = BuildHasherDefault<Plain>;
 
 #[derive(Default)]
@@ -196,8 +196,8 @@ impl Known {
 /// Visits all states breadth first, so that it reports a shortest path.
 ///
 /// # Errors
-/// If a step breaks a rule, if a state that is not final has no next step, or if no final state can be reached from a
-/// state.
+/// If a step breaks a rule, if a state that is not final does not allow a next step, or if a state does not lead to a
+/// final state.
 pub fn explore<M: Model>(model: &M) -> Result<Explored, String> {
     let most = 20_000_000;
     let start = model.start();
@@ -247,7 +247,7 @@ pub fn explore<M: Model>(model: &M) -> Result<Explored, String> {
     Ok(Explored { states: before.len(), steps, ends: ends.len() })
 }
 
-/// Returns the first state from which no final state can be reached. The successors of state n are
+/// Returns the first state that does not lead to a final state. The successors of state n are
 /// `after[first[n]..first[n + 1]]`.
 fn without_end(first: &[usize], after: &[u32], ends: &[u32]) -> Option<u32> {
     let states = first.len() - 1;
@@ -268,7 +268,8 @@ fn without_end(first: &[usize], after: &[u32], ends: &[u32]) -> Option<u32> {
     reaches.iter().position(|&reached| !reached).map(|state| state as u32)
 }
 
-/// Describes the fault and the path to it. The path is recomputed from the start, because only numbers are stored.
+/// Describes the fault and the steps that lead to the fault. The path is recomputed from the start, because only
+/// numbers are stored.
 fn told<M: Model>(model: &M, known: &Known, before: &[u32], number: u32, what: &str, last: Option<&M::Step>) -> String {
     let mut way = vec![number];
     while way[way.len() - 1] != 0 {

@@ -15,13 +15,13 @@ const ALL: u64 = 1 << 62;
 /// A position in an epoch, as in a state.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Place {
-    /// By worker: the delivered items, and the snapshot from which to resume.
+    /// By worker: the delivered items, and the snapshot to resume from.
     pub workers: Vec<(Account, Option<Snapshot<Graph>>)>,
     pub turn: usize,
     pub dealt: Option<Dealt<Graph>>,
 }
 
-/// The position at which all children resume an epoch.
+/// The position where all children resume an epoch.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct GoingOn {
     pub place: Place,
@@ -275,13 +275,13 @@ impl World {
         self.main = Main::Telling(self.number, setting.children());
     }
 
-    /// The command with which a child begins the epoch.
+    /// The command that makes a child begin the epoch.
     pub fn ordered(&self, child: usize) -> Ordered {
         let start = self.kept.going_on.as_ref().map(|going_on| going_on.children[child].clone());
         Ordered { command: Command::Epoch(self.number), epoch: self.epoch, start }
     }
 
-    /// Keeps the snapshots from which the children resume.
+    /// Keeps the snapshots that the children resume from.
     fn keep_what_goes_on(&mut self, going_on: &GoingOn) {
         for books in self.both_books() {
             for (worker, (_, snapshot)) in going_on.place.workers.iter().enumerate() {

@@ -2,8 +2,8 @@
 //! worker has a second lane.
 //!
 //! A lane carries items from the dispatching process's copy of a link to the worker's copy, and grants back. Up to two
-//! frames are in transit in each direction. Frames that have arrived wait until the worker's ring has room, and
-//! meanwhile the main process sends no others. A lane does not detect exits; it stops.
+//! frames are in transit in each direction. Frames that have arrived wait until the worker's ring has space. Meanwhile,
+//! the main process sends no further frames. A lane does not detect exits; it stops.
 
 use std::collections::VecDeque;
 
@@ -20,7 +20,7 @@ pub struct Lane {
     down: VecDeque<VecDeque<Unit>>,
     /// Grants, each with its count.
     up: VecDeque<(u64, u32)>,
-    /// Units that have arrived at the host while there was no room.
+    /// Units that have arrived at the host and do not fit into the link yet.
     arrived: VecDeque<Unit>,
     /// The last grant sent.
     said: (u64, u32),

@@ -1,7 +1,7 @@
 //! Explores the protocol between the main process, workers and the dispatching process, in all interleavings of small
 //! loaders.
 //!
-//! Each exploration checks that there is no deadlock, and that an end can be reached from every state. No item is lost,
+//! Each exploration checks that deadlocks are impossible, and that every state leads to an end. No item is lost,
 //! duplicated, out of order, or delivered to another epoch. An epoch that ends without an error is complete, and the
 //! exit of a process is an error. The checker itself is tested too: with a rule as it was before a defect was fixed, it
 //! must find that defect.
@@ -57,7 +57,7 @@ fn setting(workers: usize, dispatches: bool, outputs: &'static [u8]) -> Setting 
     }
 }
 
-/// The possible events, one kind at a time. Each can happen at any moment.
+/// The possible events, one kind at a time. Each event can happen at any moment.
 fn happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
     let with = |change: &dyn Fn(&mut Setting)| {
         let mut setting = setting.clone();
@@ -83,7 +83,7 @@ fn happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
         ("large items, a death", with(&|s| (s.heavy, s.deaths) = (true, 1))),
         ("out of order, breaks", with(&|s| (s.in_order, s.breaks) = (false, true))),
     ];
-    // A large item leaves no room for a second one. With windows of one item, that makes no difference.
+    // A large item leaves no space for a second item. With windows of one item, both are equal.
     all.retain(|(_, setting)| !setting.heavy || setting.window > 1 || setting.dispatch_window > 1);
     all
 }

@@ -10,7 +10,7 @@ use super::world::{Act, After, Doing, Ended, Main, Rules, Setting, Take, Thread,
 pub enum Asked {
     Item((u32, u8)),
     Ended(Ended),
-    /// Work was done, but there is no item yet.
+    /// Work was done, but an item is not available yet.
     Busy,
 }
 

@@ -13,7 +13,7 @@ use super::world::Rules;
 /// The content of a unit.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// The epoch in which the item was computed, and its number.
+    /// The epoch of the item, and the number of the item.
     Item(u32, u8),
     End,
     Error,
@@ -39,10 +39,10 @@ impl Unit {
 #[derive(Debug, Clone, Hash)]
 pub struct Link {
     pub units: VecDeque<Unit>,
-    /// The word of the reader, and the count in it, which an old rule used alone.
+    /// The word of the reader, and the count in this word. An old rule used the count alone.
     pub grant: u64,
     pub count: u32,
-    /// The epoch in which the writer starves.
+    /// The number of the epoch while the writer starves.
     pub starving: u32,
 }
 

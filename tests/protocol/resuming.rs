@@ -1,9 +1,9 @@
 //! Explores snapshots, positions, resuming and replacing in all interleavings.
 //!
-//! In addition to the general checks, every state that can be requested at any moment is checked. It contains snapshots
-//! of the current epoch, which are not later than the items that the user received. Its snapshot of the dispatching
-//! process is not later than the position of any worker. The items computed from there are the expected ones, nothing
-//! that may be requested is forgotten, and recomputed items are equal to those of the reader.
+//! In addition to the general checks, every state that can be requested at any moment is checked. A state contains
+//! snapshots of the current epoch, which are not later than the items that the user received. The snapshot of the
+//! dispatching process is not later than the position of any worker. The items computed after a resume are the expected
+//! items, no requested item is forgotten, and recomputed items are equal to the reader's items.
 
 use super::explore::explore;
 use super::setting;
@@ -74,7 +74,7 @@ fn dispatched_items_resume_from_any_state() {
     holds("1 worker, dispatching, a look into the share", &Setting { looks: true, passes: 2, snapshots: 1, ..one });
     let two = saving(2, true, &[1, 1]);
     holds("2 workers, dispatching, goes on", &Setting { resumes: 1, snapshots: 0, ..two.clone() });
-    // One snapshot of each kind, so that there are positions with one of the dispatching process.
+    // One snapshot of each kind, so that some positions contain a snapshot of the dispatching process.
     holds("2 workers, dispatching, a look into the share", &Setting { looks: true, snapshots: 2, ..two.clone() });
     holds("2 workers, dispatching", &Setting { snapshots: 3, ..two });
 }

@@ -1,5 +1,5 @@
-//! The snapshots of a child: it sends its own between two items, relays those of the dispatching process, and resumes
-//! from one.
+//! The snapshots of a child: the child sends its own snapshots between two items, relays the dispatching process's
+//! snapshots, and resumes from a snapshot.
 
 use torchdata_core::protocol::{Account, Command, Dealt, Reader, Share, Snapshot, Stream};
 
@@ -52,7 +52,7 @@ impl Pump {
         }
     }
 
-    /// Returns whether all required items of a link were recomputed, and differ from those of the reader.
+    /// Returns whether all required items of a link were recomputed, and differ from the reader's items.
     pub fn has_made_other_items_again(&self, link: usize) -> bool {
         let expected = self.expected[link].filter(|_| self.sending[link].owed() == 0);
         expected.is_some_and(|expected| expected != self.accounts[link].checksum)
@@ -91,8 +91,8 @@ impl Child {
         Graph { epoch: self.epoch, read: self.read, pass: self.pass, made: self.made, exhausted: self.exhausted }
     }
 
-    /// Returns the position in the dispatched items for a snapshot, or None if no snapshot is taken, which is the case
-    /// in later passes.
+    /// Returns a worker's position in the dispatched items, for a snapshot. Returns None in later passes, because
+    /// snapshots are then not taken.
     fn share_at(&self, setting: &Setting) -> Option<Share> {
         match self.share.receiving.stream() {
             _ if !setting.dispatches => Some(Share::default()),
@@ -175,7 +175,7 @@ impl Setting {
 }
 
 impl World {
-    /// Between two items, a worker relays a pending snapshot. If there is no room, it is dropped.
+    /// Between two items, a worker relays a pending snapshot. If the link is full, the snapshot is dropped.
     pub fn between_items(&mut self, setting: &Setting, index: usize) {
         let may_save = self.snapshots > 0;
         let child = &mut self.children[index];

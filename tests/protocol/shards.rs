@@ -1,6 +1,6 @@
 //! Workers that run several shards over one link: the main process keeps units of other shards until their turn.
 //!
-//! A second, smaller model. The decisions are those of the machines of `torchdata_core::protocol`, such as
+//! A second, smaller model. The state machines of `torchdata_core::protocol` make the decisions, for example
 //! `Dealing::next_of_shards`. The model adds rings, processes, and the queues of kept units.
 
 mod explored;
@@ -68,7 +68,7 @@ struct Strand {
     made: u8,
 }
 
-/// The position from which a worker begins an epoch.
+/// The position where a worker begins an epoch.
 #[derive(Debug, Clone, Hash)]
 struct Start {
     stream: Stream,

@@ -12,7 +12,7 @@ use std::rc::Rc;
 
 use super::explore::{ByFingerprint, Fingerprint};
 
-/// A part of a state. Its fingerprint is computed once for all states that share it.
+/// A part of a state. The fingerprint of a part is computed once for all states that share the part.
 pub struct Part<T>(Rc<Held<T>>);
 
 struct Held<T> {
@@ -113,7 +113,7 @@ impl<T: Hash> Pool<T> {
     }
 }
 
-/// A fixed number of parts of a kind. They are stored in the state itself, which is cloned for every step.
+/// A fixed number of parts of a kind. The parts are stored in the state itself, which is cloned for every step.
 #[derive(Clone)]
 pub struct Shared<T, const MOST: usize>([Option<Part<T>>; MOST]);
 

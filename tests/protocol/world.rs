@@ -17,7 +17,7 @@ use super::memory::{Link, Pump, ReadEnd, Unit};
 use super::saving::{Graph, Ordered};
 use super::shared::{Part, Pool, Shared};
 
-/// The rules of the protocol. All are true in the present version.
+/// The rules of the protocol. All rules are true in the present version.
 #[derive(Debug, Clone, Copy)]
 pub struct Rules {
     /// A reader leaves units of later streams in the ring, and a grant is for one epoch.
@@ -48,7 +48,7 @@ pub struct Rules {
     pub together: bool,
     /// A call waits until a worker has recomputed the items that the main process has.
     pub holding: bool,
-    /// Words from another machine are stored when they arrive, even if there is no room for the units before them.
+    /// Words from another machine are stored when they arrive, even if earlier units do not fit into the link.
     pub words_at_once: bool,
     /// Frames of a process only reach its own links.
     pub own_frames: bool,
@@ -115,14 +115,14 @@ pub struct Setting {
     pub snapshots: u8,
     /// The number of times that an epoch is left and resumed, from any position that can be requested.
     pub resumes: u8,
-    /// The number of deliveries that the log contains besides those that the user has not received.
+    /// The number of deliveries in the log besides the items that the user has not received.
     pub look_back: usize,
-    /// Whether the records know how many items the user has received.
+    /// Whether the records contain the number of items that the user has received.
     pub follows: bool,
     /// A thread in the main process reads one item ahead.
     pub reads_ahead: bool,
-    /// The number of the source item at which the graph of a worker, or with dispatching that of the dispatching
-    /// process, fails.
+    /// The graph fails at the source item with this number: in a worker, or with dispatching in the dispatching
+    /// process.
     pub fails_at: Option<u8>,
     /// The positions of the main process that were checked.
     pub checked: RefCell<HashSet<Fingerprint, ByFingerprint>>,
@@ -148,7 +148,7 @@ pub struct Child {
     pub control: VecDeque<Ordered>,
     pub order: u64,
     pub obedience: Obedience,
-    /// Whether it has acknowledged the call.
+    /// Whether the child has acknowledged the call.
     pub acknowledged: bool,
     /// How many times it has applied the function.
     pub applied: u8,
@@ -158,14 +158,14 @@ pub struct Child {
     pub skips: bool,
     /// A worker's end of the link from the dispatching process.
     pub share: ReadEnd,
-    /// Whether it has opened its dispatched items without requesting any yet.
+    /// Whether the worker has opened its dispatched items without requesting any yet.
     pub looked: bool,
     /// The source items that it has read in this pass, and the number of passes that it has begun.
     pub read: u8,
     pub pass: u32,
     /// The items computed from one source item and not sent yet: its number, and how many.
     pub made: (u8, u8),
-    /// Whether the source has ended for it.
+    /// Whether the source has ended for this child.
     pub exhausted: bool,
     pub failed: bool,
     /// The epoch of the graph's items.
@@ -174,7 +174,7 @@ pub struct Child {
     pub may_save: bool,
     /// The link for the next snapshot.
     pub next_link: usize,
-    /// The dispatched items that it has read in this pass, and that it had read at the position from which it resumes.
+    /// The dispatched items that the worker has read in this pass, and those before the position to resume from.
     pub share_account: Account,
     pub share_start: Account,
     /// The snapshot of the dispatching process that is pending for relaying.
@@ -210,7 +210,7 @@ impl Child {
         }
     }
 
-    /// The number of items computed in this epoch, including those of its predecessors. Without a running epoch, the
+    /// The number of items computed in this epoch, including items of its predecessors. Without a running epoch, the
     /// position after all items.
     pub fn place(&self) -> u64 {
         let made: u64 = self.pump.accounts.iter().map(|account| account.items).sum();
@@ -237,11 +237,12 @@ pub enum Main {
     Reading(bool),
     /// Paused.
     Paused,
-    /// Calling: this many children have been called, then it waits for all. Afterwards it is paused or reading.
+    /// Calling: the main process has sent the call to this many children, and will wait for all. Afterwards the main
+    ///     process is paused or reading.
     Calling(usize, bool),
     /// The epoch is over.
     Between,
-    /// Stopping: this many children have been told.
+    /// Stopping: this many children have received the command.
     Stopping(usize),
     Gone,
 }
@@ -277,7 +278,7 @@ pub struct Kept {
 /// The links of workers on other machines, if any.
 #[derive(Debug, Clone, Hash)]
 pub struct Elsewhere {
-    /// Their copies of the links to the main process, and the carriers between the copies.
+    /// The copies of the workers' links to the main process, and the carriers between the copies.
     pub far: Links,
     pub carriers: Shared<Carrier, WORKERS>,
     /// The dispatching process's copies of the links to them, and the lanes between the copies.

@@ -21,14 +21,14 @@ from fresh_processes import LEAN, python_path
 from http_server import Server, running
 from loopback import Loopback
 
-# Deadlines measure the machine, not the code; the watchdog of each test is pytest-timeout's. All changes are judged by
-# the same examples: `pytest --hypothesis-profile=random` looks for others.
+# Deadlines measure the machine, not the code; the watchdog of each test is pytest-timeout's. All changes are tested
+# with the same examples. `pytest --hypothesis-profile=random` searches for new examples.
 settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("project", settings.get_profile("random"), derandomize=True)
 settings.load_profile("project")
 
 
-#: Modules whose tests start processes that need the whole machine, kill processes, or check for leftovers.
+#: Modules with tests that start processes which need the whole machine, kill processes, or check for leftovers.
 ALONE = (
     "test_demo",
     "test_disk_caching_processes",
@@ -49,7 +49,7 @@ ALONE = (
 def pytest_configure() -> None:
     """Lets Ctrl-C work in the processes of tests: a shell that runs them in the background has it ignored.
 
-    A busy machine makes any epoch long, so that loaders are not to warn of it.
+    A busy machine makes any epoch long, so loaders must not warn of long epochs.
     """
     os.environ["TORCHDATA_WAIT_WARNING"] = "0"
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -59,7 +59,8 @@ def pytest_configure() -> None:
 def pytest_collection_finish() -> None:
     """Lets processes that tests start import torch at less expense: see `support/lean`.
 
-    Not those of pytest itself: what such an import takes out of later searches may be what the test has left.
+    Objects of pytest itself are excluded: importing them could remove objects from later searches that the test has
+    left.
     """
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if LEAN not in paths:
@@ -74,7 +75,7 @@ def lance_says_nothing_of_forks() -> None:
         lance.warnings = SimpleNamespace(warn=lambda *_, **__: None)  # type: ignore[attr-defined]
 
 
-#: Names that files contain if their tests start processes. All other files are of unit tests.
+#: Names that files contain if their tests start processes. All other files contain unit tests.
 STARTS = re.compile(
     r"subprocess|multiprocessing|MultiProcessing|num_workers|os\.fork|process_checks|_job\b|check_loader"
 )
@@ -115,7 +116,7 @@ HAS_SOME = {
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leaves files out that have no test of the kind that is wanted: their imports take longer than the tests."""
+    """Leaves out files without tests of the requested kind, because their imports take longer than the tests."""
     has_some = HAS_SOME.get(config.option.markexpr)
     if has_some is None or not collection_path.match("test_*.py"):
         return None
@@ -141,7 +142,8 @@ def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def _small_heap() -> None:
-    """Keeps what imports and earlier files left out of the sight of the garbage collector: many tests collect."""
+    """Hides objects of imports and of earlier files from the garbage collector, because many tests run the
+    collector."""
     gc.collect()
     gc.freeze()
 
@@ -150,7 +152,7 @@ def _small_heap() -> None:
 def _every_interrupt_is_raised() -> Iterator[None]:
     """Removes the hook of hypothesis that makes the garbage collector call Python code.
 
-    An interrupt that comes in such a call is reported, not raised.
+    If Ctrl-C interrupts such a call, the exception is reported and not raised.
     """
     callbacks = gc.callbacks[:]
     gc.callbacks.clear()
@@ -160,7 +162,8 @@ def _every_interrupt_is_raised() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _this_process_is_no_worker() -> Iterator[None]:
-    """Fails the test that leaves torch's worker info behind: later loaders here would read the share of a worker."""
+    """Fails a test that does not reset torch's worker info, because later loaders in this process would read the share
+    of a worker."""
     yield
     worker = sys.modules.get("torch.utils.data._utils.worker")
     info = getattr(worker, "_worker_info", None)

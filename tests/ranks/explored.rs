@@ -15,15 +15,15 @@ const OPERATIONS: u64 = 2;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Harm {
     None,
-    /// Its process exits, and its connections break.
+    /// The process of the rank exits, and its connections break.
     Dies,
-    /// It is stopped: it neither sends heartbeats nor receives messages.
+    /// The rank is stopped: it neither sends heartbeats nor receives messages.
     Stops,
-    /// Its program reaches no further operation, but the process runs.
+    /// The program of the rank reaches no further operation, but the process runs.
     Hangs,
-    /// It leaves regularly before its next operation.
+    /// The rank leaves regularly before its next operation.
     Parts,
-    /// It abandons an operation.
+    /// The rank abandons an operation.
     Leaves,
 }
 
@@ -63,7 +63,7 @@ enum Step {
     Harm,
     /// A rank with a failed operation exits, as programs do, and closes its connections.
     Exit(usize),
-    /// All waiting ranks time out, one after the other, and time passes.
+    /// All waiting ranks time out, one by one, and time passes.
     TimePasses,
 }
 
@@ -318,7 +318,7 @@ impl Explorer {
         }
     }
 
-    /// Nothing more can happen: every rank has finished all operations, or knows which rank has not.
+    /// The exploration is complete: every rank has finished all operations, or has found the rank that has not.
     fn check_end(&self, job: &Job) {
         for (number, rank) in job.ranks.iter().enumerate() {
             if number != self.victim || self.harm == Harm::None {

@@ -1,4 +1,4 @@
-"""The end-to-end comparison behind `compare.py`: every contender is a child process, `python -m comparison.child`.
+"""The end-to-end comparison of `compare.py`: every contender is a child process, `python -m comparison.child`.
 
 `workloads` defines the measurements and their goals, and `items` creates the data. The contenders are in `pipes` (this
 project and upstream, which share an API), `torch_loader` and `bare`. `measure` contains the clocks. The harness uses

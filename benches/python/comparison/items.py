@@ -75,14 +75,14 @@ def _template(size: int) -> Any:
 
 
 def array(n: int) -> Any:
-    """Returns a new array of 150 KiB, whose creation costs one copy."""
+    """Returns a new array of 150 KiB. Its creation costs one copy."""
     fresh = _template(ARRAY_BYTES).copy()
     fresh[0] = n & 0xFF
     return fresh
 
 
 def flipped(n: int) -> Any:
-    """Returns the same array as a mirrored image, whose rows are read backward."""
+    """Returns the same array as a mirrored image, with rows that are read backward."""
     return array(n).reshape(IMAGE_SHAPE)[:, ::-1]
 
 
@@ -187,7 +187,7 @@ def _tensor_template() -> Any:
 
 
 def tensor(n: int) -> Any:
-    """Returns a new tensor of 150 KiB, whose creation costs one copy."""
+    """Returns a new tensor of 150 KiB. Its creation costs one copy."""
     fresh = _tensor_template().clone()
     fresh[0] = n & 0xFF
     return fresh

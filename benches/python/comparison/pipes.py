@@ -15,7 +15,7 @@ def shared_out(source: range, make: Any) -> Any:
 
 
 def dispatched(source: range, make: Any) -> Any:
-    """Returns a source whose items the dispatching process creates and distributes to the workers."""
+    """Returns a source that runs in the dispatching process, which distributes the items to the workers."""
     from torchdata.datapipes.iter import IterableWrapper
 
     try:
@@ -43,5 +43,5 @@ def loader(pipe: Any, start_method: str, workers: int | str, splits: int | None 
     from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
     service = MultiProcessingReadingService(workers, start_method)
-    # An earlier state of this project has no splits.
+    # An earlier state of this project lacks splits.
     return DataLoader2(pipe, reading_service=service, **({} if splits is None else {"splits": splits}))

@@ -89,7 +89,8 @@ def starting(start_method: str, most: float, goal: str) -> Workload:
 
 
 def starting_with_torch(start_method: str, late: bool = False) -> Workload:
-    """Returns workloads whose workers need torch: the main module imports torch at its top, or later with `late`."""
+    """Returns workloads with workers that need torch: the main module imports torch at its top, or later with
+    `late`."""
     with_torch = {"imports": ["torch"]} if late else {"main": "child_with_torch"}
     return Workload(
         f"start-{start_method}-torch" + "-late" * late,
@@ -132,7 +133,8 @@ def laid_out(item: str, title: str) -> Workload:
 
 
 def small_ones(item: str, title: str, arrays: str, share: float) -> Workload:
-    """Returns workloads with many small tensors, whose creation and description dominate, compared with arrays."""
+    """Returns workloads with many small tensors, compared with arrays. The creation and description of the tensors
+    dominate."""
     rival = Contender("arrays, moved by us", "ours", item=arrays)
     goals = (
         Goal("at least 5 times torch", torch.name, at_least=5),
@@ -164,7 +166,7 @@ def in_splits(name: str, title: str, item: str, graph: str, most: float) -> Work
 
 
 def chain(name: str, title: str, case: str) -> Workload:
-    """Returns the workload for a case of `inprocess`, whose child also runs the plain generators."""
+    """Returns the workload for a case of `inprocess`. Its child also runs the plain generators."""
     options = {"case": case}
     return Workload(
         name,

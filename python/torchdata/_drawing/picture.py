@@ -1,7 +1,7 @@
 """Pictures of graphs, drawn without external programs: computes a layout, and draws it as SVG.
 
-Role: processes and their pipes are drawn below each other in the order in which items pass through them. A picture fits
-on a phone unless the graph has branches. Colors are those of the surrounding page, with tints.
+Role: processes and their pipes are drawn below each other, in the order of the data flow. A picture fits
+on a phone unless the graph has branches. The picture uses tints of the surrounding page's colors.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ class Picture:
         return self.svg()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the picture to a file whose name ends in `.svg`.
+        """Writes the picture to a file with a name that ends in `.svg`.
 
         Browsers and programs such as `rsvg-convert` convert it to other formats, and `to_graph` draws with graphviz.
 

@@ -20,11 +20,11 @@ from torchdata._bounded_pickles import pickle_file
 from torchdata._native import Collector
 from torchdata._plain_pickles import loads_plain
 
-#: After a snapshot that took c seconds, a process takes the next one after max(SECONDS, FACTOR * c). A snapshot costs
-#: other processes about the same time, for copying and cold caches, so the total is less than 1 % of the time.
+#: After a snapshot that took c seconds, a process takes the next snapshot after max(SECONDS, FACTOR * c). A snapshot
+#: costs other processes about the same time, for copying and cold caches, so the total is less than 1 % of the time.
 SECONDS, FACTOR = 0.02, 250.0
 #: The pauses of at most this many processes add up. If items take less time than a snapshot, a reader in strict order
-#: waits for each process that takes a snapshot. With more processes, the items of the other processes cover the wait.
+#: waits for each process that takes a snapshot. With more processes, their items cover the wait.
 ADDING_UP = 4
 
 #: The default number of bytes of all snapshots in the main process, which keeps about `COPIES` of each process.
@@ -32,10 +32,10 @@ BUDGET, COPIES = 64 << 20, 2
 
 #: A number of items, and their rolling checksum.
 Account = tuple[int, int]
-#: A worker's snapshot: what it had sent; the pass of its dispatched items; what it had read of that pass; and the
-#: bytes.
+#: A worker's snapshot: the items that it had sent; the pass of its dispatched items; the items that it had read in that
+#: pass; and the bytes.
 Kept = tuple[Account, int, Account, bytes]
-#: The dispatching process's snapshot: the pass, what it had dispatched to each worker, and the bytes.
+#: The dispatching process's snapshot: the pass, the items that it had dispatched to each worker, and the bytes.
 KeptDealt = tuple[int, list[Account], bytes]
 
 #: Magic, version, length and CRC-32 of the data that follows.
@@ -45,9 +45,7 @@ _REASON, _LONGEST_REASON = Collector.REASON, 2000
 
 
 class Announced:
-    """The snapshots with which a child begins an epoch, before its first item: numbers, which are sent without
-    pickling.
-    """
+    """The snapshots of a child before the first item of an epoch: numbers, which are sent without pickling."""
 
     NONE = 0
     #: The child's own snapshot.
@@ -70,16 +68,16 @@ def largest(budget: int | None, processes: int) -> int | None:
 
 @dataclass(frozen=True)
 class Resumption:
-    """The point in an epoch from which one child resumes, instead of the beginning.
+    """The point in an epoch where one child resumes, instead of at the beginning.
 
     Args:
         content: the sealed snapshot; None for the epoch's beginning.
-        starts: for each of its links, what was sent before the snapshot, how many later items must not be sent again,
-            and the checksum after them; None if that is not compared.
+        starts: for each of its links, the number of items sent before the snapshot, how many later items must not be
+            resent, and the checksum after them; None if checksums are not compared.
         turn: for the dispatching process, the link of the next item; for a worker, the shard that sends the next item.
         passed: how many passes of the dispatched items a worker had read completely.
         share: the part of the following pass that it had read.
-        strict: whether sources compare items that they read again.
+        strict: whether sources compare items that they reread.
     """
 
     content: bytes | None = None
@@ -124,7 +122,7 @@ def reason(error: Exception) -> bytes:
 
 
 def reason_in(content: bytes | None) -> str | None:
-    """Returns the reason why there is no snapshot; None if the contents are a snapshot."""
+    """Returns the reason why the snapshot is missing; None if the contents are a snapshot."""
     if content is None or not content.startswith(_REASON):
         return None
     return content[len(_REASON) :].decode(errors="replace")

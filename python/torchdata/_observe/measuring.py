@@ -60,12 +60,12 @@ def _services_in(service: Any) -> Iterator[Any]:
 class Measuring:
     """Measures a loader repeatedly.
 
-    "Of late" means the time since the last measurement for which the loader had new numbers. Counters never decrease,
+    "Of late" means the time since the last measurement that found new numbers of the loader. Counters never decrease,
     because readers interpret a decrease as a restart and count the whole value again. Without this rule they could
     decrease: times are estimates, and the times of a replaced worker start at zero.
 
     Args:
-        loader: the loader. It can be measured after its end, and measuring starts nothing.
+        loader: the loader. The loader can be measured after its end, and measuring does not start any process.
         rank: the label `rank` of all measurements; None determines it automatically.
     """
 

@@ -1,6 +1,6 @@
 """The observation methods of every loader: its counts, a diagnosis in words, and a progress bar.
 
-Role: a base class of the loaders, in the main process. It queries the loader's recorder.
+Role: a base class of the loaders, in the main process. Its methods query the loader's recorder.
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ class ObservedLoader:
         table.
 
         This method can be called at any time, from any thread, and after the workers have exited. If a loader starts
-        new workers in each epoch, the counts are those of the current or last epoch.
+        new workers in each epoch, the counts cover the current or last epoch.
 
         Args:
-            since: earlier statistics of this loader, from which to start counting; None (the default) counts from the
-                beginning.
+            since: earlier statistics of this loader, to count from there; None (the default) counts from the beginning.
         """
         return self._recorder.stats(since)
 
@@ -39,8 +38,8 @@ class ObservedLoader:
         """Describes what limits the program: loading or training, which worker, which function, and what would help.
 
         Args:
-            since: earlier statistics of this loader, from which to start counting; None (the default) covers everything
-                that `stats` counts.
+            since: earlier statistics of this loader, to count from there; None (the default) covers everything that
+                `stats` counts.
         """
         return self._recorder.diagnose(since, self._epochs_ended())
 
@@ -48,9 +47,9 @@ class ObservedLoader:
         """Iterates over an epoch and shows its progress: items per second, the completed part, and the time spent
         waiting.
 
-        The bar is drawn by `tqdm`, or if that is not installed, by `rich`, which requires ipywidgets in notebooks. It
-        appears in terminals and notebooks. Elsewhere, or if neither library is installed, there is no bar, so that logs
-        stay clean.
+        The bar is drawn by `tqdm`, or if that is not installed, by `rich`, which requires ipywidgets in notebooks. The
+        bar appears in terminals and notebooks. Otherwise, or if neither library is installed, nothing is drawn, so that
+        logs stay clean.
 
         Args:
             options: `description` (text before the bar), `file` (the output instead of stderr), `interval` (seconds

@@ -64,7 +64,7 @@ class RankGroup(Protocol):
         """Whether an operation has failed, after which the group cannot be used any more."""
 
     def show_life(self) -> None:
-        """Shows the other ranks, if possible, that this rank is running before its first operation."""
+        """Shows all ranks, if possible, that this rank is running before its first operation."""
 
     def give_up(self) -> None:
         """Immediately ends the wait of another thread, if there is one."""

@@ -1,7 +1,7 @@
-"""Connects ranks: rank 0 publishes its addresses in the job's store, and all others connect to it.
+"""Connects ranks: rank 0 publishes its addresses in the job's store, and all other ranks connect to rank 0.
 
 Role: runs once for each group, in the main process of every rank. The store is used only for this purpose, in a
-separate thread, because its operations never end if the store's process is stopped. Such a thread then sleeps in torch
+separate thread, because its operations never end if the store's process is stopped. The thread then sleeps in torch
 until the program ends.
 """
 
@@ -22,10 +22,10 @@ from torchdata._native import Meeting
 from torchdata._ranks.group import PrefetchTimeoutError, RanksLostError, describe_ranks
 from torchdata._threads import start
 
-#: Why a group failed: what happened, to which ranks, and the rank that gave up.
+#: Why a group failed: what happened, the ranks that it happened to, and the rank that gave up.
 Blame = tuple[str, list[int], int]
 
-#: Seconds between two checks for rank 0. They grow, because many ranks must not query the store often.
+#: Seconds between two checks for rank 0. The intervals grow, because many ranks must not query the store often.
 _FIRST_NAP, _LONGEST_NAP = 0.001, 0.05
 
 #: Seconds for one attempt to connect to an address and receive an answer.
@@ -58,10 +58,11 @@ class Opening:
         return max(self._until - time.monotonic(), 0.0)
 
     def meet(self) -> tuple[Meeting | Blame, float]:
-        """Returns the meeting, or why rank 0 has already given it up, and the remaining seconds for all ranks to join.
+        """Returns the meeting, or the reason why rank 0 has already given up, and the remaining seconds for all ranks
+        to join.
 
         Raises:
-            PrefetchTimeoutError: rank 0, and possibly others, did not begin to iterate.
+            PrefetchTimeoutError: rank 0, and possibly further ranks, did not begin to iterate.
             RanksLostError: the store or rank 0 no longer exists or does not answer.
         """
         meeting = self._host() if self._rank == 0 else self._join()
@@ -100,8 +101,8 @@ class Opening:
             absent = describe_ranks(self._members[rank] for rank in offer)
             raise PrefetchTimeoutError(
                 self._timeout,
-                f"{self._me}: {absent} of {self._job_size} did not begin to iterate within {self._timeout:g} s: busy, "
-                "or dead; raise the timeout if that is how it should be",
+                f"{self._me}: {absent} of {self._job_size} did not begin to iterate within {self._timeout:g} s: it "
+                f"is busy or has exited; raise the timeout if such delays are normal",
             )
         secret = bytes.fromhex(offer["secret"])
         addresses = _addresses_to_try(offer, _host_of(self._dist))
@@ -125,9 +126,10 @@ class Opening:
             if time.monotonic() > self._until + Meeting.WATCH:  # rank 0 gives up at about the same time
                 hub = f"rank {self._members[0]} of {self._job_size}"
                 raise RanksLostError(
-                    f"{self._me}: {hub}, to which all others connect, did not answer within "
-                    f"{self._timeout:g} s ({'; '.join(attempts)}, port {offer['port']}): it has died or was stopped, "
-                    "or they have no network in common; on that rank, GLOO_SOCKET_IFNAME names the interface to use"
+                    f"{self._me}: {hub}, which all other ranks connect to, did not answer within "
+                    f"{self._timeout:g} s ({'; '.join(attempts)}, port {offer['port']}): it has exited or was "
+                    f"stopped, or the two machines do not share a network; on that rank, GLOO_SOCKET_IFNAME names "
+                    f"the interface to use"
                 )
             time.sleep(_LONGEST_NAP)
 
@@ -166,8 +168,8 @@ class Opening:
             return answers[0]
         why = f"is gone: {answers[0]}" if answers else f"gave no answer within {self._timeout:g} s"
         raise RanksLostError(
-            f"{self._me}: the store of the job {why}; the process that holds it has died or was stopped, or this rank "
-            f"is cut off from it: {_holder_of_store()}"
+            f"{self._me}: the store of the job {why}; the process of the store has exited or was stopped, or this "
+            f"rank cannot reach it: {_holder_of_store()}"
         )
 
 
@@ -252,11 +254,11 @@ def _address_of_interface(name: str) -> str:
     """Returns the IPv4 address of a network interface.
 
     Raises:
-        RuntimeError: the interface does not exist, or has no address.
+        RuntimeError: the interface does not exist, or does not have an address.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asks:
         try:
-            # SIOCGIFADDR of netdevice(7): 16 bytes of name, then an address, the last four bytes of which are used.
+            # SIOCGIFADDR of netdevice(7): 16 bytes of name, then an address; its last four bytes are used.
             answer = fcntl.ioctl(asks, 0x8915, struct.pack("16s16x8x", name.encode()[:15]))
         except OSError as error:
             raise RuntimeError(
@@ -280,7 +282,7 @@ def _addresses_to_try(offer: dict[str, Any], store_host: str | None) -> list[str
     if offer["loopback"]:
         if offer["machine"] == _machine():
             return [*_LOOPBACK, *addresses]
-        # rank 0 often runs on the machine of the store, whose name is valid on other machines
+        # rank 0 often runs on the machine of the store, and the name of the store is valid on all machines
         if store_host is not None:
             addresses.append(store_host)
     return addresses

@@ -1,13 +1,14 @@
 """A group of ranks on `torch.distributed`, with its own connections, which are established through the job's store.
 
-It contains all ranks of the job, or the ranks of one of torch's process groups.
+The group contains all ranks of the job, or the ranks of one of torch's process groups.
 
 Role: opened and used in the main process of every rank (by one thread at a time). Owns a `Meeting`: one connection of
-every rank to rank 0, served by a native thread while the group is in use. Its messages never mix with those of the
-training, and the remaining ranks notice when any rank fails, including rank 0. `torchdata_core::ranks` describes how.
+every rank to rank 0, served by a native thread while the group is in use. The messages never mix with the messages of
+the training, and the remaining ranks notice when any rank fails, including rank 0. `torchdata_core::ranks` describes
+how.
 
-Neither torch's process groups nor the store are used for operations. Both wait for ranks that no longer exist, for as
-long as the job's timeouts specify, even in destructors at interpreter exit.
+Neither torch's process groups nor the store are used for operations. Process groups and the store wait for ranks that
+no longer exist, until the job's timeouts expire, even in destructors at interpreter exit.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from torchdata._ranks.opening import Opening
 #: Counts the groups of this process by their ranks. All ranks open their groups in the same order.
 _numbers: defaultdict[tuple[int, ...], itertools.count[int]] = defaultdict(itertools.count)
 
-#: Larger than any other 64-bit value, so that the minimum belongs to another rank.
+#: The largest signed 64-bit value. A rank that votes with it never determines the minimum.
 _LARGEST = 2**63 - 1
 
 #: Descriptions of the failures of ranks, by the meeting's name for them.
@@ -43,7 +44,7 @@ _EXCUSES = {
     "late": "not dead, but waiting for data, busy between two items, or out of the loop",
 }
 
-#: The groups whose connections a forked child inherits.
+#: The groups with connections that a forked child inherits.
 _open_groups: weakref.WeakSet[TorchGroup] = weakref.WeakSet()
 
 
@@ -175,8 +176,8 @@ class TorchGroup(UncopyableGroup):
             me += f": rank {members[by]} of {size} gave up before"
         elif ranks == [self.rank]:
             return RanksLostError(
-                f"{me}: the ranks have lost each other, because this one broke off a wait for them; end the job and "
-                "start it anew"
+                f"{me}: the ranks are no longer connected, because this rank interrupted a wait for the other "
+                f"ranks; end the job and start it again"
             )
         fault = f"{describe_ranks(members[rank] for rank in ranks)} of {size} {_FAULTS[what]}"
         if what in ("absent", "late"):
@@ -194,7 +195,7 @@ class TorchGroup(UncopyableGroup):
         return RanksLostError(f"{me}: {fault}")
 
     def show_life(self) -> None:
-        """Starts heartbeats, which show the other ranks that this rank is only late."""
+        """Starts heartbeats, which show all ranks that this rank is only late."""
         self._meeting.serve()
 
     def give_up(self) -> None:
@@ -204,7 +205,7 @@ class TorchGroup(UncopyableGroup):
             self._meeting.leave()
 
     def close(self) -> None:
-        """Notifies the other ranks and closes the connections. A forked child does not touch them."""
+        """Notifies all ranks and closes the connections. A forked child does not touch them."""
         self._given_up = True
         self._meeting.close()
 

@@ -57,7 +57,7 @@ def refuse_arguments(arguments: Mapping[str, Any], taken: Callable[..., Any], wh
         if name in known:
             instead = f"write {known[name].format(value)} instead"
         elif name == "persistent_workers":
-            instead = "leave it out: workers live on between epochs"
+            instead = "omit it: workers always keep running between epochs"
         else:
             instead = f"it takes {', '.join(_named(taken))}"
         raise TypeError(f"{whose} got an unexpected keyword argument {name!r}; {instead}")

@@ -1,4 +1,4 @@
-"""The state of a loader: takes it at any moment, and resumes from it.
+"""Takes the state of a loader at any moment, and resumes from a state.
 
 Role: owned by the loader. `state.layout` defines the layout of states, and `_position` the positions inside an epoch.
 States are taken in any thread, and loaded in the thread that uses the loader.

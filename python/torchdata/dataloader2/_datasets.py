@@ -62,8 +62,8 @@ def pipeline_over(
     source = pipe_over(dataset)
     if not is_pipe(source):
         raise TypeError(
-            f"{whose} loads from a data set with `__len__` and `__getitem__`, from an iterable that can be read again "
-            f"and again, or from a pipe, but got {dataset!r} of type {type(dataset).__name__}; put data into an "
+            f"{whose} loads from a data set with `__len__` and `__getitem__`, from an iterable that can be iterated "
+            f"repeatedly, or from a pipe, but got {dataset!r} of type {type(dataset).__name__}; put data into an "
             "IterableWrapper or a list first"
         )
     pipe: Any

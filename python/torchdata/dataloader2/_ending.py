@@ -1,4 +1,4 @@
-"""The shutdown of a loader: performs it once, and makes concurrent callers wait for it.
+"""Shuts a loader down once, and makes concurrent callers wait for the shutdown.
 
 Role: one `Ending` per loader. An `Ending` ends the epoch, the service and the threads that read ahead, excludes
 concurrent changes to the loader, and stores the process that the loader belongs to. Runs in the main process, in any

@@ -71,7 +71,8 @@ class EpochRun:
         self.position = Tracker(self)
         #: Whether the user was warned of workers without work.
         self._knows_idle = False
-        #: The counters when the epoch began, if its pipes skip items that raise, and the words for what is counted.
+        #: The counters at the beginning of the epoch, if its pipes skip items that raise, and the noun for the counted
+        #: items.
         self._counted: tuple[Reading | None, str] | None = None
         self._is_paused = self._is_limited = False
 
@@ -179,7 +180,7 @@ class EpochRun:
         Args:
             position: the position at which to resume, or None.
             strict: whether recomputed items are compared.
-            between: the end of the last epoch, if an earlier run has left the loader there.
+            between: the end of the last epoch, if an earlier run has left the loader between two epochs.
         """
         pipeline, is_new = self.pipeline, position is None
         if is_new:
@@ -239,7 +240,8 @@ class EpochRun:
         self.delivery.begun = False
 
     def _leave_shards(self) -> None:
-        """Makes the loader's own service run the next epoch, if main has run the shards of the last one."""
+        """Makes the loader's own service run the next epoch, if the main process has run the shards of the last
+        epoch."""
         output, pipeline = self.position.output, self.pipeline
         if output is not None and output.is_local and not output.lasts and not lasts(pipeline.datapipe):
             pipeline.take_back()

@@ -69,9 +69,10 @@ class FinishedIterator(Iterator[Any]):
     """Replaces the pipeline's iterator after its end or an error.
 
     Args:
-        iterator: the pipeline's iterator, whose attributes can still be read, or None.
+        iterator: the pipeline's iterator, if its attributes can still be read, or None.
         error: the message of the `RuntimeError` that `next` raises; None for a normal end.
-        told: the identifier of the thread that has received the error, in which the iteration just ends; 0 for none.
+        told: the identifier of the thread that has received the error. In this thread, the iteration just ends. 0 for
+            none.
     """
 
     def __init__(self, iterator: Any = None, error: str | None = None, told: int = 0) -> None:
@@ -98,7 +99,7 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
 
     Args:
         dataloader: the loader.
-        iterator_id: the number by which the loader recognizes its valid iterator.
+        iterator_id: a number that the loader compares to recognize its valid iterator.
 
     Example:
         >>> from torchdata.dataloader2 import DataLoader2
@@ -131,7 +132,7 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
             raise StopIteration
 
     def _count_to_limit(self) -> None:
-        """Runs after this item has arrived. Pauses the loader when the limit is reached."""
+        """Runs in the background after the current item has arrived. Pauses the loader when the limit is reached."""
         if self.limit_threshold is not None:
             self.limit_counter = (self.limit_counter or 0) + 1
             if self.limit_counter >= self.limit_threshold:
@@ -142,7 +143,7 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
         self._run.position.go_on_cut()
 
     def _refuse(self) -> Never:
-        """Raises the error of an iterator whose epoch was abandoned, before or during the request for an item."""
+        """Raises the error of an iterator after its epoch was abandoned, before or during the request for an item."""
         if self.dataloader._terminated:
             raise RuntimeError(SHUT_DOWN)
         if self.dataloader.valid_iterator_id == self.iterator_id:

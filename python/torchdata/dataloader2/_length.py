@@ -48,7 +48,7 @@ def skeleton(datapipe: Any) -> Any:
 
 
 def _joined(value: Any, copies: dict[int, Any]) -> Any:
-    """Returns the value of an attribute in which copies replace the pipes."""
+    """Returns the value of an attribute, with copies instead of the pipes."""
     if is_pipe(value):
         return copies.get(id(value), value)
     if not isinstance(value, (dict, list, tuple, set, frozenset, deque)):
@@ -91,7 +91,7 @@ def advice_on(error: BaseException) -> str:
     """Returns a message that names the pipe without a known length, and the remedy."""
     while error.__cause__ is not None:
         error = error.__cause__
-    return f"{error}; if you know how many items come from that pipe, say it by `.set_length(n)` behind it"
+    return f"{error}; if you know the number of items of that pipe, put `.set_length(n)` after it"
 
 
 class _RankEpoch:
@@ -157,8 +157,9 @@ class _RankEpoch:
         for pipe in graph:
             if isinstance(pipe, LengthSetter) and _is_divided(graph.at(pipe)):
                 raise TypeError(
-                    f"{type(pipe).__name__} stands behind the pipe that shares out the items, so it does not say how "
-                    "many of them are whose; put `.set_length()` before that, or, without ranks, at the end"
+                    f"{type(pipe).__name__} comes after the pipe that divides the items, so its length does not "
+                    f"show how many items each worker gets; put `.set_length()` before that pipe, or, without "
+                    f"ranks, at the end"
                 )
 
 

@@ -81,7 +81,7 @@ class Pipeline:
 
         Args:
             snapshot: the graph.
-            is_adapted: whether the adapters were applied to it.
+            is_adapted: whether the adapters were applied to the graph.
         """
         datapipe = snapshot.copy()
         if datapipe is not None and self.adapters and not is_adapted:
@@ -93,7 +93,7 @@ class Pipeline:
         self.identity = Identity(snapshot, self._serialize)
 
     def adapted(self, datapipe: Any) -> Any:
-        """Returns a graph after applying all adapters, which may modify it in place."""
+        """Returns a graph after applying all adapters, which may modify the given graph."""
         for adapter in self.adapters or ():
             changed = adapter(datapipe)
             if not is_pipe(changed):

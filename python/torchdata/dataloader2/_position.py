@@ -2,7 +2,8 @@
 
 Role: runs in the main process, in any thread that requests a state, including in a signal handler. The `Delivery` of
 the loader counts the items that the user has received. The engine's books store the positions of the workers, and a
-waiting reader does not lock them. Taking a position therefore combines references and does not wait for any thread.
+waiting reader does not lock them. A position is therefore taken by combining references, without waiting for any
+thread.
 
 Pipes that run in main can be inspected only between two items. For this reason there are *marks*: states of main's part
 of the graph that were taken between two items, such as at the beginning of the epoch. A caller may request a state
@@ -73,7 +74,7 @@ class PositionedRun(Protocol):
 
 
 class Tracker:
-    """Tracks how far a loader has come in the running epoch.
+    """Tracks the position of a loader in the running epoch.
 
     Args:
         run: the run that this object tracks. The run owns this object.
@@ -90,7 +91,7 @@ class Tracker:
         #: Whether the epoch was resumed at a position that an earlier run had reached.
         self._is_resumed, self._is_strict = False, True
         #: The number of items that this run had delivered when the loader last continued after an interrupted item, and
-        #: the number of workers' items that were lost in main because of it.
+        #: the number of workers' items that were lost in the main process because of the interruption.
         self._cut_at = self._lost = 0
         #: The number of items that earlier runs of the epoch delivered.
         self._before = 0
@@ -102,9 +103,10 @@ class Tracker:
         self._is_behind_loaded = False
         #: The seeds at the beginning of that earlier epoch.
         self._ended_seeds: SeedGenerator | None = None
-        #: Where the last epoch ended, if the next one depends on it, or the reason why this is unknown.
+        #: Where the last epoch ended, if the next epoch depends on it, or the reason why this is unknown.
         self.end: Position | str | None = None
-        #: The number of epochs begun before the last one, if that one was interrupted at its beginning; otherwise None.
+        #: The number of epochs begun before the last epoch, if the last epoch was interrupted at its beginning;
+        #: otherwise None.
         self._epochs_before: int | None = None
         #: The time when this run of the epoch began, and the seconds that earlier runs had taken.
         self._since, self._seconds_before = time.monotonic(), 0.0
@@ -120,10 +122,10 @@ class Tracker:
 
         Args:
             items_ago: the number of items.
-            looks: whether main's part of the graph may be inspected, instead of using an earlier mark.
+            looks: whether the main process's part of the graph may be inspected, instead of using an earlier mark.
 
         Raises:
-            ValueError: fewer items were delivered since the epoch, or this run of it, began.
+            ValueError: fewer items were delivered since the beginning of the epoch, or of this run of the epoch.
             RuntimeError: the state that the processes keep from earlier epochs is unknown.
         """
         run = self._run
@@ -153,7 +155,7 @@ class Tracker:
         return output.untold(None) if mark.workers is None else mark.untold
 
     def _beginning(self, output: WorkerOutput) -> Position:
-        """Returns the mark at which this run of the epoch began."""
+        """Returns the mark at the beginning of this run of the epoch."""
         beginning = self._marks[0]
         why = None if self._is_resumed else self._untold(beginning, output)
         if why is not None:
@@ -224,7 +226,8 @@ class Tracker:
         delivery.cut = False
 
     def _lost_in_main(self, output: WorkerOutput) -> int:
-        """Returns how many items the one-to-one pipes in main have read, but neither hold nor have yielded."""
+        """Returns how many items the one-to-one pipes in the main process have read, but neither hold nor have
+        yielded."""
         if output.is_local:  # no pipe holds items, and an interruption may have hit the shards themselves
             return output.delivered - int(self._delivery.given)
         pipes = Graph(self._pipeline.datapipe).pipes
@@ -236,7 +239,7 @@ class Tracker:
             return token_of(output).yielded - self._yielded_before - held - int(self._delivery.given)
 
     def _look(self, given: int, beginning: WorkersPosition | None = None) -> Position | None:
-        """Inspects main's part of the graph.
+        """Inspects the main process's part of the graph.
 
         Args:
             given: the number of items that the user has received.
@@ -275,7 +278,7 @@ class Tracker:
             None if a pipe above is replayed and reads the whole epoch again, or has reached the workers' end.
         """
         if entry.restores:
-            # If the pipes above are replayed, reading resumes where this run began.
+            # If the pipes that read the workers' items are replayed, reading resumes at the beginning of this run.
             return entry.yielded - self._yielded_before if output.is_in_first_pass else entry.yielded
         if not output.is_in_first_pass or output.delivered or (token_of(output).finished and not output.is_unread):
             return None
@@ -338,7 +341,7 @@ class Tracker:
         self._may_count = self.hands_on and not reads_ahead
 
     def go_back(self, end: Position | str | None, epochs: int) -> None:
-        """Returns to the moment between two epochs, after the second one failed to begin.
+        """Returns to the moment between two epochs, after the second epoch failed to begin.
 
         Args:
             end: the previous value of `end`.
@@ -348,7 +351,7 @@ class Tracker:
         self._epochs_before = epochs if self._run.epochs > epochs else None
 
     def begin(self, resumed: Position | None, strict: bool) -> None:
-        """Begins an epoch, before the service begins it; `resumed` is the position at which to resume, if any."""
+        """Begins an epoch, before the service begins it; `resumed` is the position to resume from, if any."""
         self._delivery.given = 0
         self._delivery.cut = False
         self._is_resumed, self._is_strict = resumed is not None, strict
@@ -449,7 +452,7 @@ class Tracker:
             delivery.given += 1
 
     def close(self) -> None:
-        """Records where an epoch has ended, if the next one depends on it."""
+        """Records where an epoch has ended, if the next epoch depends on it."""
         output = self.output
         if output is None or not output.lasts:
             return

@@ -54,7 +54,8 @@ class SavedPositions:
         return ranks != (self.ranks or _ALONE)[1]
 
     def shards(self, pipeline: Pipeline) -> Sequence[Shard] | None:
-        """Returns the shards of a loader that resumes, once its rank is known; None if main runs what it ran before."""
+        """Returns the shards of a loader that resumes, once its rank is known; None if the main process runs the same
+        as before."""
         contract = pipeline.contract
         if not (contract.has_workers() or self.has_shards(contract)):
             return None
@@ -84,15 +85,15 @@ class SavedPositions:
         return among_ranks(positions, rank, world)
 
     def fitted(self, pipeline: Pipeline, output: WorkerOutput | None, hands_on: bool) -> Position:
-        """Returns the position from which a loader resumes, after its service has taken over the graph.
+        """Returns the position that a loader resumes from, after its service has taken over the graph.
 
         Args:
             pipeline: the pipeline of the loader.
             output: the pipe that represents its workers; None without workers.
-            hands_on: whether the pipes in main yield one item for each item of the workers.
+            hands_on: whether the pipes in the main process yield one item for each item of the workers.
 
         Raises:
-            ValueError: the loader cannot resume from there; the message gives the reason.
+            ValueError: the loader cannot resume from these positions; the message gives the reason.
         """
         pipes = None if output is None else output.pipes_in_workers
         position = self._of_rank(pipeline.contract, pipes)
@@ -101,8 +102,9 @@ class SavedPositions:
         if not self._has_rank_of(pipeline.contract) and not hands_on:
             raise ValueError(
                 "this state was saved inside an epoch with another number of ranks, and the pipes in the main process "
-                "do not yield one item for each item of the workers, as `pin_memory().batch(2)`. Load it with as many "
-                "ranks, save a state between two epochs, or put these pipes before the first one of the main process"
+                "do not yield one item for each item of the workers, as `pin_memory().batch(2)`. Load it with the "
+                "same number of ranks, save a state between two epochs, or move these pipes before the first pipe "
+                "of the main process"
             )
         position = in_workers(position, pipes) if position.in_main else position
         above = () if position.graph is None else entries_in(position.graph)[len(Graph(pipeline.datapipe)) :]
@@ -113,8 +115,8 @@ class SavedPositions:
     def suit_seeds(self, service: ReadingServiceInterface, seeds: Seeds) -> None:
         """Gives the resumed epoch its initial seeds.
 
-        Ranks agree on a seed, and draw all other seeds from it. An epoch that began without ranks therefore resumes
-        without an agreed seed, and an epoch that began with ranks resumes with one.
+        Ranks agree on a seed, and draw all further seeds from this seed. An epoch that began without ranks therefore
+        resumes without an agreed seed, and an epoch that began with ranks resumes with one.
         """
         agreed = self.ranks is not None and not self.ranks[2]
         if not agreed:
@@ -160,7 +162,7 @@ def _check_ranks(states: Mapping[int, LoaderState]) -> None:
     if missing:
         raise ValueError(
             f"the state was saved by {world} ranks, but the states of rank {', '.join(map(str, missing))} are "
-            "missing: load those of all ranks"
+            "missing: load the states of all ranks"
         )
     surplus = sorted(set(states) - set(range(world)))
     if surplus:

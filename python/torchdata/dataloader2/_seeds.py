@@ -57,7 +57,7 @@ class Seeds:
         self.is_restored = False
 
     def repeat(self) -> None:
-        """Makes the next epoch use the seeds of the last one."""
+        """Makes the next epoch use the seeds of the last epoch."""
         self.generator = copy.copy(self.initial)
         self.is_restored = True
 
@@ -67,7 +67,7 @@ class Seeds:
         self.initial = copy.copy(self.generator)
 
     def moment(self) -> tuple[Any, ...]:
-        """Returns a copy of the seeds, with which `go_back` undoes later changes."""
+        """Returns a copy of the seeds, which `go_back` uses to undo later changes."""
         return self.is_due, self.is_restored, copy.copy(self.generator), self.initial
 
     def go_back(self, moment: tuple[Any, ...]) -> None:

@@ -48,7 +48,7 @@ class Adapter:
             datapipe: the last pipe of the loader's copy of the graph.
 
         Returns:
-            The last pipe of the changed graph, which may be the same one.
+            The last pipe of the changed graph, possibly unchanged.
         """
         raise NotImplementedError(f"{type(self).__name__} must define __call__(datapipe)")
 
@@ -56,10 +56,10 @@ class Adapter:
         """Changes the loader's copy of the reading service before the service takes over the graph.
 
         Args:
-            reading_service: the loader's copy; this is not called if the loader has no service.
+            reading_service: the loader's copy of the service. This method is not called for a loader without a service.
 
         Returns:
-            The service that the loader uses, which may be the same one.
+            The service that the loader uses, possibly unchanged.
         """
         return reading_service
 
@@ -206,7 +206,7 @@ class PrefetchPolicy(Adapter):
         return datapipe
 
     def adapt_reading_service(self, reading_service: ReadingServiceInterface) -> ReadingServiceInterface:
-        """Sets the counts of the service, if it has any."""
+        """Sets the prefetch counts of the service, if it has any."""
         if hasattr(reading_service, "set_prefetch_counts"):
             reading_service.set_prefetch_counts(main=self.count, worker=self.worker)
         return reading_service

@@ -51,7 +51,7 @@ AdapterFn: TypeAlias = Adapter | Callable[[DataPipe], DataPipe]
 
 
 def _part(path: str, meaning: str = "") -> Any:
-    """Returns a property whose value is stored in a part of the loader.
+    """Returns a property that stores its value in a part of the loader.
 
     Args:
         path: the attribute path from the loader, such as `_pipeline.service`.
@@ -72,8 +72,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     The loader works on copies of the pipes and of the service, so you can use both again. The data in the pipes is not
     copied: the main process reads the original objects, and forked workers inherit them. Only the start methods "spawn"
     and "forkserver" pickle them, once for all workers. An error in a pipe, a `break` or a second `iter()` ends the
-    epoch, and the next `iter()` begins a new one. End the loader with `shutdown()`, or use it as a context manager. To
-    pause after a number of items, use `limit()` and `resume()` of the iterator that `iter(loader)` returns.
+    epoch, and the next `iter()` begins a new epoch. End the loader with `shutdown()`, or use it as a context manager.
+    To pause after a number of items, use `limit()` and `resume()` of the iterator that `iter(loader)` returns.
 
     Several threads may share an iterator; each item goes to one of them. A copy of a loader, by `copy` or pickle, is a
     separate loader that has not started. For type checkers, the loader of an `IterDataPipe[T]` or a `MapDataPipe[T]` is
@@ -234,9 +234,9 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         The items of a dataset with `__getitem__` are divided by their indices, so each item is loaded once. Each worker
         reads an iterable, or the indices of a sampler, completely and keeps its share. The order must therefore be the
         same in all workers; different orders are an error. To read an iterable in one process only, use
-        `IterableWrapper(dataset).sharding_round_robin_dispatch()`. Iterables that divide themselves among workers, such
-        as those of Hugging Face, webdataset, litdata and mosaicml-streaming, are not divided again. For other
-        datasets, the items and batches are the same for any number of workers.
+        `IterableWrapper(dataset).sharding_round_robin_dispatch()`. Some iterables divide themselves among workers, for
+        example in Hugging Face datasets, webdataset, litdata and mosaicml-streaming. They are not divided again. For
+        other datasets, the items and batches are the same for any number of workers.
 
         If an iterable or a sampler has a method `set_epoch` and an attribute `epoch`, workers receive the epoch that
         you have set before each epoch. Set the same epoch before you resume from a state inside an epoch.
@@ -291,13 +291,13 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     def __iter__(self) -> DataLoader2Iterator[T_co]:
         """Begins an epoch and returns its iterator, which invalidates earlier iterators.
 
-        If no item was requested from the last iterator, the new one takes over its epoch. If another thread is waiting
-        for an item of the last epoch, this waits for the item; the thread then gets a RuntimeError.
+        If no item was requested from the last iterator, the new iterator takes over its epoch. If another thread is
+        waiting for an item of the last epoch, this waits for the item; the thread then gets a RuntimeError.
 
         Raises:
-            RuntimeError: the loader was shut down or has no pipe, or this process is a forked child of the main
+            RuntimeError: the loader was shut down or lacks a pipe, or this process is a forked child of the main
                 process.
-            TypeError: the loader has no valid pipe, or the service cannot load the state of a service.
+            TypeError: the loader lacks a valid pipe, or the service cannot load the state of a service.
         """
         self._ending.take_over_in_child()
         run = self._run
@@ -330,8 +330,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         together, if all ranks read the same data.
 
         Raises:
-            TypeError: the length is not known: a pipe has no length, a function of the service may change the graph, or
-                the service does not describe how it divides the items.
+            TypeError: the length is unknown, because it is unknown for a pipe, a function of the service may change the
+                graph, or the service does not describe how it divides the items.
         """
         return self._pipeline.length()
 
@@ -351,10 +351,10 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         self._seeds.give(check_seed(seed))
 
     def skip(self, count: int) -> int:
-        """Skips the next items of the current epoch, or of a new one.
+        """Skips the next items of the current epoch, or of a new epoch.
 
         The items are computed and dropped. An item that cannot be computed raises its error as usual. With ranks, each
-        rank skips items of its own share, so all ranks must call this at the same step with the same number.
+        rank skips items of its share, so all ranks must call this at the same step with the same number.
 
         Args:
             count: the number of items.
@@ -389,8 +389,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         You may call this at any time: between items, before the first or after the last item, while the loader is
         paused, in another thread or in a signal handler. It changes nothing. A loader that loads the state yields the
         remaining items in the same order, and then the same later epochs. After the last item, the state still belongs
-        to this epoch, without remaining items. Once `StopIteration` or an error has ended the epoch, it belongs to the
-        next one.
+        to this epoch, without remaining items. Once `StopIteration` or an error has ended the epoch, the state belongs
+        to the next epoch.
 
         The state is a dict of plain data with checksums. `torchdata.dataloader2.describe(state)` shows what it
         contains.
@@ -402,8 +402,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
                 it if it can be pickled to at most 1 MiB.
 
         Raises:
-            RuntimeError: the loader has no pipe; or items come in any order (`in_order=False`), pipes in the main
-                process combine them, and the state is not from between two items.
+            RuntimeError: the loader lacks a pipe; or items come in any order (`in_order=False`), pipes in the main
+                process combine them, and the state was not saved between two items.
             TypeError: `with_pipe` is True and the pipe cannot be pickled (the message names the attribute), or the
                 loader reads something that is not a pipe.
             ValueError: fewer than `items_ago` items were delivered in this epoch.
@@ -462,8 +462,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         """Creates a loader with the pipe of a state, and resumes from the state.
 
         Args:
-            state: a result of `state_dict`, or a dict of the states of all ranks, by rank. It is unpickled, so load
-                only states that you trust.
+            state: a result of `state_dict`, or a dict of the states of all ranks, by rank. The state is unpickled, so
+                load only states that you trust.
             reading_service: the service that runs the graph and loads its part of the state; None runs it in this
                 process.
             strict: whether it is an error if the pipeline does not repeat its items; True by default.

@@ -60,7 +60,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
     def check_hash(
         self, hash_dict: Mapping[str, str], hash_type: str = "sha256", rewind: bool = True,
     ) -> IterDataPipe[tuple[str, Any]]:
-        """Yields the files whose hash is the expected one. Any other hash is an error."""
+        """Yields the files that have the expected hash. Any other hash is an error."""
 
     def collate(
         self, conversion: Any = ..., collate_fn: Callable[..., Any] | None = None, *,
@@ -123,11 +123,11 @@ class IterForms(FunctionalForms, Generic[T_co]):
 
     @overload
     def filter(self, filter_fn: Callable[[T_co], bool | bool_], input_col: None = None) -> IterDataPipe[T_co]:
-        """Yields the items for which a function returns True. Streams in other items are closed."""
+        """Yields the items that a function returns True for. Streams in other items are closed."""
 
     @overload
     def filter(self, filter_fn: Callable[..., bool | bool_], input_col: Any) -> IterDataPipe[T_co]:
-        """Yields the items for which a function returns True. Streams in other items are closed."""
+        """Yields the items that a function returns True for. Streams in other items are closed."""
 
     @overload
     def flatmap(self, fn: Callable[[T_co], Iterable[R]], input_col: None = None) -> IterDataPipe[R]:
@@ -183,7 +183,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """Yields the paths of the files in one or several directories."""
 
     def list_files_by_ais(self, url: str, length: int = -1, *, timeout: float = 20.0) -> IterDataPipe[str]:
-        """Yields the URLs of the objects in an AIStore cluster whose names begin with given prefixes."""
+        """Yields the URLs of the objects in an AIStore cluster with given prefixes."""
 
     def list_files_by_fsspec(self, masks: str | list[str] = "", **kwargs: Any) -> IterDataPipe[str]:
         """Yields the URLs of the files and directories in one or several directories of any file system of
@@ -282,7 +282,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         hash_type: str = "sha256", extra_check_fn: Callable[[str], bool] | None = None, *,
         folder: str | os.PathLike[str] | None = None,
     ) -> IterDataPipe[Any]:
-        """Begins a section of the pipeline whose results are stored in files; `end_caching` ends the
+        """Begins a section of the pipeline that stores its results in files; `end_caching` ends the
         section.
         """
 
@@ -290,8 +290,8 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self, how: Literal["skip"] = "skip", limit: int | float | None = None,
         log: str | os.PathLike[str] | None = None,
     ) -> IterDataPipe[T_co]:
-        """Skips items at which the pipes before it raise an exception, up to the source or to the previous
-        `on_error`.
+        """Skips items if an earlier pipe raises an exception for them, back to the source or to the
+        previous `on_error`.
         """
 
     def open_files(
@@ -329,7 +329,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self, *, skip_lines: int = 0, decode: bool = True, encoding: str = "utf-8", errors: str | None = None,
         return_path: bool = False, **fmtparams: Any,
     ) -> IterDataPipe[Any]:
-        """Yields the rows of CSV files, as dicts whose keys are the fields of each file's first row."""
+        """Yields the rows of CSV files, as dicts with the fields of each file's first row as keys."""
 
     def parse_json_files(self, **kwargs: Any) -> IterDataPipe[tuple[str, Any]]:
         """Parses JSON files, each as a whole: yields pairs of path and value."""
@@ -394,11 +394,11 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """Yields the lines of streams, as pairs of path and line."""
 
     def repeat(self, times: int) -> IterDataPipe[T_co]:
-        """Yields every item several times before the next one. The item is not copied."""
+        """Yields every item several times before the next item. The item is not copied."""
 
     def round_robin_demux(self, num_instances: int, buffer_size: int = 1000) -> list[IterDataPipe[T_co]]:
-        """Distributes the items in turn: returns a list of children, of which child `i` of `n` yields the
-        items `i`, `i + n`, `i + 2n` and so on.
+        """Distributes the items in turn: returns a list of `n` children; child `i` yields the items `i`,
+        `i + n`, `i + 2n` and so on.
         """
 
     def routed_decode(
@@ -511,7 +511,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """Returns one child per column of the items, which are sequences of equal length."""
 
     def webdataset(self, *, strict: bool = True) -> IterDataPipe[dict[str, Any]]:
-        """Groups consecutive files whose names differ only in the extension into one dict."""
+        """Groups consecutive files with the same name except for the extension into one dict."""
 
     @overload
     def zip(self) -> IterDataPipe[tuple[T_co]]:
@@ -548,7 +548,7 @@ class MapForms(FunctionalForms, Generic[T_co]):
         """Groups items with consecutive indices: batch `i` contains the items from `i * batch_size` on."""
 
     def concat(self, *datapipes: MapDataPipe[Any]) -> MapDataPipe[Any]:
-        """Joins pipes end to end: the indices of each pipe begin where those of the previous one end."""
+        """Joins pipes end to end: the indices of each pipe continue the indices of the previous pipe."""
 
     def in_memory_cache(self) -> torchdata.datapipes.map.InMemoryCacheHolder[T_co]:
         """Stores every requested item, so that the pipes before it run once per item."""
@@ -562,7 +562,7 @@ class MapForms(FunctionalForms, Generic[T_co]):
         """Applies a function to each item when the item is requested."""
 
     def sample_by(self, sampler: Iterable[Any]) -> torchdata.datapipes.map.IndexSampler[T_co]:
-        """Yields the items of a map pipe in the order of a sampler, which is read again in each epoch."""
+        """Yields the items of a map pipe in the order of a sampler, which is reread in each epoch."""
 
     def shuffle(self, *, indices: Iterable[Any] | None = None) -> torchdata.datapipes.map.Shuffler[T_co]:
         """Yields the items of a map pipe in random order."""

@@ -49,14 +49,14 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 def share_token(datapipe: Any, token: IterationToken) -> None:
-    """Makes a new pipe share the token of another pipe, so that the new pipe can end the other's iteration."""
+    """Makes a new pipe share the token of another pipe, so that the new pipe can end the iteration of that pipe."""
     datapipe.__dict__["_iteration_token"] = token
 
 
 def begin_iteration(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
-    """Starts an iteration of `datapipe`, whose own `__iter__` is `function`, and guards it.
+    """Starts an iteration of `datapipe` by its own `__iter__`, which is `function`, and guards the iterator.
 
-    Resets the pipe, unless state was loaded into it, in which case the iteration resumes from that state. A replayed
+    Resets the pipe, unless a state was loaded into it. The iteration then resumes from that state. A replayed
     pipe starts over and drops the items that it had yielded.
     """
     forwarded: Iterator[Any] | None = datapipe.__dict__.pop("_fast_forward_iterator", None)
@@ -164,8 +164,8 @@ class _PicklingHooks:
         state = self._attributes_to_copy()
         return hook(state) if hook is not None else state
 
-    #: Declares that the iteration state consists of the attributes declared by `state` and the sources' state. It
-    #: contains the names of these attributes. A class without such attributes sets it to `()`.
+    #: Declares that the iteration state consists of the attributes declared by `state` and the sources' state. The
+    #: value contains the names of these attributes. A class without such attributes sets it to `()`.
     iteration_state: ClassVar[tuple[str, ...]]
     _own_state: ClassVar[tuple[DeclaredState, ...]] = ()
     #: The declarations of the class and its bases.
@@ -295,8 +295,8 @@ class IterDataPipe(IterForms[T_co], _PicklingHooks, PipeHooks, Generic[T_co], me
     `reset()`, returns a guarded iterator and invalidates earlier iterators.
 
     A subclass that also defines `state_dict()` and `load_state_dict()` is restored by these methods. Otherwise, it is
-    replayed (see `torchdata.datapipes.state`). Keep the iteration state in attributes that `reset()` initializes and
-    from which `__iter__` continues.
+    replayed (see `torchdata.datapipes.state`). Keep the iteration state in attributes that `reset()` initializes, and
+    let `__iter__` continue from them.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper, IterDataPipe

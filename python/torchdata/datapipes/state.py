@@ -3,10 +3,10 @@
 Role: combines the states of the pipes to the state of a graph. Runs in the process and thread that iterates the graph,
 between two items.
 
-A graph state is a dict of plain data, which nothing changes any more. Its `graph` tells what the pipes were made with
-(see `fingerprint`), its `checksums` are of both, its `pipes` has an entry for each pipe (see `PipeEntry`), sources
-before those that read them. Values that only pickle can hold lie in a pipe's own state as bytes under `"__pickled__"`,
-and plain data that is nested deeper than a list of numbers under `"__nested__"`.
+A graph state is a dict of plain data that is never modified. The key `graph` describes the classes and arguments of the
+pipes (see `fingerprint`). The key `pipes` has an entry for each pipe (see `PipeEntry`), with sources before their
+readers. The key `checksums` contains checksums of both. In a pipe's own state, values that require pickle are bytes
+under `"__pickled__"`, and plain data that is nested deeper than a list of numbers is under `"__nested__"`.
 
 A replay starts with the state that all sources had when the pass of the replayed pipe began. If the global generators
 were used since the end of the graph began, or if two branches of the graph meet below the pipe, the end of the graph is
@@ -110,8 +110,8 @@ def save_state(datapipe: Any, *, described: bool = True) -> dict[str, Any]:
 
     Args:
         datapipe: the last pipe of the graph, or the graph.
-        described: whether the state contains a description of the pipes, by which another pipeline is refused, and
-            checksums against damage; True by default. False is faster if you save states every second.
+        described: whether the state contains a description of the pipes, to refuse another pipeline, and checksums, to
+            detect damage; True by default. False is faster if you save states every second.
 
     Returns:
         A dict of plain data.
@@ -180,10 +180,10 @@ class _Saving:
     # -- which passes belong together ----------------------------------------------------------------------------
 
     def _find_in_use(self, *, alone: bool) -> set[int]:
-        """Returns the ids of the pipes whose passes continue.
+        """Returns the ids of the pipes that continue their passes.
 
         Args:
-            alone: whether to include pipes whose reader has not begun yet, such as another child of a fork. The reader
+            alone: whether to include pipes before their reader has begun, such as another child of a fork. The reader
                 may still begin, or the fork may start over.
         """
         used = {id(self.end)} if self._has_begun(self.end) else set()
@@ -334,7 +334,7 @@ class _Saving:
             if not is_restorable(pipe):
                 return PipeEntry(name_of(pipe))
             return with_seeds(PipeEntry(name_of(pipe), restores=True, state=self._state_of(pipe)), record)
-        # A pipe of a user's without a `reset` may still show the place of the pass before.
+        # A user's pipe without a `reset` may still show the position of the previous pass.
         is_stale = token_of(pipe).yielded == 0 and not can_reset(type(pipe))
         if id(pipe) not in self._in_use or not is_restorable(pipe) or replayed or is_stale:
             entry = _entry_anew(pipe)
@@ -359,7 +359,8 @@ class _Saving:
 
 
 def _entry_anew(pipe: Any) -> PipeEntry:
-    """An entry with which the next pass of a pipe starts from the beginning, with the seed that was set for it."""
+    """Returns an entry that starts the next pass of a pipe from the beginning, with the seed that was set for this
+    pass."""
     entry, lasting = entry_at_beginning(pipe)
     return entry if lasting is None else entry._replace(state=to_plain(lasting, name_of(pipe)))
 
@@ -383,8 +384,8 @@ def is_one_to_one(datapipe: Any) -> bool:
 def load_state(datapipe: Any, state: dict[str, Any], *, strict: bool = True, allow_pickle: bool = True) -> None:
     """Sets the graph that ends in `datapipe` to a saved position: `iter(datapipe)` resumes there.
 
-    A state can be loaded several times. Its pickled parts are unpickled, which may run any code. Load only states that
-    you trust, or pass `allow_pickle=False`.
+    A state can be loaded several times. Loading unpickles the pickled parts, which may run any code. Load only states
+    that you trust, or pass `allow_pickle=False`.
 
     Args:
         datapipe: the last pipe of the graph, or the graph.
@@ -437,7 +438,7 @@ def _require_same_pipes(graph: Graph, entries: Sequence[PipeEntry]) -> None:
 
 
 def set_strictness(datapipe: Any, is_strict: bool) -> None:
-    """Sets whether the sources of a graph compare items that they read again after a resume with the original items.
+    """Sets whether the sources of a graph compare items that they reread after a resume with the original items.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

@@ -50,8 +50,8 @@ def random_resized_crop(
     """Returns a random part of an image, by the rules of torchvision's `RandomResizedCrop`.
 
     The fraction of the area is uniform within `scale`, and the logarithm of width over height is uniform within that of
-    `ratio`. A box that does not fit is drawn again, up to ten times in all. After that, the largest centered box whose
-    ratio is within `ratio` is used.
+    `ratio`. A box that does not fit is drawn again, up to ten times in all. After that, the largest centered box with a
+    ratio within `ratio` is used.
 
     Args:
         rng: the generator to draw from: a `random.Random`, a `numpy.random.Generator` or a `torch.Generator`.

@@ -25,13 +25,14 @@ Crop = Sequence[int] | Callable[[int, int], Sequence[int]] | None
 
 #: The channels of each mode, and its dtype.
 _MODES = {"RGB": (3, "uint8"), "L": (1, "uint8"), "RGBA": (4, "uint8"), "I;16": (1, "uint16")}
-#: Filters for which the extension returns the same pixels as Pillow, within one level. For others, Pillow is used.
+#: Filters that return the same pixels in the extension as in Pillow, within one level. For other filters, Pillow is
+#: used.
 _FILTERS = {"bilinear": True, "hamming": True, "nearest": False, "box": False, "bicubic": False, "lanczos": False}
 
 
 @dataclass(frozen=True)
 class Request:
-    """The way to decode images. The arguments are those of `decode`.
+    """The way to decode images. The arguments are the same as for `decode`.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -105,8 +106,8 @@ def decode(
 ) -> Any:
     """Decodes an image to an array of its pixels, with optional cropping and resizing.
 
-    The pixels equal those of Pillow: exactly without resizing, and within one level of 255 with resizing. In a worker,
-    the array is in shared memory from the start, like the result of `torchdata.empty`.
+    The pixels are equal to Pillow's pixels: exactly without resizing, and within one level of 255 with resizing. In a
+    worker, the array is in shared memory from the start, like the result of `torchdata.empty`.
 
     Args:
         data: the contents of the file as bytes, its path, or a file opened in binary mode (it is read to its end, and
@@ -122,7 +123,7 @@ def decode(
         scale: "fast" decodes JPEG images at a half, a quarter or an eighth of their size, if that is not smaller than
             the result.
         resample: "bilinear", "hamming", "bicubic", "lanczos", "box" or "nearest", with antialiasing, as in Pillow. The
-            extension implements the first two; the others use Pillow, and are slower.
+            extension implements the first two; the remaining filters use Pillow, and are slower.
         exif: whether to rotate the image upright according to EXIF. `crop` refers to the upright image.
         truncated: "keep" returns the available part of a truncated image instead of raising an error.
         as_tensor: whether the result is a torch tensor.
@@ -178,7 +179,7 @@ def decode_batch(
     truncated: Literal["error", "keep"] = "error",
     as_tensor: bool = False,
 ) -> Any:
-    """Decodes images of equal target size into one block: a batch that needs no `collate`.
+    """Decodes images of equal target size into one block: a batch that is complete without `collate`.
 
     Args:
         data: the images, each as for `decode`.
@@ -190,7 +191,7 @@ def decode_batch(
         crop: the part to use of each image: a box, or a function of width and height, which is called for the images in
             order.
         flip: whether left and right are exchanged: one value for all images, or one for each.
-        flip: whether left and right change places, for all or for each.
+        flip: whether to exchange left and right, for all images or for each image.
         mode: as for `decode`.
         layout: as for `decode`.
         scale: as for `decode`.
@@ -338,7 +339,7 @@ def _fill(request: Request, picture: DecodablePicture, box: Box, flip: bool, nam
     left, top, right, bottom = box
     by, whole = 1, (0, 0, picture.width, picture.height)
     if request.scale == "fast":
-        # The minimum size of the whole image for which the part has at least as many pixels as the result.
+        # The minimum size of the whole image that gives the part at least the number of pixels of the result.
         least = math.ceil(columns * whole[2] / (right - left)), math.ceil(rows * whole[3] / (bottom - top))
         by = picture.reduce(*least)
     plain = box == whole and not flip and (rows, columns) == (picture.height, picture.width)

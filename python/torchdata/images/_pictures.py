@@ -18,8 +18,8 @@ __all__ = ["DecodablePicture", "open_picture"]
 #: Maximum number of bytes in the pixel buffer of a thread.
 _KEPT = 64 << 20
 
-#: For each mode, simplejpeg's name of the colors, and the JPEG color spaces for which libjpeg produces the same pixels
-#: as Pillow. Color images in gray mode are not included, because Pillow computes gray from red, green and blue.
+#: For each mode, simplejpeg's name of the colors, and the JPEG color spaces that give the same pixels in libjpeg as in
+#: Pillow. Color images in gray mode are not included, because Pillow computes gray from red, green and blue.
 _COLOURS = {"RGB": ("RGB", frozenset({"YCbCr", "Gray", "RGB"})), "L": ("GRAY", frozenset({"Gray"}))}
 
 #: The number of channels of each mode.
@@ -107,7 +107,7 @@ def open_picture(content: Any, mode: str, exif: bool, keep: bool) -> DecodablePi
 
 
 def _power(width: int, height: int, least_width: int, least_height: int) -> int:
-    """Returns the largest of 8, 4, 2 and 1 by which an image can be reduced."""
+    """Returns the largest factor among 8, 4, 2 and 1 that an image can be reduced by."""
     for by in (8, 4, 2):
         if -(-width // by) >= least_width and -(-height // by) >= least_height:
             return by

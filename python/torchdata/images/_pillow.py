@@ -75,7 +75,7 @@ def check_pixels(width: int, height: int) -> None:
     """Checks a size against Pillow's limit, `PIL.Image.MAX_IMAGE_PIXELS`, as Pillow does.
 
     Raises:
-        PIL.Image.DecompressionBombError: the image has more than twice as many pixels. Above the limit itself, a
+        PIL.Image.DecompressionBombError: the image has more than twice that number of pixels. Above the limit itself, a
             DecompressionBombWarning is issued.
     """
     module = image_module()

@@ -55,7 +55,7 @@ def name_of_this_process() -> str:
 
 
 class Failed:
-    """An error that takes the position of a result, where it is raised.
+    """An error that is stored instead of a result, and is raised when the result is requested.
 
     Args:
         error: the error.

@@ -183,7 +183,7 @@ class IteratingNode(BaseNode[T]):
         """Returns the length that the iterable reports.
 
         Raises:
-            TypeError: the iterable has no length.
+            TypeError: the length of the iterable is unknown.
         """
         try:
             return len(iterable)

@@ -39,7 +39,7 @@ class PipePosition(PipePasses):
         self._epoch += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the pipe's graph. It does not change when the iteration continues."""
+        """Returns the state of the pipe's graph. The returned state does not change when the iteration continues."""
         return {self.EPOCH_KEY: self._epoch, self.PIPE_KEY: save_state(self.pipe)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

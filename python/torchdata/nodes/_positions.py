@@ -1,8 +1,8 @@
 """Handles nodes that do not support states.
 
-Role: some nodes save the position of their source even if no state is requested (read-ahead does so at each item). They
-must also work over a source without states. The error is therefore stored instead of the position, and is raised only
-if a state is requested.
+Role: some nodes save the position of their source even if no state is requested (read-ahead does so at each item).
+These nodes must also work with a source without states. The error is therefore stored instead of the position, and is
+raised only if a state is requested.
 """
 
 from __future__ import annotations

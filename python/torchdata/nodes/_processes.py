@@ -1,10 +1,10 @@
 """The processes of a ParallelMapper: each takes items from a thread of the main process, and returns results.
 
 Role: the parts in the main process (`Workers`, `_MapWorker`) and in the worker process (`_Caller`), over a worker group
-of the engine. The command link carries items, and the other link results. A thread sends an item, or several small ones
-in one message, and waits for the answers. Each answer is a separate message, so a process that exits loses no other
-answer. The first message to a process also contains the seed of its random numbers. A replacement process has its own
-seed.
+of the engine. The command link carries items to the process, and the second link returns results. A thread sends an
+item, or several small ones in one message, and waits for the answers. Each answer is a separate message, so if a
+process exits, only unfinished answers are lost. The first message to a process also contains the seed of its random
+numbers. A replacement process has its own seed.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Workers:
 
 
 class _MapWorker:
-    """One process, as seen by its thread in the main process. Does not keep the group alive."""
+    """The interface to one process, for its thread in the main process. Does not keep the group alive."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class _MapWorker:
     ) -> None:
         self._group, self._members, self._index = weakref.ref(group), group.members, number
         self._base_seed = seed
-        #: Worker numbers for seeding. The first one is for this process, and each replacement takes the next one.
+        #: Worker numbers for seeding. The first number is for this process, and each replacement takes the next number.
         self._numbers = count(number, group.members.num_workers)
         #: The base seed and the number of the process, until they are sent.
         self._seed: tuple[int, int] | None = None

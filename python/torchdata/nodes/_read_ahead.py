@@ -45,7 +45,7 @@ class Several(Protocol):
         """See `_processes._MapWorker.results`."""
 
 
-#: Maximum number of items per message to a process, and maximum number of seconds that they may take there.
+#: Maximum number of items per message to a process, and maximum number of seconds of their computation.
 _MOST_TOGETHER, _TOGETHER = 128, 0.001
 #: Work of fewer seconds is not distributed among several processes, because the messages take as long.
 _WORTH_A_MESSAGE = 0.00005
@@ -180,7 +180,7 @@ class _Work(ReadAhead):
         return None
 
     def read_on(self) -> None:
-        """Reads and drops items in a separate thread. All other threads have left the source."""
+        """Reads and drops items, in a separate thread. All other threads have left the source."""
         with contextlib.suppress(BaseException):
             while self.reader.index < self.read_on_to:
                 self.reader.advance()
@@ -267,7 +267,7 @@ class ReadSource:
             if not work.start(work.call, one, sharers):
                 if number == 0:
                     work.close()
-                    raise RuntimeError(f"{self._name} cannot start: the system has no more threads to give")
+                    raise RuntimeError(f"{self._name} cannot start: the system cannot create more threads")
                 break
 
     def _grown(self, fields: StateFields) -> tuple[int, int]:
@@ -313,7 +313,8 @@ class ReadSource:
 
         Args:
             read_on: whether the source will begin its next epoch, and must first be read up to the point that
-                read-ahead would have reached. If that takes longer than `patience`, the source is left where it is.
+                read-ahead would have reached. If this takes longer than `patience`, reading stops at the current
+                position of the source.
 
         Raises:
             TimeoutError: the source took longer than `patience` seconds for an item.

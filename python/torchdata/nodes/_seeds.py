@@ -21,7 +21,8 @@ _local = threading.local()
 
 @contextmanager
 def one_reset() -> Iterator[None]:
-    """Context in which calls of `base_seed` by this thread return different numbers. Nested contexts have no effect."""
+    """Context that makes calls of `base_seed` by this thread return different numbers. Nested contexts change
+    nothing."""
     if getattr(_local, "copy", None) is not None:
         yield
         return

@@ -70,7 +70,7 @@ class IterableWrapper(IteratingNode[T]):
         """See `BaseNode.reset`.
 
         Raises:
-            TypeError: the state is from within an epoch of a set whose order differs between processes.
+            TypeError: the state was saved within an epoch of a set with an order that differs between processes.
             ValueError: a field of the state is missing or out of range.
         """
         if initial_state is None:
@@ -115,8 +115,9 @@ class SamplerWrapper(IteratingNode[T]):
     Args:
         sampler: the sampler, which is read once per epoch.
         initial_epoch: the number of the first epoch; 0 by default.
-        epoch_updater: a function that returns the number of the next epoch, given the number of an epoch of which an
-            item was requested. By default, it adds one. If it is `Stateful`, its state is part of the node's state.
+        epoch_updater: a function that returns the number of the next epoch, given the number of an epoch after its
+            first item was requested. By default, it adds one. If the function is `Stateful`, its state is part of the
+            node's state.
 
     Raises:
         TypeError: `sampler` is not iterable, `initial_epoch` is not an integer, or `epoch_updater` is not a function.

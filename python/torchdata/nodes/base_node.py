@@ -18,7 +18,7 @@ T = TypeVar("T", covariant=True)
 class NotReset:
     """Replaces the function that reads the source of a node that was never reset.
 
-    It is not a method, because that would slow down the instance attribute of the same name.
+    This function is not a method, because a method would slow down the instance attribute of the same name.
 
     Args:
         name: the class of the node.
@@ -42,7 +42,7 @@ class NotReset:
 class BaseNode(Iterator[T]):
     """A step of data loading: an iterator that can be reset to its beginning or to a saved position.
 
-    A subclass defines `next`, `reset` and `get_state`. It calls `super().__init__()` in its `__init__`, and
+    A subclass defines `next`, `reset` and `get_state`. The subclass calls `super().__init__()` in its `__init__`, and
     `super().reset(initial_state)` in its `reset`. A node is read by `next(node)`, in a loop, or preferably through a
     `Loader`, which handles epochs.
 
@@ -106,7 +106,7 @@ class BaseNode(Iterator[T]):
         """Returns the next item. Subclasses define it. Callers use `next(node)`, which also resets a new node.
 
         Raises:
-            StopIteration: there are no more items.
+            StopIteration: all items have been returned.
             RuntimeError: the node was never reset.
         """
         raise NotImplementedError(f"{type(self).__name__} must define next()")
@@ -223,8 +223,8 @@ def check_node(node: str, argument: str, value: Any) -> Any:
 def is_repeatable(node: BaseNode[Any]) -> bool:
     """Returns whether a node yields the same items in the same order after it is reset to the same state.
 
-    It does not if the node, or one of its sources, yields items as soon as they are ready. A reader that normally
-    rereads an item then keeps the item instead.
+    The result is False if the node, or one of its sources, yields items as soon as they are ready. A reader that
+    normally rereads an item then keeps the item instead.
     """
     return node._repeats() and all(is_repeatable(source) for source in _sources_of(node))
 

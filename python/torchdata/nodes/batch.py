@@ -86,7 +86,7 @@ class Batcher(BaseNode[list[T]]):
         """Returns the number of batches per epoch.
 
         Raises:
-            TypeError: the source has no length.
+            TypeError: the length of the source is unknown.
         """
         items = len(self.source)
         return items // self.batch_size if self.drop_last else -(-items // self.batch_size)
@@ -153,7 +153,7 @@ class Unbatcher(BaseNode[T]):
     loaded. If the order of batches is not fixed, the state contains the remaining members of the batch.
 
     Args:
-        source: the node to read. Its items have a length and are read by index: lists, tuples, arrays, tensors.
+        source: the node to read. The items have a length and are read by index: lists, tuples, arrays, tensors.
 
     Raises:
         TypeError: `source` is not a node.

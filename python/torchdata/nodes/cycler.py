@@ -85,7 +85,7 @@ class Cycler(BaseNode[T]):
         """Returns the number of items per epoch.
 
         Raises:
-            TypeError: the source has no length, or the number of passes is not limited.
+            TypeError: the length of the source is unknown, or the number of passes is not limited.
         """
         if self.max_cycles is None:
             raise TypeError("Cycler has no length: without max_cycles it reads its source for ever")

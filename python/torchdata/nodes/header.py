@@ -63,6 +63,6 @@ class Header(BaseNode[T]):
         """Returns the number of items per epoch.
 
         Raises:
-            TypeError: the source has no length.
+            TypeError: the length of the source is unknown.
         """
         return min(self.n, len(self.source_node))

@@ -26,8 +26,8 @@ __all__ = ["Loader", "LoaderIterator"]
 #: A placeholder for no item.
 _NONE = object()
 _LEFT = (
-    "this iterator has been invalidated, because iter() of its Loader has begun another epoch; a second Loader, over "
-    "nodes of its own, reads beside it"
+    "this iterator has been invalidated, because iter() of its Loader has begun another epoch; to read both at the "
+    "same time, create a second Loader with its own nodes"
 )
 
 
@@ -35,10 +35,10 @@ class Loader(Generic[T]):
     """The loader for a training loop: each `iter()` begins an epoch of the graph that ends in `root`.
 
     A loader has one valid iterator: a new `iter()` begins the next epoch and invalidates the previous iterator. Threads
-    may share an iterator, in which case each item goes to one of them. After a state was loaded, the next `iter()`
-    resumes from it, as does an iterator that has not yielded an item yet. An iterator that has yielded items raises
-    `RuntimeError`. Used as a context manager, a loader ends its threads and processes at the end, like `shutdown`. A
-    copy, by `copy` or pickle, is an independent loader over a copy of the graph, and has not begun.
+    may share an iterator. Each item then goes to one thread. After a state was loaded, the next `iter()` resumes from
+    it, as does an iterator that has not yielded an item yet. An iterator that has yielded items raises `RuntimeError`.
+    Used as a context manager, a loader ends its threads and processes at the end, like `shutdown`. A copy, by `copy` or
+    pickle, is an independent loader over a copy of the graph, and has not begun.
 
     Args:
         root: the last node.
@@ -72,7 +72,7 @@ class Loader(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         """Begins an epoch, or resumes from a loaded state.
 
-        A thread that reads the previous epoch gets a RuntimeError. Its current item is awaited first.
+        A thread that reads the previous epoch gets a RuntimeError. The current item of that thread is awaited first.
         """
         with self._excluding_others():
             began, self._began_for_state = self._began_for_state, False
@@ -120,7 +120,7 @@ class Loader(Generic[T]):
             self._it.turn.call(partial(self._it.state_was_loaded, self))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the latest iterator, or a state that was loaded since. It is immutable and can be
+        """Returns the state of the latest iterator, or a state that was loaded since. The state is immutable and can be
         pickled.
 
         Before the first iteration, the state is that of the beginning.

@@ -1,7 +1,7 @@
 """Nodes that call a function with each item: Mapper, ParallelMapper.
 
-`ParallelMapper` uses one of several inner nodes: `_InlineMapper` without workers, or `_ThreadMapper` with threads, each
-of which may communicate with a process. If items are batched for the workers, `_Unpacker` follows.
+`ParallelMapper` uses one of several inner nodes: `_InlineMapper` without workers, or `_ThreadMapper` with threads. Each
+thread may communicate with a process. If items are batched for the workers, `_Unpacker` follows.
 """
 
 from __future__ import annotations
@@ -179,14 +179,14 @@ class ParallelMapper(BaseNode[T]):
     yielded, in any order. If the source itself is out of order, `in_order` is True and `snapshot_frequency` is 1
     regardless of the arguments.
 
-    Processes run from the first `reset` until `shutdown()`, or until the node is dropped. They exchange data through
-    the engine of this package: arrays are sent in shared memory, with one copy in each direction. If a process exits, a
-    `WorkerExitedError` (of `torchdata.dataloader2.error`) names it, and the next `reset` starts new processes. If no
-    result arrives from the processes for a minute, a `RuntimeWarning` names the process with the oldest item, and shows
-    its stack. Each process first seeds torch, NumPy and `random` in the same way as torch's workers: with a base seed
-    plus its number. The base seed is derived from torch's global generator, so `torch.manual_seed` before the first
-    `reset` makes it reproducible. With several processes, the assignment of items to processes may depend on timing. A
-    replacement process has its own seed.
+    Processes run from the first `reset` until `shutdown()`, or until the node is dropped. The processes exchange data
+    through the engine of this package: arrays are sent in shared memory, with one copy in each direction. If a process
+    exits, a `WorkerExitedError` (of `torchdata.dataloader2.error`) names it, and the next `reset` starts new processes.
+    If no result arrives from the processes for a minute, a `RuntimeWarning` names the process with the oldest item, and
+    shows its stack. Each process first seeds torch, NumPy and `random` in the same way as torch's workers: with a base
+    seed plus its number. The base seed is derived from torch's global generator, so `torch.manual_seed` before the
+    first `reset` makes it reproducible. With several processes, the assignment of items to processes may depend on
+    timing. A replacement process has its own seed.
 
     Args:
         source: the node to read.
@@ -210,12 +210,12 @@ class ParallelMapper(BaseNode[T]):
             issues a `RuntimeWarning`, and gives its item to the replacement. The third exit at the same item always
             raises.
         timeout: seconds until a process must have returned the result for an item; None (or 0) for no limit.
-            It has no effect on threads, which cannot be killed.
+            The timeout does not apply to threads, which cannot be killed.
         on_timeout: what happens after the timeout. "error" (the default) raises `TimeoutError` in the position of the
             result. "restart" kills the process, issues a `RuntimeWarning` with its Python stacks, and gives the item to
-            a replacement, as `on_worker_exit="restart"` does. It does not cover processes that exit for other reasons.
-            Each kill at the same item doubles the time limit for that item, and a process has at least a minute to
-            start.
+            a replacement, as `on_worker_exit="restart"` does. "restart" does not cover processes that exit for other
+            reasons. Each kill at the same item doubles the time limit for that item, and a process has at least a
+            minute to start.
         patience: with `on_timeout="restart"`, the seconds granted to a process that is busy, which means that its
             threads have run or waited for a processor for at least a tenth of the time. None uses `timeout` for all
             processes.
@@ -333,7 +333,7 @@ class ParallelMapper(BaseNode[T]):
         """Returns the number of items per epoch.
 
         Raises:
-            TypeError: the source has no length.
+            TypeError: the length of the source is unknown.
         """
         return len(self._of_items)
 

@@ -21,7 +21,7 @@ class PinMemory(ThreadedNode[T]):
     Copies to the GPU then overlap with computing: `tensor.to(device, non_blocking=True)`.
 
     Args:
-        source: the node to read. It runs in the thread, together with all its sources.
+        source: the node to read. The source runs in the thread, together with all its own sources.
         pin_memory_device: the CUDA device for the pinned memory, such as `"cuda:1"`; empty (the default) for the
             current device when the node is created.
         snapshot_frequency: the number of items between saved states of the source, as for `Prefetcher`.
@@ -29,7 +29,7 @@ class PinMemory(ThreadedNode[T]):
     Raises:
         TypeError: `source` is not a node, or `pin_memory_device` is not a string.
         ValueError: `snapshot_frequency` is negative.
-        RuntimeError: there is no CUDA device.
+        RuntimeError: CUDA is not available.
 
     Example:
         >>> import torch

@@ -13,7 +13,7 @@ __all__ = ["Prefetcher", "ThreadedNode"]
 
 
 class ThreadedNode(BaseNode[T]):
-    """A node that reads its source in threads. Subclasses define in `_begin` what the threads do."""
+    """A node that reads its source in threads. Subclasses define the work of the threads in `_begin`."""
 
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_run"})
 
@@ -70,7 +70,7 @@ class ThreadedNode(BaseNode[T]):
         """Returns the number of items per epoch.
 
         Raises:
-            TypeError: the source has no length.
+            TypeError: the length of the source is unknown.
         """
         return len(self.source)
 
@@ -99,7 +99,7 @@ class Prefetcher(ThreadedNode[T]):
     An error of the source is raised in its position.
 
     Args:
-        source: the node to read. It runs in the thread, together with all its sources.
+        source: the node to read. The source runs in the thread, together with all its own sources.
         prefetch_factor: the maximum number of buffered items.
         snapshot_frequency: the number of items between saved states of the source; 1 by default. After loading a state,
             at most this number of items is reread. Use more than 1 if the source's state is large. 0 saves a state

@@ -22,8 +22,8 @@ class Shuffler(BaseNode[T]):
         seed: makes the order reproducible, with the same order in each epoch. None (the default): each epoch has
             another order.
         store_buffer: whether a state contains the items in the buffer. Otherwise, it contains the source's position at
-            the beginning of the epoch, and all items are reread when the state is loaded. If the source has
-            no fixed order, the items are always stored.
+            the beginning of the epoch, and all items are reread when the state is loaded. If the order of the source
+            may vary, the items are always stored.
 
     Raises:
         TypeError: `source_node` is not a node, or `buffer_size` is not an integer.
@@ -133,6 +133,6 @@ class Shuffler(BaseNode[T]):
         """Returns the number of items per epoch.
 
         Raises:
-            TypeError: the source has no length.
+            TypeError: the length of the source is unknown.
         """
         return len(self.source)

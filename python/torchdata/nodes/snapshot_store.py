@@ -1,4 +1,4 @@
-"""Stores of snapshots. With them, a node's thread passes the positions of its source to the code that yields items.
+"""Stores of snapshots. A node's thread uses a store to pass the positions of its source to the code that yields items.
 
 Role: for user-defined nodes with threads, as in upstream. The nodes of this package send each snapshot together with
 its item.
@@ -41,7 +41,7 @@ class SnapshotStore(Protocol):
     """Receives snapshots from one thread, and returns them to another thread by version."""
 
     def append(self, snapshot: Any, version: int) -> None:
-        """Adds a snapshot. Its version must be greater than the previous one."""
+        """Adds a snapshot. The version must be greater than the previous version."""
         ...
 
     def pop_version(self, version: int) -> Any | None:
@@ -79,11 +79,11 @@ class QueueSnapshotStore(SnapshotStore):
         """Adds a snapshot.
 
         Raises:
-            ValueError: `version` is not greater than the previous one.
+            ValueError: `version` is not greater than the previous version.
         """
         with self._changed:
             if self._latest is not None and version <= self._latest:
-                raise ValueError(f"version {version} of a snapshot comes after version {self._latest}; count upwards")
+                raise ValueError(f"version {version} of a snapshot must be greater than version {self._latest}")
             self._latest = version
             self._snapshots.append((version, snapshot))
             self._changed.notify_all()

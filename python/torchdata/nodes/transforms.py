@@ -11,13 +11,13 @@ __all__ = ["Compose"]
 
 
 class Compose:
-    """Calls functions in sequence, each with the result of the previous one.
+    """Calls functions in sequence, each with the result of the previous function.
 
     Args:
         fns: the functions, in calling order.
 
     Raises:
-        ValueError: there are no functions.
+        ValueError: no function is given.
         TypeError: one of them cannot be called.
 
     Example:

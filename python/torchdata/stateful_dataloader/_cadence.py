@@ -83,7 +83,7 @@ class GeneratorWatch:
         return bool(moved)
 
     def look_in_time(self, now: float) -> bool:
-        """Like `look`, and schedules the next check. There are no more checks once all generators have been used.
+        """Like `look`, and schedules the next check. Checks end once all generators have been used.
 
         Args:
             now: the current time, in seconds.
@@ -101,9 +101,9 @@ class GeneratorWatch:
 def next_due(now: float, took: float) -> float:
     """Returns the time of the next snapshot.
 
-    The main process takes batches from the workers in turn, so a worker that takes a snapshot delays all others, and
+    The main process takes batches from the workers in turn, so a worker that takes a snapshot delays all workers, and
     the delays would add up. Workers with snapshots of similar cost therefore take them at the same times: at multiples
-    of a period of the shared clock. Periods are powers of two times the shortest one, so that different periods
+    of a period of the shared clock. Periods are powers of two times the shortest period, so that different periods
     coincide, too.
 
     Args:

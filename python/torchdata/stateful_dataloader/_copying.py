@@ -103,7 +103,7 @@ class _Nowhere:
 
 
 class _Searching(pickle.Pickler):
-    """Searches for tensors in shared memory. Its output is discarded."""
+    """Searches for tensors in shared memory. The pickle is discarded."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, (torch.Tensor, torch.storage.UntypedStorage, torch.storage.TypedStorage)):

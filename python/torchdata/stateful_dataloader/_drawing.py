@@ -4,8 +4,8 @@ Role: runs in the main process, one object per loader. Without a loaded state, t
 generator or from its own, like PyTorch's loader. A state contains the positions of these generators. A resume simply
 sets the loader's own generators. The global generators belong to the program, which seeds them and draws from them. A
 resumed loader therefore sees them *displaced*: it starts from the saved position and follows the numbers that the
-program draws from the global generator. In turn, the global generator advances by as many words as the loader draws. If
-the program seeds or sets the global generator, the loader uses the new values.
+program draws from the global generator. In turn, when the loader draws, the global generator advances by the same
+number of words. If the program seeds or sets the global generator, the loader uses the new values.
 
 To resume a sampler without a state, its iterator is recreated with the generators from before its first index
 (`Replay`). This repeats the order if only the sampler draws. If the program or the dataset draws from the same
@@ -105,7 +105,7 @@ class Drawing:
 
     @contextmanager
     def under_way(self) -> Iterator[None]:
-        """Context in which the loader draws: global generators have the states that the loader sees."""
+        """Context for draws of the loader: global generators have the states that the loader sees."""
         if self._is_under_way or not self._displaced:
             yield
             return
@@ -166,7 +166,7 @@ class Drawing:
 
     @contextmanager
     def going_on(self, moment: Moment) -> Iterator[None]:
-        """Context in which a saved position is restored: the generators start from their saved states.
+        """Context for restoring a saved position: the generators start from their saved states.
 
         The program's global generators are not affected. The loader sees the states at the end of the context.
 
@@ -204,7 +204,7 @@ class Drawing:
 
         Args:
             moment: the generators.
-            first: an earlier moment that shortens the values. The same moment is then required for decoding.
+            first: an earlier moment that shortens the values. Decoding then requires the same earlier moment.
         """
         first = first or {}
         plain: dict[str, Any] = {name: encoded(moment[name], first.get(name)) for name in self._names if name in moment}
@@ -379,7 +379,7 @@ class Replay(Iterator[Any]):
                 f"the sampler does not repeat itself, so the loader cannot resume from the state: the first {read} "
                 "indices are not those that were read when the state was saved. Seed whatever shuffles them, in each "
                 "epoch, or give the sampler state_dict() and load_state_dict(). load_state_dict(state, strict=False) "
-                "passes over as many indices of the new order"
+                "skips the same number of indices of the new order"
             )
         return sampled.digest
 

@@ -147,7 +147,7 @@ class IterableFetcher(_Timed, _IterableDatasetFetcher):
         return self._collated(self._data)
 
     def _is_interrupted(self, error: BaseException) -> bool:
-        """Returns whether an exception came from the dataset, whose iterator can be recreated."""
+        """Returns whether the dataset raised an exception and its iterator can be recreated."""
         traceback, is_within = error.__traceback__, False
         while traceback is not None:
             is_within = traceback.tb_frame.f_code.co_filename != __file__

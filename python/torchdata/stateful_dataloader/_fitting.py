@@ -62,7 +62,7 @@ def unstarted(loader: Any) -> EpochState:
     dataset = source_of(loader.dataset) if kind else loader.dataset
     sampler, iterator = unstarted_sampler(loader._index_sampler)
     generators = loader._drawing.encoded(loader._drawing.now())
-    # Samples may be drawn from the program's generators if there are no workers.
+    # Without workers, samples may be drawn from the program's generators.
     random = None if workers else {name: encoded(read(name)) for name in GLOBAL}
     positions = []
     for _ in range(workers or 1):  # each worker has a separate copy, because a checkpoint is loaded into it
@@ -95,7 +95,8 @@ def unstarted_sampler(index_sampler: Any) -> tuple[Any, Any]:
 
 
 def _told(one: Any) -> Any:
-    """Returns a copy of an object's state; None if it has no state, `UNKNOWN` if the state is not available yet."""
+    """Returns a copy of an object's state; None for an object without a state, `UNKNOWN` if the state is not available
+    yet."""
     if not is_stateful(one):
         return None
     try:
@@ -165,7 +166,7 @@ def _other_order(there: LoaderFacts, here: LoaderFacts) -> str:
     for name, message in (
         ("sampler", "with a {there} as its sampler, and this loader has a {here}. Give the loader the same `shuffle`, "
          "`sampler` or `batch_sampler`"),
-        ("ranks", "by one of {there} ranks, and the sampler of this loader shares the dataset out over {here}. Use "
+        ("ranks", "by one of {there} ranks, and the sampler of this loader divides the dataset among {here}. Use "
          "{there} ranks"),
         ("length", "of a dataset with {there} samples, and this one has {here}. Load the same dataset"),
     ):  # fmt: skip
@@ -174,8 +175,8 @@ def _other_order(there: LoaderFacts, here: LoaderFacts) -> str:
             return (
                 "StatefulDataLoader: the state was saved inside an epoch "
                 + message.format(there=old, here=new)
-                + ", or a state that was saved at the end of an epoch. load_state_dict(state, strict=False) passes "
-                "over as many batches of the new order"
+                + ", or a state that was saved at the end of an epoch. load_state_dict(state, strict=False) skips "
+                "the same number of batches of the new order"
             )
     return ""
 
@@ -189,7 +190,7 @@ def _other_size(state: EpochState, loader: Any) -> str:
     if loader._dataset_kind == 1:
         if all(position is None or _is_exact(position) for position in state.positions):
             return ""
-        why = "the data set tells no position for each sample, so its position is a number of batches"
+        why = "the dataset does not have a position for each sample, so the position is a number of batches"
     elif type(index_sampler) is not BatchSampler:
         why = f"the position in the {type(index_sampler).__name__} is a number of batches. Give the loader `batch_size`"
     elif loader.error_fill:

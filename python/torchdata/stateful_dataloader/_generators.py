@@ -6,7 +6,7 @@ is known, a state contains only the number of words drawn since seeding.
 
 The default generator of torch, NumPy and Python is a Mersenne Twister. All three libraries store 624 words and an index
 into them, and differ in how a seed determines the first words. A position in a known stream is stored as a count, a few
-bytes instead of 2.5 KB. A torch generator can advance along any of the streams: it is set to the words of the other
+bytes instead of 2.5 KB. A torch generator can advance along any of the streams: it is set to the words of that stream's
 generator, and produces 32 bits per word.
 """
 
@@ -328,7 +328,7 @@ _FIRST, _MOST = 1 << 10, 1 << 20
 #: Byte offsets in the state of torch's CPU generator: seed, words left, words, and stored normal numbers.
 _LEFT, _SEEDED, _NEXT, _WORDS, _REST, _SIZE = 8, 12, 16, 24, 5016, 5056
 
-#: 624 words, and the index of the next one.
+#: 624 words, and the index of the next word.
 Words = tuple[Any, int]
 
 

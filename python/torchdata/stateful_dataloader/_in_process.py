@@ -57,7 +57,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
             torch.utils.data.graph_settings.apply_sharding(self._dataset, self._world_size, self._rank)
             if state is not None and not state.is_over and state.shared_seed is not None:
                 seeded(self._dataset, state.shared_seed)  # the base class has seeded the graph for a new epoch
-        # The previous epoch's reader has stored the state in which it left the dataset.
+        # The previous epoch's reader has stored the state of the dataset at its end.
         self._reader: EpochReader = loader._reader or EpochReader(self._reading)
         self._reader.reading = self._reading
         loader._reader = self._reader
@@ -65,7 +65,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         self._reader.time_by(self._recorder.begin_here(self, how.dataset, how.is_iterable, how.collate_fn))
         #: The global generators when the dataset's iterator was created, because they may have shuffled the dataset.
         self._then: Moment = {}
-        #: Their marks before the first read.
+        #: The marks of the shards before their first read.
         self._marks: dict[str, Any] = {}
         #: The state of the collate function at that time, for a dataset that is reread from its beginning.
         self._collate: Any = None
@@ -238,7 +238,7 @@ class LocalPool:
         pin: copies a batch to pinned memory; None returns batches unchanged.
     """
 
-    #: As in `Pool`. There are no workers, so no batches arrive out of order, and no other thread ends the epoch.
+    #: As in `Pool`. Without workers, batches never arrive out of order, and no other thread ends the epoch.
     is_ordered = False
     pids: ClassVar[list[int]] = []
 
@@ -258,7 +258,7 @@ class LocalPool:
 
     @contextlib.contextmanager
     def _entered(self, shard: ShardReader | None) -> Iterator[None]:
-        """Context in which the process has the globals of a shard; None for a shard that is being created."""
+        """Context that gives the process the globals of a shard; None for a shard that is being created."""
         with one_at_a_time():
             try:
                 with InterruptsDeferred():
@@ -277,7 +277,7 @@ class LocalPool:
 
     @contextlib.contextmanager
     def outside(self) -> Iterator[None]:
-        """Context in which the process has the program's generators, even in a signal handler while a shard is read.
+        """Context that gives the process the program's generators, even in a signal handler while a shard is read.
 
         Other threads wait until the batch is read.
         """
@@ -295,7 +295,7 @@ class LocalPool:
                 shard.globals.enter()
 
     def begin(self, ahead: int, shared_seed: int | None, positions: list[Any], fresh: bool, fillers: int) -> None:
-        """See `Pool.begin`. Fillers are not needed, because reading starts with the shard whose turn it is."""
+        """See `Pool.begin`. Fillers are not needed, because reading starts with the next shard in turn."""
         self._turn = fillers
         for number, position in enumerate(positions):
             with self._entered(None):

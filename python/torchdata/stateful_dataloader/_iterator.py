@@ -73,7 +73,7 @@ class StatefulIterator(_BaseDataLoaderIter):
         self._successor: Iterator[Any] | None = None
         #: How many batches of this epoch earlier runs had returned.
         self._given_before = 0
-        #: Whether the epoch of the state was over, and its workers would have been kept for the next one.
+        #: Whether the epoch of the state was over, and its workers would have been kept for the next epoch.
         self._lives_on = False
         #: What was skipped in the epoch; None if samples are not skipped.
         self._skipped = Skipped.of(loader, None if state is None or state.is_over else state.skipped)
@@ -230,7 +230,7 @@ class StatefulIterator(_BaseDataLoaderIter):
         """Returns the state of the loader in its saved form.
 
         Args:
-            waiting: the indices of batches that the user has not received, in the order in which they were drawn.
+            waiting: the indices of batches that the user has not received, in the order of drawing.
             positions: the reading position of each worker, or of the main process.
             next_worker: the worker that returns the next batch.
             skipped: the counts of skipped samples; None for the counts so far.

@@ -1,16 +1,16 @@
 """The layout of a `StatefulDataLoader` state: `dump` writes its values, and `parse` validates and reads them.
 
 Role: pure functions in the main process. No other module contains the keys. The layout is that of torchdata 0.8 to
-0.11, which programs inspect. Its keys have the same meaning as there, and describe what the user has received. The keys
-are the same before, during and after an epoch, because `torch.distributed.checkpoint` loads only the keys that the
-state of a new loader has. A new loader does not know the keys of a user's iterator states, so these are stored only in
-this package's part. That part is a tuple under a single key, `OURS`, which such a checkpoint treats as one value
-regardless of its contents. It contains:
+0.11, which programs inspect. The keys have the same meaning as in these releases, and describe what the user has
+received. The keys are the same before, during and after an epoch, because `torch.distributed.checkpoint` loads only the
+keys that the state of a new loader has. A new loader does not know the keys of a user's iterator states, so these are
+stored only in this package's part. This package's part is a tuple under a single key, `OURS`. A checkpoint treats the
+tuple as one value regardless of its contents. It contains:
 
 - "generators": the states of the generators for orders and seeds: "now", when the state was taken; for samplers
   without a position also "iter", when their iterator was created, and "first", before the first index. A value that
-  equals the previous one is omitted.
-- "indices": indices that were drawn but whose batches the user has not received, if the sampler's state is after them.
+  equals the previous value is omitted.
+- "indices": indices that were drawn for batches that the user has not received, if the sampler's state is after them.
   This applies before the first batch of a user's sampler, and if batches are out of order. "indices_since": how many
   indices were drawn after the sampler's state
 - for samplers that are iterated again, "ahead": how many indices, or samples in batches of this package, the sampler
@@ -21,8 +21,8 @@ regardless of its contents. It contains:
 - "skipped": if samples may be skipped, how many were skipped by kind of exception, and the number of all samples
 - "workers", or "reading" without workers: for each worker, the parts of its position other than the dataset's state;
   see `_reading`
-- "sampler": the states of a user's sampler and its iterator. They are included even if keys of 0.11 contain them,
-  because a checkpoint may have lost some of their keys. For the same reason, the positions include the states of
+- "sampler": the states of a user's sampler and its iterator. These states are included even if keys of 0.11 contain
+  them, because a checkpoint may have lost some of their keys. For the same reason, the positions include the states of
   datasets
 - "loader": facts that must match in a loader that loads the state; see `_fitting`
 - "unstarted": whether nothing was read yet
@@ -64,7 +64,7 @@ _SAMPLER = "_sampler_iter_state", "_index_sampler_state"
 #: The keys of a snapshot's states, and its fields under these keys.
 _STATES = {"dataset_state": "dataset", "dataset_iter_state": "iterator", "collate_state": "collate"}
 
-#: The keys of the other parts of a position, if they are not empty.
+#: The keys of further parts of a position, if they are not empty.
 _OWN = "collate_state", "random", "random_then", "random_since", "since", "digest"
 
 

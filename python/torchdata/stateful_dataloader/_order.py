@@ -6,9 +6,9 @@ samplers:
 
 - PyTorch's `RandomSampler` and batches of it: a state contains the generator from before the order was drawn, and how
   many indices were received.
-- Samplers that have `state_dict`, or whose iterators have it: their state is taken after each index, or each n-th one,
-  and kept until the user has received that index. The state is requested only within an epoch, never before the first
-  index or after the last one.
+- Samplers with `state_dict` in themselves or in their iterators: their state is taken after each index, or each n-th
+  index, and kept until the user has received that index. The state is requested only within an epoch, never before the
+  first index or after the last index.
 - All other samplers are iterated again, with the generators from the beginning of the epoch, up to the saved position.
   Indices beyond what the user received are kept and come next. The generators are then set to their saved states.
 """
@@ -84,7 +84,7 @@ class IndexOrder:
     Args:
         loader: the loader, which provides the samplers.
         drawing: the loader's generators.
-        ahead: how many indices may be drawn before the first one is returned.
+        ahead: how many indices may be drawn before the first index is returned.
     """
 
     def __init__(self, loader: Any, drawing: Drawing, ahead: int) -> None:
@@ -93,7 +93,7 @@ class IndexOrder:
         self._every = max(1, loader.snapshot_every_n_steps or 1)
         innermost = innermost_of(self._sampler)
         self._is_known = _is_known(self._sampler)
-        #: The number of samples per batch; None if the sampler has no batches, or its batch size is unknown.
+        #: The number of samples per batch; None if the sampler does not form batches, or its batch size is unknown.
         self._size: int | None = getattr(self._sampler, "batch_size", None)
         #: Whether the order cannot be random.
         self._is_plain = self._is_known and isinstance(
@@ -101,7 +101,7 @@ class IndexOrder:
         )
         self._never_ends = type(innermost) is _InfiniteConstantSampler
         self._iterator: Iterator[Any] = iter(())
-        #: Indices that are returned before those of the sampler.
+        #: Indices that are returned before the sampler's indices.
         self._owed: deque[Any] = deque()
         #: Indices that a restored sampler has read ahead, and which count as not yet drawn.
         self._early: deque[Any] = deque()
@@ -110,7 +110,7 @@ class IndexOrder:
         #: Whether incomplete batches are filled up, and the first indices of the next batches.
         self._fills: bool = loader.error_fill
         self._spare: deque[Any] = deque()
-        #: Whether some indices that were drawn earlier were not returned. Such indices are part of the state.
+        #: Whether some indices that were drawn earlier were not returned. If so, they are part of the state.
         self._has_holes = False
         #: The number of indices that the sampler has returned, and whether the sampler has ended.
         self.drawn = 0
@@ -126,7 +126,7 @@ class IndexOrder:
         self._kept: deque[tuple[int, Any, Any, Moment]] = deque()
 
     def note_random(self) -> None:
-        """Saves the generators. Call it before the sampler's iterator is created."""
+        """Saves the generators. Call this function before the sampler's iterator is created."""
         self._at_iter = {} if self._is_plain else self._drawing.now()
         self._at_first = None
 
@@ -150,7 +150,7 @@ class IndexOrder:
                 last batch of an epoch waits for these indices if batches are filled up.
 
         Raises:
-            StopIteration: there are no more indices.
+            StopIteration: all indices have been returned.
         """
         if self._owed:
             return self._owed.popleft()
@@ -250,9 +250,9 @@ class IndexOrder:
         """Returns the state at this position.
 
         Args:
-            waiting: the indices of batches that the user has not received, in the order in which they were drawn.
+            waiting: the indices of batches that the user has not received, in the order of drawing.
             finished: whether the epoch is over.
-            batches: for an iterable dataset, whose sampler is endless: how many batches and samples were returned.
+            batches: for an iterable dataset (its sampler is endless): how many batches and samples were returned.
             in_order: whether the user has received the first batches without gaps.
         """
         if self.drawn == 0 and not self._ended and not self._never_ends and self._keeps_user_s:
@@ -281,8 +281,9 @@ class IndexOrder:
         return sum(map(len, indices)) if isinstance(self._iterator, BatchIndices) else len(indices)
 
     def _with_beginning(self, state: OrderState, now: Moment, waiting: list[Any]) -> OrderState:
-        """Adds what a sampler needs to be iterated again: the generators of the beginning, the number of indices that
-        it has read, and its draws. Generators that equal those of the previous moment are included only once.
+        """Adds the data that a sampler needs to be iterated again: the generators of the beginning, the number of
+        indices that it has read, and its draws. Generators that have not changed since the previous moment are included
+        only once.
 
         The checksum of its indices later shows whether the sampler repeats them.
         """
@@ -401,7 +402,7 @@ class IndexOrder:
         self._is_kept = self._keeps_position
 
     def _replay(self, first: Moment, state: OrderState) -> None:
-        """Reads a new iterator of the sampler up to the position of the saved one.
+        """Reads a new iterator of the sampler up to the position of the saved iterator.
 
         Args:
             first: the generators before the first index.
@@ -429,7 +430,8 @@ class IndexOrder:
             batches.start_from(replay, given)
 
     def _pass_batches(self, count: int, old: int | None) -> None:
-        """Reads as many samples as `count` indices, or batches of `old` indices, contained when the state was saved."""
+        """Reads the number of samples that `count` indices, or batches of `old` indices, contained when the state was
+        saved."""
         if count == 0:
             return
         if not isinstance(self._iterator, BatchIndices) or old is None or old == self._size:

@@ -3,12 +3,12 @@
 Role: runs in the main process. Orders are sent over the group's command links. A `Collector` takes batches from the
 workers in turn, and monitors the processes and the timeout.
 
-The main process never blocks on a worker that may be waiting for the main process. If a link has no room for an order,
-the order stays in a queue here until the worker has taken an earlier one.
+The main process never blocks on a worker that may be waiting for the main process. If a link is full, an order stays in
+a queue here until the worker has taken an earlier order.
 
-A thread can copy batches to pinned memory before they are requested (`PinnedUnits`). While it runs, only this thread
-takes units from the workers; it does not order batches. The thread ends with the epoch, or when the iterator is
-dropped. It refers to the workers but not to the iterator.
+A thread can copy batches to pinned memory before they are requested (`PinnedUnits`). While the thread runs, no other
+thread takes units from the workers. The thread does not order batches. The thread ends with the epoch, or when the
+iterator is dropped. The thread refers to the workers but not to the iterator.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ class WorkerPool:
         # is left.
         self._iterates, self._timeout = job.reading.is_iterable and (job.lasts_one_epoch or not job.persistent), timeout
         self._epoch, num_shards = 0, max(1, job.num_shards)
-        #: For each shard, orders that wait for room, and how many orders were sent whose batch has not arrived.
+        #: For each shard, orders that wait for space, and the number of orders that were sent and not answered by a
+        #: batch.
         self._queued: list[deque[Any]] = [deque() for _ in range(num_shards)]
         self._under_way = [0] * num_shards
         self._group = group = Group(
@@ -111,7 +112,7 @@ class WorkerPool:
         self._stream: ItemStream
 
     def _finish_when_shut_down(self) -> None:
-        """Allows `shutdown` to notify a worker that waits for room that its batch is no longer needed."""
+        """Allows `shutdown` to notify a worker that waits for space that its batch was abandoned."""
         self._group.ending.beforehand = partial(self.collector.finish_epoch, self._epoch)
 
     #: Snapshots of the shards that are known without waiting, as in `LocalPool`. For processes there are none.
@@ -372,8 +373,8 @@ class PinnedUnits:
             self._epoch.join(seconds)
 
     def leave(self) -> None:
-        """Stops the thread and waits for it. Otherwise, it would take units of the next epoch or replace workers during
-        it.
+        """Stops the thread and waits for its end. Otherwise, the thread would take units of the next epoch, or replace
+        workers during that epoch.
         """
         self.close()
         self.join(_LEAVING)

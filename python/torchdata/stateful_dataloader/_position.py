@@ -53,12 +53,12 @@ class ReadingPosition(NamedTuple):
         since: the batches read since: their number, or their indices for a map-style dataset.
         ended: whether the dataset had ended.
         digest: a checksum of some samples of the epoch, if the position is a number of batches.
-        base: the snapshot from which the epochs in `later` are repeated; None if nothing had begun.
+        base: the snapshot for repeating the epochs in `later`; None if nothing had begun.
         later: the number of batches that were read in each epoch that began after the snapshot; None for a snapshot
             within the epoch.
         unbegun: whether the snapshot is from before the first epoch.
         then: the generators at the beginning of the epoch in the saved form, if they differ from `random`.
-        now: the generators to set before the last `now_since` batches are recomputed.
+        now: the states of the generators, to be set before the last `now_since` batches are recomputed.
         now_since: the number of batches that were read with the generators `now`.
         unstarted: in a worker, whether the main process took the snapshot before its first loop.
     """
@@ -90,7 +90,7 @@ class ReadingPosition(NamedTuple):
 
     @property
     def origin(self) -> ReadingPosition | None:
-        """The snapshot from which the position is reached by reading batches; None if there is none."""
+        """The snapshot to start from, and to reach the position by reading batches; None if there is none."""
         if self.later is None:
             return self
         if self.base is not None or self.later:
@@ -114,12 +114,12 @@ class ReadingPosition(NamedTuple):
 
     @classmethod
     def thawed(cls, frozen: bytes) -> ReadingPosition:
-        """Returns a new position equal to the one that was frozen."""
+        """Returns a new position equal to the frozen position."""
         return cls(*pickle.loads(frozen))
 
 
 class OrderState(NamedTuple):
-    """The position of the sampler, and the generators from which the order and the seeds are drawn.
+    """The position of the sampler, and the generators for drawing the order and the seeds.
 
     Args:
         yielded: the number of indices, or batches of indices, that the user has received.
@@ -136,9 +136,9 @@ class OrderState(NamedTuple):
         draws: the generators before each draw of the sampler that followed draws of other code, each with the number of
             indices before the draw.
         digest: a checksum of the sampler's indices.
-        generators: the generators now, in the saved form.
+        generators: the current states of the generators, in the form that is saved.
         at_iter: the generators when the iterator was created, for a sampler without a position.
-        at_first: the generators before its first index, without those that equal the ones in `at_iter`.
+        at_first: the generators before its first index, without the ones that have not changed since `at_iter`.
         batch_size: the number of samples per batch, if the sampler provides it.
         epoch: the epoch of a `DistributedSampler`.
     """
@@ -184,7 +184,7 @@ class EpochState(NamedTuple):
         order: the position of the sampler.
         positions: the position of each worker, or of the main process; None for no position.
         workers: the number of workers among which the dataset is split; 0 for a loader without workers.
-        facts: what must match in a loader that loads the state.
+        facts: properties that must match in a loader that loads the state.
         given: the number of batches of the epoch that the user has received.
         finished: whether the epoch is over.
         unstarted: whether no batch was read yet.
@@ -223,10 +223,10 @@ class EpochState(NamedTuple):
 class _Trail:
     """How a stream reached its position.
 
-    A stream that has returned nothing in its epoch has no snapshot within this epoch. The position where the previous
-    epoch was left does not determine how the next epoch begins, because some streams continue there and others start
-    over. A generator applies a loaded state only with its first item. Repeating the recorded steps produces the same
-    position for all of them.
+    A stream that has returned nothing in its epoch does not have a snapshot within this epoch. The position where the
+    previous epoch was left does not determine how the next epoch begins, because some streams continue there and others
+    start over. A generator applies a loaded state only with its first item. Repeating the recorded steps produces the
+    same position for all of them.
 
     Args:
         base: a snapshot within an epoch, at its end, or before the first epoch, maybe frozen; None if unknown.

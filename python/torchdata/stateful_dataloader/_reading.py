@@ -6,10 +6,11 @@ A `ReadingPosition` contains the states at one moment within an epoch or at its 
 after this moment (`since`). A resume loads the states, and then reads and drops these batches. The states therefore
 need not be saved at each batch.
 
-If a stream has not returned a batch in its epoch, there is no such moment in that epoch, and its next items depend on
-how the previous epochs were left. Its snapshot consists of the last moment before these epochs (`base`), the batches
-read since then, and the number of batches in each epoch that began later (`later`). A resume repeats these epochs as
-well. Before the first epoch, the base is `unbegun`: its states are loaded only if the dataset's current states differ.
+If a stream has not returned a batch in its epoch, it was not at such a moment in that epoch, and its next items depend
+on how the previous epochs were left. The snapshot then consists of the last moment before these epochs (`base`), the
+batches read since then, and the number of batches in each epoch that began later (`later`). A resume repeats these
+epochs as well. Before the first epoch, the base is `unbegun`: its states are loaded only if the dataset's current
+states differ.
 
 While a batch is being read, the state of a stream includes a part of that batch. A snapshot that is requested during a
 batch is therefore based on the previous snapshot.
@@ -114,7 +115,7 @@ class EpochReader:
         self._is_uncounted = False
         #: Whether a batch was interrupted, for example by Ctrl-C.
         self._is_cut_off = False
-        #: The snapshot from which this epoch resumed; None if the epoch started from its beginning.
+        #: The snapshot that this epoch resumed from; None if the epoch started from its beginning.
         self._came_from: ReadingPosition | None = None
         #: Whether the dataset loaded a state in this process. A generator may not have applied it yet.
         self._was_given_state = False
@@ -226,7 +227,7 @@ class EpochReader:
         """Resumes from a saved position.
 
         Args:
-            position: the position. Its generators are set unless they are None.
+            position: the position. The generators of the position are set unless they are None.
 
         Raises:
             ValueError: the dataset ends before this position.
@@ -236,8 +237,8 @@ class EpochReader:
         later, random, base = position.later, position.random, position.origin
         now: _Now = position.now, position.now_since
         self._trails = Trails(position if self.reading.is_iterable else None)
-        # A dataset's state may contain the global generators. A state saved before the first loop contains those of the
-        # main process, whereas a worker of an uninterrupted loader has its own.
+        # A dataset's state may contain the global generators. A state saved before the first loop contains the
+        # generators of the main process, whereas a worker of an uninterrupted loader has its own.
         with put_back_afterwards(GLOBAL if position.unstarted or (random is None and later) else ()):
             set_all(random or {})  # `iter(dataset)` may use the generators
             if base is not None and base.unbegun:
@@ -352,7 +353,7 @@ class EpochReader:
         """Moves the dataset to its end again, so that it has applied the loaded state, which must not affect later
         epochs.
 
-        An iterator with its own state is already at its end. Reading it would count the end twice.
+        An iterator with its own state is already at its end. Reading the iterator again would count the end twice.
         """
         if self._iterator is self._source or not is_stateful(self._iterator):
             with put_back_afterwards(GLOBAL), contextlib.suppress(StopIteration, _Reported):
@@ -372,7 +373,8 @@ class EpochReader:
         Args:
             since: the number of batches, or their indices.
             now: generators to set before the last of these batches, and how many batches follow.
-            is_left: whether the epoch was left at that point. One of the batches may have been the end.
+            is_left: whether the epoch was left at that point. If so, one of the batches may have been the end of the
+                epoch.
         """
         indices = since if isinstance(since, list) else (self.reading.iterable_index() for _ in range(since))
         for number, index in enumerate(indices):

@@ -1,6 +1,6 @@
 """Skips samples of a `StatefulDataLoader` if the dataset raises an exception for them.
 
-Role: the fetcher leaves these samples out and reports them, in the main process or in a worker. Its report travels with
+Role: the fetcher leaves these samples out and reports them, in the main process or in a worker. The report is sent with
 the batch, and the main process counts it (`Skipped`) when the batch is returned to the user. The counts therefore match
 what the user has received, regardless of read-ahead and replaced workers. Limits, messages and log format are shared
 with pipes.
@@ -316,7 +316,7 @@ def _plain(index: Any) -> int | float | str | None:
 
 
 class Skipped:
-    """Counts the skipped samples of an epoch, up to what the user has received.
+    """Counts the skipped samples of the batches that the user has received in an epoch.
 
     Args:
         place: a description of the dataset.
@@ -373,7 +373,7 @@ class Skipped:
         self._check_limit()
 
     def end(self) -> None:
-        """Reports once, at the end of the epoch, what was skipped.
+        """Reports the skipped samples once, at the end of the epoch.
 
         Raises:
             TooManySkipped: the skipped fraction exceeds the limit.

@@ -6,8 +6,9 @@ may be ahead, and then one with each batch.
 `RestartingIterator` replaces workers that exit, or that hang and are killed. For each worker, the iterator stores its
 last snapshot, the batches received since then, and the outstanding orders. A replacement process loads this snapshot,
 like a loader that resumes. The replacement then reads and drops the batches that the main process has received. The
-outstanding orders are sent to it. Before the first batch of an epoch, a worker has no snapshot in that epoch. Its
-replacement therefore repeats what the worker had read in the previous epoch, and begins the new epoch after that.
+outstanding orders are sent to the replacement. Before the first batch of an epoch, a worker has not sent a snapshot of
+that epoch. A replacement of this worker therefore repeats the worker's reading of the previous epoch, and begins
+the new epoch after that.
 """
 
 from __future__ import annotations
@@ -187,7 +188,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         return found
 
     def _position_of_program(self, position: ReadingPosition | None, state: EpochState) -> ReadingPosition | None:
-        """Returns a position saved without workers in the form for a worker that continues from it.
+        """Converts a position that was saved without workers for a worker that continues from this position.
 
         Batches that were read with the generators from the beginning of the epoch are recomputed with these. Later
         batches use the program's generators from the time of the state.
@@ -233,7 +234,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         self._hand: list[Any] = []
         #: Units that were taken before their turn.
         self._held: deque[Any] = deque()
-        #: Ordered indices whose batches the user has not received, by the number of the order.
+        #: Ordered indices of batches that the user has not received, by the number of the order.
         self._waiting: dict[int, Any] = {}
         #: For each worker, the numbers of its outstanding orders.
         self._busy: list[deque[int]] = [deque() for _ in positions]
@@ -469,7 +470,7 @@ class RestartingIterator(WorkersIterator):
     therefore modified only under the lock for sending.
     """
 
-    #: For each worker, the way in which it began this epoch.
+    #: For each worker, how it began this epoch.
     _beginnings: list[_Beginning]
     #: How many workers, from the first on, give up their first turn.
     _fillers = 0
@@ -496,7 +497,7 @@ class RestartingIterator(WorkersIterator):
         super()._reset(loader, first_iter)
 
     def _way_to(self, worker: int) -> tuple[list[tuple[Any, ...]], Any, bool, list[Any]]:
-        """Returns the steps with which a process reaches a worker's position in this epoch.
+        """Returns the steps that bring a process to a worker's position in this epoch.
 
         Returns:
             Orders that repeat finished epochs, a snapshot, whether the snapshot's epoch is over, and the indices read
@@ -509,7 +510,8 @@ class RestartingIterator(WorkersIterator):
         return beginning.before, beginning.position, beginning.fresh, since
 
     def _as_it_was_left(self, worker: int) -> list[tuple[Any, ...]]:
-        """Returns orders that repeat what a worker has read, or was ordered to read, in the abandoned epoch."""
+        """Returns orders that repeat everything that a worker has read, or was ordered to read, in the abandoned
+        epoch."""
         before, position, fresh, since = self._way_to(worker)
         ordered = [] if self._progress[worker].ended else [self._waiting[number] for number in self._busy[worker]]
         if position is None and not since and not ordered and not self._reading.is_iterable:
@@ -543,8 +545,8 @@ class RestartingIterator(WorkersIterator):
         """Returns how a replacement process begins a shard after the units that were already received.
 
         Returns:
-            Orders that repeat finished epochs; the start; the number of orders whose units are not recorded yet; and
-            the unanswered orders.
+            Orders that repeat finished epochs; the start; the number of orders with units that are not recorded yet;
+            and the unanswered orders.
         """
         progress, busy, fills = self._progress[worker], self._busy[worker], worker < self._fillers
         units = max(0, account[0] - fills)

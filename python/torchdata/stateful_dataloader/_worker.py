@@ -1,14 +1,15 @@
-"""The program of a `StatefulDataLoader` worker, which reads what the main process orders and sends the batches.
+"""The program of a `StatefulDataLoader` worker, which reads the samples that the main process orders, and sends the
+batches.
 
 Role: runs in the worker process, as the program of a worker group of the engine. Orders of the main process arrive over
 the command link, and are executed in sequence: begin an epoch, read an index, stop. Batches are sent over another link
-by the engine's pump. Its iterator (`Batches`) takes an order and returns the batch. An iterable dataset needs no
-orders, because the main process grants how far it may read ahead.
+by the engine's pump. The iterator of the pump (`Batches`) takes an order and returns the batch. An iterable dataset is
+read without orders, because the main process grants how far it may read ahead.
 
 A worker runs one shard: its part of the dataset, with its own reader, random numbers and worker info. If the epoch of a
 state was begun by more workers, a worker runs several shards in turn, each with a copy of the dataset.
 
-A unit is (shard, number of the order, batch, news). The news are the fields of `News` or, in most units, None.
+A unit is (shard, number of the order, batch, news). `news` contains the fields of `News` or, in most units, None.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class EpochStart:
     Args:
         position: the snapshot to resume from; None starts from the beginning.
         filler: whether the first unit is empty, to leave the first turn to another shard.
-        received: what the main process has received from the failed predecessor, if this is a replacement.
+        received: the batches that the main process has received from the failed predecessor, if this worker is a
+            replacement.
     """
 
     position: Any
@@ -82,11 +84,11 @@ class News(NamedTuple):
     Args:
         before: the frozen snapshot from before this batch.
         after: the frozen snapshot from after the batch.
-        failure: the reason why there is no batch.
+        failure: the reason why the batch is missing.
         skipped: the skipped samples of the batch.
         seen: the number of samples of the batch, including skipped samples; None if this is the number that its order
             requests.
-        empty: whether all samples were skipped, so that there is no batch.
+        empty: whether all samples were skipped, so that the batch is missing.
         left: the positions of indices that were read, for use in another batch.
         digest: a checksum of some of the samples so far, for a stream without a state, if it has changed.
         ended: whether the iterable dataset has ended.
@@ -221,7 +223,8 @@ class ShardReader:
             self.failure = self.described(error)
 
     def _read_again(self, indices: list[Any]) -> bool:
-        """Reads and drops what the predecessor had read; returns False if it reached the end."""
+        """Reads and drops the batches that the predecessor had read; returns False if the predecessor reached the
+        end."""
         assert self.reader is not None
         is_whole = True
         for index in indices:
@@ -356,11 +359,11 @@ class Job(Program):
     persistent: bool
     #: The number of batches between two snapshots of a worker.
     every: int = 1
-    #: The number of shards; 0 for a worker that continues from a program without workers. It gets no worker info, but
-    #: the program's global generators.
+    #: The number of shards; 0 for a worker that continues from a program without workers. Such a worker does not get a
+    #: worker info, but the program's global generators.
     num_shards: int = 0
     generators: Moment = field(default_factory=dict)
-    #: Whether the workers exit after their first epoch, because the next one has another number of shards.
+    #: Whether the workers exit after their first epoch, because the next epoch has another number of shards.
     lasts_one_epoch: bool = False
     #: Copies of the dataset and the functions if processes run several shards. In this case, the job itself does not
     #: contain these objects.
@@ -408,7 +411,7 @@ class Batches(Iterator[Unit]):
         self._shard = shard
         self._iterates = shard.iterates
         self._reader: EpochReader | None = None
-        #: Units that precede all others.
+        #: Units that precede all other units.
         self._owed: list[Unit] = []
         self._order = NO_ORDER
         #: The news for the next unit.
@@ -431,7 +434,7 @@ class Batches(Iterator[Unit]):
         """Starts to observe the reader, and takes its snapshot if one may be needed.
 
         Args:
-            reader: the reader, whose epoch has begun.
+            reader: the reader, after the beginning of its epoch.
             went_on: whether it resumed from a saved position that the main process already has.
             told: whether the main process has unprocessed units of this epoch. A snapshot before the next batch would
                 then be assigned to the wrong unit.

@@ -1,4 +1,5 @@
-"""Exceptions of `StatefulDataLoader`. All of them derive from `RuntimeError`, which PyTorch's loader raises."""
+"""Exceptions of `StatefulDataLoader`. All errors in this module derive from `RuntimeError`, which PyTorch's loader
+raises."""
 
 from __future__ import annotations
 

@@ -389,12 +389,13 @@ class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler
 
 
 def endless_state(batches: int, size: int) -> dict[str, Any]:
-    """Returns the state of a `BatchSampler` without an order of its own, after a number of batches."""
+    """Returns the state of a `BatchSampler` that does not determine an order itself, after a number of batches."""
     return {"samples_yielded": batches * size}
 
 
 def samples_in(state: Any) -> int | None:
-    """Returns the number of yielded indices in the state of a `BatchSampler`; None if the state has no number."""
+    """Returns the number of yielded indices in the state of a `BatchSampler`; None if the state does not contain a
+    number."""
     samples = state.get("samples_yielded") if isinstance(state, dict) else None
     return samples if type(samples) is int else None
 

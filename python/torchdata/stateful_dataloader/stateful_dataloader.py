@@ -57,12 +57,12 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
 
     The order of samples, the worker seeds and all arguments are the same as in `torch.utils.data.DataLoader`. A state
     reflects what the program has received: samples that workers have read ahead are neither lost nor repeated. After
-    `load_state_dict`, the next loop resumes after the last batch, or begins the next epoch if the last one was over.
+    `load_state_dict`, the next loop resumes after the last batch, or begins the next epoch if the last epoch was over.
 
     Datasets, their iterators, samplers and collate functions that have `state_dict` and `load_state_dict` are saved and
     restored by these methods. Other iterable datasets and samplers are reread from the beginning.
 
-    Threads may share an iterator, in which case each batch goes to one of them. A copy (by `copy` or pickle) is an
+    Threads may share an iterator. Each batch then goes to one thread. A copy (by `copy` or pickle) is an
     independent loader that has not begun.
 
     Args:
@@ -93,29 +93,29 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             always raises.
         on_timeout: what happens if no batch arrives within `timeout` seconds. "error" raises `WorkerTimeoutError`,
             which is also PyTorch's `RuntimeError`. "restart" kills and replaces the worker as with
-            `on_worker_exit="restart"`, and issues a `RuntimeWarning` with the worker's Python stacks. It does not cover
-            workers that exit for other reasons. Each kill at the same batch doubles the time limit for that batch, and
-            a worker has at least a minute before its first batch.
+            `on_worker_exit="restart"`, and issues a `RuntimeWarning` with the worker's Python stacks. "restart" does
+            not cover workers that exit for other reasons. Each kill at the same batch doubles the time limit for that
+            batch, and a worker has at least a minute before its first batch.
         patience: with `on_timeout="restart"`, the seconds granted to a worker that is busy, which means that its
             threads have run or waited for a processor for at least a tenth of the time. None uses `timeout` for all
             workers.
         on_error: what happens to a sample if `dataset[index]` or `__getitems__` raises. "raise" raises the exception,
             and the batch is lost. "skip" leaves the sample out, which makes the batch shorter; an empty batch is passed
             over. If `__getitems__` raises, it is called again for each index of the batch. For an iterable dataset,
-            `__next__` of its iterator is called again. A generator ends when it raises, so a dataset whose `__iter__`
-            is a generator function is refused. Exceptions of `collate_fn`, `MemoryError`, `KeyboardInterrupt`,
+            `__next__` of its iterator is called again. A generator ends when it raises, so a dataset is refused if its
+            `__iter__` is a generator function. Exceptions of `collate_fn`, `MemoryError`, `KeyboardInterrupt`,
             `SystemExit` and worker exits are never skipped. Skipped samples are counted by kind of exception. The state
             contains these counts, and a `RuntimeWarning` reports them at the end of an epoch.
         error_limit: how many samples may be skipped per epoch, by all workers together. A float is a fraction of the
             samples, which is checked from the 100th sample on and at the end. More skipped samples raise
             `TooManySkipped`. None: no limit.
-        error_log: a file to which a JSON line is appended for each skipped sample of a returned batch: `epoch` (of this
-            loader, from 0), `worker` (its number, or null), `dataset` (your code that reads samples, with its file and
-            line), `index`, `error`, `message` and `notes`. For a stream, the index counts the samples of that worker's
-            iterator from 0; it is null if the dataset loaded a state within an epoch. None: no file.
+        error_log: the path of a file; a JSON line is appended for each skipped sample of a returned batch: `epoch` (of
+            this loader, from 0), `worker` (its number, or null), `dataset` (your code that reads samples, with its file
+            and line), `index`, `error`, `message` and `notes`. For a stream, the index counts the samples of that
+            worker's iterator from 0; it is null if the dataset loaded a state within an epoch. None: no file.
         error_fill: whether incomplete batches are filled up with the next indices of the sampler, so that all batches
             except the last are full. In workers, such a batch is reread together with the added samples, as the
-            next ordered batch. Its samples therefore arrive after the samples of batches that were ordered earlier.
+            next ordered batch. These samples therefore arrive after the samples of batches that were ordered earlier.
         stats: how often batches are timed. "counts" times few enough to cost less than 1 %; "full" times every batch.
             None uses the environment variable `TORCHDATA_STATS`, or else "counts". See `stats()`.
         wait_warning: the fraction of an epoch that the program may spend waiting for batches. The first epoch of at
@@ -220,7 +220,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             own["sampler"] = RandomSampler(self.sampler.data_source, generator=generator)
         if batch_sampler is None and self.batch_sampler is not None:
             own["batch_sampler"] = BatchSampler(self.sampler, self.batch_size or 1, self.drop_last)
-        #: The state from which the next loop resumes.
+        #: The state that the next loop resumes from.
         self._loaded: Any = None
         self._is_strict = True
         #: The generators for orders and seeds.
@@ -240,7 +240,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             return self._iterator
         if self._iterator is not None and self.persistent_workers and not self._iterator.is_inherited():
             if self._iterator.lasts_one_epoch:
-                # Its workers belonged to a loaded state and exit. State that is kept between epochs is transferred.
+                # The workers of the pool belonged to a loaded state and exit. State that is kept between epochs is
+                # transferred.
                 if self._iterator.is_finished:
                     self.load_state_dict(self.state_dict())
                     return iter(self)

@@ -14,7 +14,7 @@ pub enum OpenError {
         /// The error of the system.
         source: io::Error,
     },
-    /// The file system of the temporary file, which replaces shared memory, has no space.
+    /// The file system of the temporary file, which replaces shared memory, is full.
     #[error(
         "no room for {bytes} bytes of shared memory on the file system of {} ({source}): free some space there, set TMPDIR \
          to a folder with more space, or unset TORCHDATA_PORTABLE if the system has memfd_create",
@@ -74,7 +74,7 @@ pub enum TakeError {
 #[error("there is no memory for {0} bytes of an item")]
 pub struct NoMemory(pub usize);
 
-/// Explains which limit was reached and what to do, or is empty if it is not a limit that users can change.
+/// Explains which limit was reached and what to do. Empty if users cannot change the limit.
 fn way_out(source: &io::Error) -> &'static str {
     match source.raw_os_error() {
         Some(libc::EMFILE) => {

@@ -1,9 +1,10 @@
 //! Checks that detect damage in shared memory, for single words and for whole units.
 //!
-//! They detect accidents, such as stray pointers, but not attacks. They cover the words and units that the protocol
-//! depends on. The contents of blocks are not covered, because that would cost as much as copying them.
+//! The checks detect accidents, such as stray pointers, but not attacks. They cover the words and units that the
+//! protocol depends on. The contents of blocks are not covered, because that would cost as much as copying them.
 
-/// An odd constant for which every change within one byte of a value changes the check. A test verifies this.
+/// An odd constant. Because of this constant, every change within one byte of a value changes the check. A test
+/// verifies this.
 const WORD: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Makes a word of zeros invalid, because wiped memory consists of zeros.
 const NOT_ZERO: u64 = 0x5bd1;
@@ -88,7 +89,7 @@ impl Checksum {
     ///
     /// # Safety
     /// `to` is writable for `len` bytes rounded up to a multiple of 8. `from` is readable for `len` bytes, and also for
-    /// the rounded length if `PADDED` is true. They do not overlap.
+    /// the rounded length if `PADDED` is true. The two ranges do not overlap.
     #[inline]
     pub unsafe fn copy<const PADDED: bool>(mut self, from: *const u8, to: *mut u8, len: usize) -> Self {
         let mut at = 0;
@@ -143,8 +144,8 @@ unsafe fn pass_on<T: Copy>(from: *const u8, to: *mut u8, at: usize) -> T {
     }
 }
 
-/// Returns the last `len % 8` bytes as the lowest bytes of a word; the other bytes are undefined. There is at least one
-/// such byte.
+/// Returns the last `len % 8` bytes as the lowest bytes of a word; the remaining bytes are undefined. There is at least
+/// one such byte.
 ///
 /// # Safety
 /// `from` is readable for `len` bytes.

@@ -1,18 +1,18 @@
 //! Round robin, for collecting and distributing items.
 //!
 //! The main process takes items from its workers in turns, and the dispatching process distributes items to them in
-//! turns. Both use a [`RoundRobin`]. A `RoundRobin` performs no I/O and never waits. Its caller requests the peer that
-//! has the turn, does the work, and reports the result. Only one thread uses a `RoundRobin`.
+//! turns. Both processes use a [`RoundRobin`]. A `RoundRobin` performs no I/O and never waits. The caller requests the
+//! peer that has the turn, does the work, and reports the result. Only one thread uses a `RoundRobin`.
 //!
 //! The order is that of the peer numbers, without peers that have ended. An epoch begins with peer 0.
 
-/// Turns among peers, some of which may have ended.
+/// Turns among peers. Some peers may have ended.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RoundRobin {
     /// By peer: whether it has ended in this epoch.
     ended: Vec<bool>,
     live: usize,
-    /// The peer that has the turn: an active one, if there is any.
+    /// The peer that has the turn: an active peer, if there is any.
     current: usize,
     in_order: bool,
 }
@@ -87,7 +87,7 @@ impl RoundRobin {
         self.ended[peer]
     }
 
-    /// The number of peers, including those that have ended.
+    /// The number of peers, including ended peers.
     pub fn peers(&self) -> usize {
         self.ended.len()
     }

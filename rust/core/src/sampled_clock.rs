@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 /// A clock that is read every few calls. The number of calls between two readings grows while readings are close
-/// together, and is reset after a slow one.
+/// together, and is reset after a long interval.
 #[derive(Debug)]
 pub struct SampledClock {
     least: u32,

@@ -1,10 +1,9 @@
-//! Copies elements that are not adjacent in memory, such as those of a flipped or cropped image, into contiguous
-//! memory.
+//! Copies elements that are not adjacent in memory, such as a flipped or cropped image, into contiguous memory.
 //!
 //! Elements are opaque bytes. Axes that can be traversed as one are merged, and the remaining axes are traversed line
 //! by line. In most images, an element of a line is a pixel of a few bytes.
 //!
-//! The owner of both memory areas calls this from any thread. There is no state.
+//! The owner of both memory areas calls this from any thread. The module is stateless.
 
 /// Elements along one axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,7 +20,7 @@ const LONGEST_GROUP: usize = 8;
 /// Groups are copied in blocks of this many groups, so that the memory of a block stays in the cache.
 const BLOCK: usize = 1024;
 
-/// The layout of elements in memory, in the order in which they are copied.
+/// The layout of elements in memory, in the order of copying.
 #[derive(Debug, Clone)]
 pub struct Strided {
     /// Axes around a line, outermost first.

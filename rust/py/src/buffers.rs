@@ -12,7 +12,7 @@ use torchdata_core::link::lease::Lease;
 /// Fills in a writable, contiguous view of `len` bytes owned by `owner`.
 ///
 /// # Safety
-/// `view` comes from the interpreter, and the memory is valid as long as `owner` exists.
+/// The interpreter created `view`, and the memory is valid as long as `owner` exists.
 unsafe fn fill_buffer(
     owner: *mut ffi::PyObject,
     view: *mut ffi::Py_buffer,

@@ -1,8 +1,8 @@
 //! Calls that wait: without the GIL, in slices, with Python's signals handled in between.
 //!
-//! This runs in the thread that waits. An exception of a signal handler ends the wait and is returned. No event is lost
-//! by that, because a slice in which the event arrives ends the wait before signals are handled, and a later event
-//! stays pending.
+//! This runs in the thread that waits. An exception of a signal handler ends the wait and is returned. This loses no
+//! event: if the event arrives during a slice, the wait ends before signals are handled, and a later event stays
+//! pending.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 
 const LONGEST_SLICE: Duration = Duration::from_millis(100);
 
-/// The durations of the slices of a wait: the first one, and the maximum, up to which they double.
+/// The durations of the slices of a wait: the first slice, and the maximum that doubling reaches.
 #[derive(Clone, Copy)]
 pub struct Slices {
     first: Duration,
@@ -21,7 +21,7 @@ pub struct Slices {
 impl Slices {
     /// Slices for a sleep that the event ends.
     pub const LONG: Self = Self { first: LONGEST_SLICE, longest: LONGEST_SLICE };
-    /// Slices for a sleep that the event almost always ends. The first one is short, because a producer that was fast
+    /// Slices for a sleep that the event almost always ends. The first slice is short, because a producer that was fast
     /// and becomes slow may publish a few items without ringing (see `torchdata_core::link::wake`).
     pub const GROWING: Self = Self { first: Duration::from_millis(1), longest: LONGEST_SLICE };
     const POLL: Self = Self { first: Duration::from_micros(20), longest: Duration::from_millis(2) };
@@ -59,8 +59,8 @@ pub fn wait(
     }
 }
 
-/// Polls for an event, for at most `limit`. Returns whether it has occurred. `look` checks for it, and is first called
-/// at once.
+/// Polls for an event, for at most `limit`. Returns whether it has occurred. `look` checks for the event, and is first
+/// called at once.
 pub fn poll(
     py: Python<'_>,
     limit: Option<Duration>,

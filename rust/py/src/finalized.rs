@@ -1,4 +1,4 @@
-//! A base class whose finalizer is always completed, even if Ctrl-C interrupts it.
+//! A base class that always completes its finalizer, even if Ctrl-C interrupts it.
 //!
 //! Python handles signals in a `__del__` like anywhere else, but ignores exceptions raised there. The object would not
 //! be finalized, and the KeyboardInterrupt would be lost. Therefore the finalizer slot is implemented here, where no
@@ -18,7 +18,7 @@ use pyo3::types::{PyBool, PyDict, PyType};
 
 use crate::panics::caught;
 
-/// The maximum number of attempts. Each additional one requires another Ctrl-C at the same instant.
+/// The maximum number of attempts. Each additional attempt requires another Ctrl-C at the same instant.
 const TRIES: usize = 1000;
 
 /// Creates the type. A derived class inherits `__del__`, and must have a method `_finalize(interrupted)`.

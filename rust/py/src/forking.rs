@@ -1,9 +1,9 @@
 //! Delays a fork until a lock is free that only Python code can take: the lock of PyTorch's global generator.
 //!
-//! The hook of the C library runs after all hooks of Python, some of which release the GIL. Between this hook and the
-//! fork, the GIL is not released. Therefore a thread that has drawn a random number waits for the GIL before it draws
-//! again. A thread that waits for the lock without the GIL acquires the lock while this thread takes and releases it
-//! repeatedly.
+//! The hook of the C library runs after all hooks of Python, because some of Python's hooks release the GIL. Between
+//! this hook and the fork, the GIL is not released. Therefore a thread that has drawn a random number waits for the GIL
+//! before it draws again. A thread that waits for the lock without the GIL acquires the lock while this thread takes
+//! and releases it repeatedly.
 
 use std::cell::RefCell;
 use std::io;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
-/// The maximum time to take a free lock. PyTorch holds it while it copies 5 KB, which takes 3 µs.
+/// The maximum time to take a free lock. PyTorch holds the lock while it copies 5 KB, which takes 3 µs.
 const FREE: Duration = Duration::from_micros(30);
 /// The number of consecutive times that the lock must be free if it was not at first, and the pause in between for
 /// other threads.

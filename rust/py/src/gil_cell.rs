@@ -4,7 +4,7 @@ use std::cell::RefCell;
 
 use pyo3::prelude::*;
 
-/// A value that threads access with the GIL held, one after the other.
+/// A value that threads access one at a time, with the GIL held.
 ///
 /// A reader that waits does not borrow the value, so signal handlers and other threads find a consistent value.
 pub struct GilCell<T>(RefCell<T>);

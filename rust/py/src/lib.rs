@@ -1,5 +1,5 @@
-//! The extension module `torchdata._native`. The module converts arguments, calls the engine, and wraps results. It
-//! contains no algorithms.
+//! The extension module `torchdata._native`. The module converts arguments, calls the engine, and wraps results.
+//! Algorithms are in the engine.
 // The macros of PyO3 generate items without docs and with undocumented unsafe blocks.
 #![allow(missing_docs)]
 

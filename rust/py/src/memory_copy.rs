@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 /// The bytes of writable buffers, saved and loaded by one call each.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct MemoryCopy {
-    /// By buffer, what was saved last.
+    /// The bytes that were saved last, by buffer.
     parts: Mutex<Vec<(PyBuffer<u8>, Vec<u8>)>>,
 }
 
@@ -21,19 +21,19 @@ impl MemoryCopy {
 
 #[pymethods]
 impl MemoryCopy {
-    /// Saves what the buffers hold now.
+    /// Saves the current bytes of the buffers.
     #[new]
     fn new(py: Python<'_>, buffers: Vec<PyBuffer<u8>>) -> PyResult<Self> {
         let parts = buffers.into_iter().map(|buffer| buffer.to_vec(py).map(|saved| (buffer, saved)));
         Ok(Self { parts: Mutex::new(parts.collect::<PyResult<_>>()?) })
     }
 
-    /// Saves what the buffers hold now.
+    /// Saves the current bytes of the buffers.
     fn save(&self, py: Python<'_>) -> PyResult<()> {
         self.for_each(|(buffer, saved)| buffer.copy_to_slice(py, saved))
     }
 
-    /// Puts what was saved last back into the buffers.
+    /// Copies the bytes that were saved last back into the buffers.
     fn load(&self, py: Python<'_>) -> PyResult<()> {
         self.for_each(|(buffer, saved)| buffer.copy_from_slice(py, saved))
     }

@@ -4,7 +4,8 @@
 //! The API is a table of pointers in a capsule. This module looks up the table itself, and uses only type definitions
 //! of the `numpy` crate. The crate panics if the lookup fails, for example because a signal handler raises, and keeps
 //! the table under a lock that a forked child may inherit while it is held. Here, a failure is an exception, and the
-//! next call retries. The table is published by one store, and two threads that look it up at once find the same one.
+//! next call retries. The table is published by one store, and two threads that look it up at the same time find the
+//! same table.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::NonNull;
@@ -22,7 +23,7 @@ pub struct NumPy(NonNull<*const c_void>);
 
 static TABLE: AtomicPtr<*const c_void> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Whether this is NumPy 2, in which dtypes have another layout.
+/// Whether this is NumPy 2. Its dtypes have another layout.
 static SECOND: AtomicBool = AtomicBool::new(false);
 
 /// The feature version of NumPy 2.0.
@@ -143,7 +144,7 @@ impl NumPy {
     /// # Safety
     /// `dtype` is an existing built-in dtype.
     pub unsafe fn item_size(self, dtype: *const c_void) -> npy_intp {
-        // SAFETY: guaranteed by the caller. The version determines which of the two layouts it has.
+        // SAFETY: guaranteed by the caller. NumPy's version determines the layout of the descriptor.
         unsafe {
             if SECOND.load(Ordering::Relaxed) {
                 (*dtype.cast::<SecondDescr>()).size
@@ -187,8 +188,8 @@ impl NumPy {
     /// Creates an array with its own memory (`data` is NULL), or over `data`. NumPy determines most flags itself.
     ///
     /// # Safety
-    /// `dtype` is a built-in dtype. `strides` is NULL, or has as many entries as `shape`. `data`, if given, covers the
-    /// array and outlives it.
+    /// `dtype` is a built-in dtype. `strides` is NULL, or has the same number of entries as `shape`. `data`, if given,
+    /// covers the array and outlives it.
     pub unsafe fn array<'py>(
         self,
         dtype: Bound<'py, PyAny>,

@@ -1,7 +1,7 @@
 //! Stops panics at the border to C, in slots and callbacks that PyO3 does not wrap.
 //!
-//! A panic that leaves an `extern "C"` function aborts the process. No panic is expected. If one occurs, it becomes an
-//! exception, as in functions that PyO3 wraps.
+//! A panic that leaves an `extern "C"` function aborts the process. No panic is expected. If a panic occurs, it becomes
+//! an exception, as in functions that PyO3 wraps.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,7 +1,7 @@
 //! Python class for the meeting of ranks. Sockets are passed as descriptors, and waits release the GIL.
 //!
 //! A forked child has the meeting without its thread, and perhaps with its lock held. There, every method raises an
-//! error, and nothing is dropped. The facade takes the sockets from it.
+//! error, and nothing is dropped. The Python code takes the sockets from the caller.
 
 use std::mem::ManuallyDrop;
 use std::net::{TcpListener, TcpStream};
@@ -99,8 +99,8 @@ impl PyMeeting {
 
 #[pymethods]
 impl PyMeeting {
-    /// Creates the meeting of rank 0. Takes ownership of a listening socket, to which `size - 1` other ranks will
-    /// connect.
+    /// Creates the meeting of rank 0. Takes ownership of a listening socket. The remaining `size - 1` ranks will
+    /// connect to it.
     #[staticmethod]
     fn host(descriptor: RawFd, size: u32, hello: [u8; 16], welcome: [u8; 16]) -> PyResult<Self> {
         let listener = TcpListener::from(owned(descriptor)?);
@@ -152,7 +152,7 @@ impl PyMeeting {
         Ok(self.get()?.descriptors())
     }
 
-    /// Tells the other ranks that this rank leaves, and closes all connections. Further calls do nothing, like calls in
+    /// Notifies all ranks that this rank leaves, and closes all connections. Further calls do nothing, like calls in
     /// a forked child.
     fn close(&self, py: Python<'_>) {
         if self.process == std::process::id() {

@@ -21,7 +21,7 @@ def auto(pipe: Any, **options: Any) -> DataLoader2[Any]:
 
 
 def batches() -> Any:
-    """A pipeline whose order depends on the number of workers."""
+    """A pipeline with an order that depends on the number of workers."""
     return IterableWrapper(range(90)).shuffle().sharding_filter().shuffle().batch(4)
 
 

@@ -1,6 +1,6 @@
 """A loader behaves the same with any backend: order, states, other numbers of workers, exits, errors, random runs.
 
-The backends are processes, processes behind carriers, and Ray on one node and on three nodes.
+The backends are processes, processes with carriers, and Ray on one node and on three nodes.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ pytestmark = [
 
 #: Pipelines for all backends, except for the backend that runs all pipelines.
 FEW = {"arrays", "random", "arrays, dealt", "two passes"}
-#: Items at which a process exits.
+#: The items that make a process exit.
 LONG = 900
-#: For properties that three nodes of Ray show as well as one, which tests order, and states and exits without
+#: For properties that need only one of the Ray backends. One node tests the order, and states and exits without
 #: dispatching.
 not_on_one_node = pytest.mark.parametrize("backend", MOST_BACKENDS, indirect=True)
 
@@ -70,7 +70,7 @@ def clean(request: pytest.FixtureRequest, backend: Spawned) -> None:
 
 
 def local(workers: int = WORKERS, **options: Any) -> MultiProcessingReadingService:
-    """Returns a service with forked processes, whose items are the reference."""
+    """Returns a service with forked processes. Its items are the reference."""
     return MultiProcessingReadingService(workers, "fork", **options)
 
 

@@ -108,7 +108,8 @@ def test_a_state_of_a_later_epoch_of_a_graph_with_lasting_state_resumes_with_the
 
 
 def read(dying: DataLoader2[Any], child: int, kills: tuple[int, ...], look: Callable[[list[Any]], None]) -> list[Any]:
-    """Returns all items of a loader whose child is killed after some items. `look` receives the items so far."""
+    """Returns all items of a loader after one of its children is killed in the middle. `look` receives the items so
+    far."""
     got: list[Any] = []
     for item in dying:
         got.append(item)

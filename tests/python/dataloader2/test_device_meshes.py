@@ -10,7 +10,8 @@ pytest.importorskip("torch", reason="process groups and meshes are PyTorch's")
 
 from ranks import gloo_job
 
-#: Four ranks as a mesh; each returns its two epochs, and those after a state that was saved in the first one.
+#: Four ranks as a mesh. Each rank returns its two epochs, and the epochs after a state that was saved in the first
+#: epoch.
 MESH = """
 def loader_of(mesh, workers):
     pipe = IterableWrapper(range(24)).shuffle().sharding_filter().batch(2)

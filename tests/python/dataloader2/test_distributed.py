@@ -185,7 +185,7 @@ def test_ranks_that_pause_and_meet_between_two_pauses_do_not_wait_for_each_other
 
 
 class Agrees(Alone):
-    """A job of two ranks; the other rank always has an item."""
+    """A job of two ranks; the second rank always has an item."""
 
     world_size = 2
 
@@ -272,7 +272,7 @@ def test_workers_that_start_before_sharding_by_rank_are_refused_with_the_remedy(
     )
     with (
         DataLoader2(IterableWrapper(range(3)).sharding_filter(), reading_service=service) as loader,
-        pytest.raises(ValueError, match="DistributedReadingService comes too late.*put it first"),
+        pytest.raises(ValueError, match="DistributedReadingService must divide the items.*put it first"),
     ):
         list(loader)
     assert multiprocessing.active_children() == []

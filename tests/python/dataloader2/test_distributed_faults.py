@@ -1,4 +1,5 @@
-"""Ranks that raise, exit, hang or are disconnected: the others fail within the timeout, and name them."""
+"""Ranks that raise, exit, hang or are disconnected: the remaining ranks fail within the timeout, and name the failed
+rank."""
 
 from __future__ import annotations
 
@@ -243,8 +244,8 @@ from datetime import timedelta
 def ip(*command, of=()):
     subprocess.run([*of, "ip", *command], check=True)
 
-# Rank 1 has a machine of its own. One cable joins it to that of the others: with addresses for the job's store (10.78)
-# and others for the data (10.77).
+# Rank 1 has its own machine. One cable joins it to the machine of all other ranks, with addresses for the job's store
+# (10.78) and for the data (10.77).
 ip("link", "set", "lo", "up")
 machine = subprocess.Popen(["unshare", "--net", "sleep", "1000"])
 there = ["nsenter", "--net", "--target", str(machine.pid)]

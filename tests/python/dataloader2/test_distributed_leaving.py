@@ -1,4 +1,4 @@
-"""Ranks that leave their loops, shut down or end: the errors of the other ranks, and leftovers."""
+"""Ranks that leave their loops, shut down or end: the errors of the remaining ranks, and leftovers."""
 
 from __future__ import annotations
 
@@ -277,7 +277,7 @@ def test_an_exception_after_fullsync_makes_the_others_fail_with_its_rank(tmp_pat
 
 
 class Records:
-    """A job of two ranks; the other rank always has an item."""
+    """A job of two ranks; the second rank always has an item."""
 
     rank, world_size = 1, 2
 
@@ -290,7 +290,7 @@ class Records:
 
 
 def _left_loop(group: Records) -> Any:
-    """A pipe whose reader was dropped after two items."""
+    """A pipe after its reader was dropped, at the second item."""
     pipe = IterableWrapper(range(50)).fullsync(20, process_group=group)
     for _, item in zip(range(2), pipe, strict=False):
         assert item < 2
@@ -298,7 +298,7 @@ def _left_loop(group: Records) -> Any:
 
 
 def _last_vote(group: Records) -> int:
-    """Returns the last vote of the rank after it has left. Its thread votes asynchronously."""
+    """Returns the last vote of the rank after it has left. The thread of the rank votes asynchronously."""
     until = time.monotonic() + 120
     while group.votes[-1] == _HAS and time.monotonic() < until:
         time.sleep(0.001)

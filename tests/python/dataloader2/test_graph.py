@@ -60,7 +60,7 @@ class NotReplicable(Reader):
 
 
 class Counter:
-    """A seed generator whose seeds show where they were drawn."""
+    """A seed generator with seeds that show where they were drawn."""
 
     def __init__(self) -> None:
         self.shared = 0
@@ -361,7 +361,8 @@ def test_what_reads_from_a_non_replicable_pipe_stays_in_main():
 
 
 def circle():
-    """A single branch, one of forks, and one whose source refers to the map after it; the last pipe reads all."""
+    """A single branch, a branch of forks, and a branch with a source that refers to the map after it; the last pipe
+    reads all three."""
     single = source()
     left, right = source().fork(2)
     forked = left.zip(right)

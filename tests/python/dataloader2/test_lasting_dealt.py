@@ -76,7 +76,7 @@ class Counting(IterDataPipe[int]):
 
 
 class Silent(IterDataPipe[int]):
-    """Yields its own items first, and reads those of the dispatching process late or never."""
+    """Yields its own items first, and reads the dispatching process's items late or never."""
 
     def __init__(self, source: Any, ever: bool) -> None:
         self.source, self.ever = source, ever
@@ -250,7 +250,7 @@ def test_lasting_state_of_the_dispatching_process_is_saved_although_no_worker_se
 
 
 class CountingItsEnds(IterDataPipe[int]):
-    """A user's pipe that counts its complete passes. Its state is slow to save, so snapshots of it are rare."""
+    """A user's pipe that counts its complete passes. Saving the state of this pipe is slow, so snapshots are rare."""
 
     def __init__(self, source: Any) -> None:
         self.source, self.ends = source, 0

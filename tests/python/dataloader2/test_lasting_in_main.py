@@ -313,7 +313,7 @@ def test_passes_of_a_first_epoch_do_not_count_as_epochs(dispatched: bool) -> Non
 
 @pytest.mark.parametrize("dispatched", [False, True])
 def test_a_position_in_the_first_of_two_passes_is_known_in_the_second_one(dispatched: bool) -> None:
-    """The first pass of a loader's first epoch has no kept state, so its items need not be recorded."""
+    """In the first pass of a loader's first epoch, no state has been kept, so its items need not be recorded."""
     pipe = drawn_by_its_own_seed(dispatched).cycle(2).map(plus_one)
     with loader_of(pipe) as loader:
         state, whole = loader.state_dict(), list(loader)

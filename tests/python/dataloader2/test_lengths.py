@@ -25,7 +25,7 @@ from torchdata.datapipes.map import SequenceWrapper
 
 
 class Closing(IterDataPipe):
-    """A user's pipe whose end would end what it shares with its copy."""
+    """A user's pipe that closes a resource at its end. The copy of the pipe shares the resource."""
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(3))

@@ -79,7 +79,7 @@ def key(item: Any) -> Any:
     return item
 
 
-#: Graphs and the kinds of their findings. Kinds for which the service warns end with "!".
+#: Graphs and the kinds of their findings. A kind ends with "!" if the service warns of it.
 GRAPHS: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "shuffled and sharded": (lambda: sharded().map(str).batch(2), []),
     "sharded without shuffle": (lambda: ints().map(str).sharding_filter(), ["no-shuffle-before-sharding"]),

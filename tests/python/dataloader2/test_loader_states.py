@@ -32,7 +32,7 @@ class Stateless(ReadingServiceInterface):
 
 
 class Checkpointed(Stateless, CheckpointableReadingServiceInterface):
-    """A service with a state, which records what it is restored from."""
+    """A service with a state. The service records the state that it is restored from."""
 
     restored: ClassVar[list[bytes]] = []
 

@@ -1,7 +1,7 @@
 """A reading service that is written from the documentation alone has all features of the package's services.
 
-It imports only public names, and runs the graph in a thread that reads ahead through a bounded queue, outside the main
-thread and ahead of the user.
+The service imports only public names, and runs the graph in a thread that reads ahead through a bounded queue, outside
+the main thread and ahead of the user.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Elsewhere:
 
 
 class FromElsewhere(IterDataPipe[Any]):
-    """The pipe that the loader reads. Its state is the number of received items."""
+    """The pipe that the loader reads. The state of the pipe is the number of received items."""
 
     def __init__(self, elsewhere: Elsewhere) -> None:
         self.elsewhere = elsewhere
@@ -246,8 +246,8 @@ def test_a_service_learns_whether_pipes_are_timed_and_which_shards_a_resumed_epo
         with DataLoader2(shuffled(), reading_service=Told(), stats="full") as loader:
             if workers is not None:
                 loader.load_state_dict(_state_after_one(workers))
-            # The shards of workers, each of which yields all items, run behind the service. Its pipe has a state that
-            # is kept between epochs, so they stay.
+            # The service reads the shards of workers, and each shard yields all items. The pipe keeps a state between
+            # epochs, so the shards stay.
             assert len(list(loader)) == 20 * (workers or 1) - (workers is not None)
             assert len(list(loader)) == 20 * (workers or 1)
     assert told == [(True, None, None), (True, None, None), (True, 3, None)]

@@ -1,4 +1,5 @@
-"""Datasets of other libraries and of users: self-splitting datasets, datasets with epochs, and sets."""
+"""Datasets of other libraries and of users: datasets that split themselves among workers, datasets with `set_epoch`,
+and Python sets."""
 
 from __future__ import annotations
 

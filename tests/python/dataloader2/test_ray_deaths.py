@@ -69,7 +69,7 @@ def test_an_error_names_the_killed_worker_and_its_actor(whose: str) -> None:
         assert caught.value.exitcode == (-signal.SIGKILL if whose == "pid" else None)
         told = str(caught.value)
         assert f"worker process 1 (pid {dead.pid} on {dead.node}, Ray actor " in told
-        assert ("was killed by SIGKILL" if whose == "pid" else "Ray says: The actor died") in told
+        assert ("was killed by SIGKILL" if whose == "pid" else "Ray reports: The actor died") in told
         wait_for(lambda: is_gone(dead.pid) and is_gone(dead.host))
 
 
@@ -80,7 +80,7 @@ def test_an_error_gives_ray_s_reason_for_a_lost_node(machines: Any, how: str) ->
     service = remote(ray_remote_args=options, scheduling=None, worker_prefetch_cnt=20)
     with (
         DataLoader2(numbered(1_000_000).map(reading), reading_service=service) as loader,
-        pytest.raises(WorkerExitedError, match="Ray says: ") as caught,
+        pytest.raises(WorkerExitedError, match="Ray reports: ") as caught,
     ):
         for number, _ in enumerate(loader):
             if number > 20:

@@ -1,4 +1,4 @@
-"""The process that forks replacements is killed, stopped, or has no room for a process."""
+"""The process that forks replacements is killed, stopped, or reaches the limit of processes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_error_names_the_worker_and_the_cause_if_the_fork_server_has_exited(
         os.kill(forker_of(loader), signal.SIGKILL)
         pid = kill_first(loader)
         for items in (iterator, loader):  # the same error in the next epoch
-            with pytest.raises(WorkerExitedError, match="forks others .*has ended: somebody has killed it") as caught:
+            with pytest.raises(WorkerExitedError, match="the forking process has ended: it was killed") as caught:
                 list(items)
             assert isinstance(caught.value.__cause__, OSError)
             assert caught.value.worker == 0
@@ -70,7 +70,7 @@ def test_the_exit_code_of_a_worker_is_unknown_if_the_fork_server_has_exited():
             next(iterator)
         os.kill(forker_of(loader), signal.SIGKILL)
         kill_first(loader)
-        with pytest.raises(WorkerExitedError, match="worker process 0 .* died .*had forked it, .*has died before it"):
+        with pytest.raises(WorkerExitedError, match="worker process 0 .* died .*had forked it, .*has exited before it"):
             list(iterator)
 
 
@@ -97,7 +97,7 @@ def test_a_child_whose_fork_server_was_killed_is_replaced(recwarn):
         assert loader.stats().restarts == 1
     assert is_gone(pid)
     [told] = [str(warning.message) for warning in recwarn if "has taken its place" in str(warning.message)]
-    assert "the process that had forked it, and would tell, has died before it" in told
+    assert "the process that had forked it, and would report its exit, has exited before it" in told
 
 
 def test_every_caller_learns_how_a_child_has_ended_even_if_a_reply_was_lost():
@@ -149,7 +149,7 @@ def test_a_forked_child_ends_although_the_main_process_never_learned_of_it(monke
     loader, iterator, _ = begun()
     with loader:
         kill_first(loader)
-        with pytest.raises(WorkerExitedError, match="somebody has killed it"):
+        with pytest.raises(WorkerExitedError, match="it was killed"):
             list(iterator)
         wait_for(lambda: is_gone(int((tmp_path / "pid").read_text())))
 

@@ -235,8 +235,8 @@ print(json.dumps(found))
 
 
 def test_snapshots_of_any_size_reach_main_whole():
-    """They are sent inline in a unit up to 4 KiB, and otherwise in a block. Those of the dispatching process pass a
-    worker.
+    """Snapshots are sent inline in a unit up to 4 KiB, and otherwise in a block. Snapshots of the dispatching process
+    pass a worker.
     """
     run = subprocess.run([sys.executable, "-c", OF_ANY_SIZE], capture_output=True, text=True, timeout=250)
     assert run.returncode == 0, run.stderr

@@ -1,4 +1,4 @@
-"""States that resume with other numbers of workers: the rest of the epoch is split as among the original workers."""
+"""States that resume with other numbers of workers: the remaining epoch is split as among the original workers."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ def test_states_of_all_ranks_resume_with_another_number_of_ranks(form: str, old:
     (ranks, workers), count = old, 2
     whole = [got for got, _ in of_ranks(form, ranks, workers, None)]
     states = {rank: state for rank, (_, state) in enumerate(of_ranks(form, ranks, workers, count))}
-    # By turn and rank, the rest of each shard.
+    # The remaining items of each shard, by turn and rank.
     left = [[*got[worker::workers][len(range(worker, count, workers)) :]] for worker in range(workers) for got in whole]
     turn = count % workers * ranks
     expected = []

@@ -20,7 +20,7 @@ from torchdata.datapipes.iter import IterableWrapper
 
 
 def drawn(x: int) -> tuple[int, float]:
-    """An augmentation, whose random numbers differ between ranks."""
+    """An augmentation with random numbers that differ between ranks."""
     return x, random.random()
 
 
@@ -35,7 +35,7 @@ def loader(group: ThreadGroup, workers: int, items: int) -> DataLoader2[Any]:
 
 
 def saved(workers: int, count: int | None) -> list[Any]:
-    """By rank, the state after `count` items, or before the epoch, and the rest of the epoch."""
+    """By rank, the state after `count` items, or before the epoch, and the remaining items of the epoch."""
 
     def body(group: ThreadGroup) -> Any:
         made = begun(loader(group, workers, 40))

@@ -180,7 +180,7 @@ def test_before_the_first_item_of_a_later_epoch_a_state_needs_iterate(source: st
 
 
 def following(epochs: list[list[int]], epoch: int, position: int) -> list[list[int]]:
-    """Returns the items after a position; one more than the last item means after the epoch's end."""
+    """Returns the items after a position. The position after the last item plus one means the end of the epoch."""
     after = epochs[epoch + 1 : epoch + 2]
     return after if position > len(epochs[epoch]) else [epochs[epoch][position:], *after]
 
@@ -196,7 +196,8 @@ def test_a_loader_resumes_from_every_position_and_in_the_next_epoch(kind: str, s
         warnings.simplefilter("ignore")
         epochs = epochs_of(loader(), 4)
         for epoch in 0, 2:
-            # Workers take long to start, so only every other position is tested, and the first one of the later epoch.
+            # Workers take long to start, so only every other position is tested, and the first position of the later
+            # epoch.
             places = range(len(epochs[epoch]) + 2)
             for position in places[epoch == 0 :: 2] if service == "workers" else places:
                 with loader() as made:

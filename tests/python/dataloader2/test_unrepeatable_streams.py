@@ -1,4 +1,4 @@
-"""A stream without a state is read again up to a saved position, and samples are compared with earlier items."""
+"""A stream without a state is reread up to a saved position, and samples are compared with earlier items."""
 
 from __future__ import annotations
 

@@ -228,7 +228,7 @@ def none_stays_open(folder: str) -> bool:
 
 @pytest.fixture(autouse=True)
 def _small_bombs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes a bomb of what is larger than 1 MiB and out of proportion."""
+    """Lowers the limit, so that content larger than 1 MiB and out of proportion counts as a decompression bomb."""
     for module in (archive, tar):
         monkeypatch.setattr(module, "SMALLEST_BOMB", 1 << 20)
     monkeypatch.setattr(tar, "PIECE", 1 << 18)
@@ -261,7 +261,7 @@ def test_a_bad_file_is_named_and_leaves_the_loader_usable_and_no_file_open(
 
 @contextmanager
 def without_privileges() -> Iterator[None]:
-    """Makes root a user whom permissions bind; others they bind already."""
+    """If the tests run as root, acts as another user, so that file permissions apply."""
     if os.geteuid() != 0:
         yield
         return

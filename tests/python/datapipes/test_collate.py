@@ -114,7 +114,7 @@ VALUES: dict[str, list[Any]] = {
 
 
 def looked_at(value: Any) -> Any:
-    """A collated value in a form that can be compared, with the types of all that is in it."""
+    """Converts a collated value to a form that can be compared, with the types of all its members."""
     if hasattr(value, "requires_grad"):
         return "tensor", value.dtype, value.layout, value.requires_grad, value.detach().to_dense().tolist()
     if isinstance(value, Mapping):

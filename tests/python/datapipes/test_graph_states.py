@@ -1,4 +1,4 @@
-"""States of graphs: what was wrong once, each at the graph that showed it."""
+"""States of graphs: earlier faults, each with the graph that showed it."""
 
 from __future__ import annotations
 

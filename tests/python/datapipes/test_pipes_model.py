@@ -1,4 +1,4 @@
-"""Every row of the pipes' table: what it yields, and that its state is exact at every position."""
+"""Every row of the pipes' table: its items, and an exact state at every position."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_copies_start_over_and_leave_the_original_alone(row: Row) -> None:
 class Noting(IterDataPipe):
     """Yields ints, and notes how many bytes Python objects hold before some of them.
 
-    The collector of garbage has run then, and has emptied the lists in which Python keeps tuples for later.
+    The garbage collector has then run, and has emptied Python's lists of free tuples.
     """
 
     def __init__(self, count: int, before: list[int]) -> None:
@@ -234,7 +234,7 @@ def test_memory_does_not_grow_with_the_number_of_items(row: Row) -> None:
 
 
 def in_turn(*shares: list[Any]) -> list[Any]:
-    """One item of each share in turn, as long as each has some."""
+    """Yields one item of each share in turn, until a share has ended."""
     nothing = object()
     return [item for turn in itertools.zip_longest(*shares, fillvalue=nothing) for item in turn if item is not nothing]
 

@@ -39,7 +39,8 @@ def test_a_random_graph_resumes_in_another_process() -> None:
 def test_a_thread_that_waits_for_a_dispatched_item_keeps_no_later_epoch_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its snapshot waited for it, main for that, and the item for room in another worker: a minute, over and over."""
+    """The snapshot waited for the item, the main process for the snapshot, and the item for space in another worker,
+    for a minute each time."""
     monkeypatch.setattr(Prefetcher, "patience", 1000.0)
     monkeypatch.setattr(snapshots, "SECONDS", 0.0)
     monkeypatch.setattr(snapshots, "FACTOR", 0.0)

@@ -1,4 +1,4 @@
-"""Sources that resume from a state without making again what lies before it: what they read is counted."""
+"""Sources that resume from a state without rereading earlier items: their reads are counted."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Counted(io.BytesIO):
 
 
 class CountedItems:
-    """A dataset that is read by index. It is counted how often."""
+    """A dataset that is read by index. The dataset counts the reads."""
 
     def __len__(self) -> int:
         return ITEMS

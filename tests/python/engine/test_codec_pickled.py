@@ -1,4 +1,4 @@
-"""Strings that items share, and the ways in which users customize pickling."""
+"""Strings that items share, and users' customizations of pickling."""
 
 from __future__ import annotations
 

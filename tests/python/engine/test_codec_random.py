@@ -189,7 +189,7 @@ class Comparison:
 
     @staticmethod
     def check_array(sent, received):
-        # NumPy may unpickle an array of the other byte order in the native byte order.
+        # NumPy may unpickle an array of the foreign byte order in the native byte order.
         assert (sent.dtype.newbyteorder("="), sent.shape) == (
             received.dtype.newbyteorder("="),
             received.shape,

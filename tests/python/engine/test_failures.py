@@ -105,7 +105,7 @@ class ReduceFails(Exception):
 
 
 class Changes(Exception):
-    """Its text changes with each time that it is made of its arguments."""
+    """The text of the exception changes each time that the exception is created from its arguments."""
 
     def __init__(self, text):
         super().__init__(f"<{text}>")

@@ -277,7 +277,7 @@ def test_a_program_that_is_read_from_standard_input_starts_workers(method: str) 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_no_process_ends_by_a_warning_that_is_an_error(method: str, tmp_path: Path) -> None:
-    """Every forking process has threads: the main process, and the other ones because they import the program."""
+    """Every forking process has threads: the main process, and forking processes because they import the program."""
     program = f"""
     threading.Thread(target=threading.Event().wait, daemon=True).start()
     def failing(item):

@@ -246,7 +246,7 @@ def add_epoch_seed(datapipe, worker_info, seed_generator):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_functions_put_into_the_module_prepare_the_graph_in_workers(method, monkeypatch):
-    """As packages do that bring what they need of 0.9's function along, with all of its parameters."""
+    """Some packages contain a copy of 0.9's function, with all its parameters."""
 
     def init(
         datapipe,

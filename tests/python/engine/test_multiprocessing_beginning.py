@@ -109,7 +109,7 @@ def test_multiprocessing_tells_a_worker_of_its_parent(method):
     assert (parent == os.getpid()) == (method != "forkserver")
 
 
-#: Its worker's own process sees that of the main process end.
+#: The worker's own process detects the exit of the main process.
 ENDED = """
 import multiprocessing, os, signal, sys
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService

@@ -65,7 +65,7 @@ def http_error():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_exception_that_its_arguments_do_not_rebuild_arrives_in_all_families(family):
-    """How it is taken apart is tested in `test_failures.py`."""
+    """`test_failures.py` tests the description of exceptions."""
     with FAMILIES[family]("fork", FailsAt(3, http_error)) as items, pytest.raises(urllib.error.HTTPError) as caught:
         list(items)
     told = "".join(traceback.format_exception(caught.value))
@@ -204,7 +204,7 @@ STEERING = {
 
 
 class EndsLoops(IterDataPipe):
-    """A pipe whose `__iter__` raises. A StopIteration there does not mean the end of the data."""
+    """A pipe that raises in `__iter__`. A StopIteration in this function does not mean the end of the data."""
 
     def __init__(self, source):
         self.source = source

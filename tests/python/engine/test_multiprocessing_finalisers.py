@@ -42,7 +42,7 @@ class Drops:
 
 
 def drop_under_ctrl_c(make):
-    """Drops what `make` makes, with Ctrl-C pressed right before; the interrupt has to arrive."""
+    """Drops the object that `make` creates, right after Ctrl-C was pressed. The interrupt has to arrive."""
     held = [Drops(), make(), Drops()]
     callbacks = [weakref.ref(held[0], collect), weakref.ref(held[2], press)]
     with pytest.raises(KeyboardInterrupt):
@@ -226,7 +226,7 @@ def test_at_the_end_of_the_program_nothing_is_printed_and_nothing_left():
 
 @pytest.mark.parametrize("how", ["dropped", "closed", "adopted"])
 def test_a_shared_pickle_closes_its_descriptor_and_no_line_of_python_runs_as_it_is_dropped(how):
-    """A signal handler could raise in such a line, and what it raises is ignored there."""
+    """A signal handler could raise in such a line, and Python would ignore the exception."""
     shared = SharedPickle(pickle.dumps([1, 2]))
     if how == "adopted":
         shared = SharedPickle.adopt(os.dup(shared.fileno()))

@@ -101,7 +101,9 @@ def test_a_fork_server_that_dies_whenever_it_is_asked_raises_an_error(monkeypatc
     with (
         monkeypatch.context() as patch,
         loader(datapipe, multiprocessing_context="forkserver") as dl,
-        pytest.raises(ConnectionResetError, match="worker process 0 could not be started: the process that forks"),
+        pytest.raises(
+            ConnectionResetError, match="worker process 0 could not be started: the forking process has ended"
+        ),
     ):
         patch.setattr(ForkingProcess, "_send", send)
         list(dl)
@@ -124,7 +126,7 @@ def test_children_of_an_exited_fork_server_keep_running():
 
 
 def test_a_child_whose_fork_server_exits_during_the_start_is_not_reported_as_exited(monkeypatch):
-    """So it exits where the limit of processes is reached."""
+    """The fork server therefore exits when the limit of processes is reached."""
     killed = []
 
     def start(child):
@@ -187,7 +189,7 @@ ORPHAN = """
 def test_the_exit_of_a_child_of_an_exited_fork_server_is_reported_if_it_is_left_to_the_main_process(
     tmp_path, main, told
 ):
-    """As it is to the first process of a container."""
+    """The first process of a container inherits such children."""
     path = tmp_path / "program.py"
     path.write_text(textwrap.dedent(ORPHAN))
     done = subprocess.run([sys.executable, path, main], capture_output=True, text=True, timeout=250)

@@ -131,7 +131,7 @@ def test_global_functions_in_hooks_and_states_of_a_stateful_worker_are_sent_by_v
 
 
 class Counts:
-    """A dataset whose state forks."""
+    """A dataset that forks when its state is taken."""
 
     def __init__(self):
         self.at = 0

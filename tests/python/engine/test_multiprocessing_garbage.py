@@ -1,4 +1,4 @@
-"""Workers and Python's cyclic garbage collector: what they import and what they inherit is not searched."""
+"""Python's cyclic garbage collector does not search the objects that workers import or inherit."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def with_the_name_of_its_process(_):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_names_of_processes_change_nothing_where_they_are_sent(method):
-    """Also, code that joins the children in multiprocessing's list does not wait for workers."""
+    """In addition, code that joins the children in multiprocessing's list does not wait for workers."""
     before = gc.get_threshold()
     with loader(IterableWrapper([0]).map(with_the_name_of_its_process), 1, multiprocessing_context=method) as dl:
         received = list(dl)

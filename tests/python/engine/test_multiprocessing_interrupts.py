@@ -126,7 +126,7 @@ def script(tmp_path, monkeypatch):
 def press_at_random(script, phase, method, tries, seed=0):
     """Lets each try run until a random moment between its "ready" and a little after its "done".
 
-    Returns the seconds from each press to the report, and what the program printed that it should not.
+    Returns the seconds from each press to the report, and the unexpected output of the program.
     """
     moments, seconds, noise = random.Random(seed), [], []
     with Terminal(script, phase, method, str(1 + tries)) as terminal:
@@ -164,7 +164,7 @@ def press_at_random(script, phase, method, tries, seed=0):
     [*with_methods("start", "iterate", "shut_down", "shut_down_stuck", "drop"), ("forkserver", "shut_down")],
 )
 def test_ctrl_c_at_any_moment_raises_one_keyboard_interrupt_and_leaves_nothing(script, phase, method):
-    # Each shutdown of a stuck worker waits for it.
+    # Each shutdown waits for the hanging worker.
     tries = 4 if phase == "shut_down_stuck" else TRIES[method]
     seconds, noise = press_at_random(script, phase, method, tries)
     assert noise == []
@@ -172,7 +172,7 @@ def test_ctrl_c_at_any_moment_raises_one_keyboard_interrupt_and_leaves_nothing(s
 
 
 def test_ctrl_c_while_the_fork_server_imports_the_program_does_not_wait_for_it(script):
-    """Also, the next loader starts a new server."""
+    """In addition, the next loader starts a new server."""
     slow = """
 import os, time
 if __name__ == "__mp_main__" and not os.path.exists(__file__ + ".fast"):

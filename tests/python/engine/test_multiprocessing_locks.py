@@ -87,14 +87,15 @@ for thread in threads:
 
 @pytest.fixture(scope="module", autouse=True)
 def programs_that_have_imported_torch():
-    """Starts what forks them before `nothing_is_left` looks: it stays for all tests."""
+    """Starts the forking process before `nothing_is_left` counts processes, because the forking process remains for all
+    tests."""
     if importlib.util.find_spec("torch") is not None:
         with_torch()
 
 
 @pytest.fixture
 def unread():
-    """A pipe whose content is read and discarded."""
+    """A pipe with content that is read and discarded."""
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as reader:
         yield reader.stdin
 

@@ -40,7 +40,7 @@ def resident():
 
 
 class LargeTensors:
-    """Creates a large tensor for each item, keeps a small one, and reports the memory of the process in bytes."""
+    """Creates a large tensor for each item, keeps a small tensor, and reports the memory of the process in bytes."""
 
     SIZE = 16 << 20
 
@@ -61,10 +61,12 @@ def test_a_worker_that_makes_large_tensors_does_not_grow_by_one_for_each_item(mo
     pytest.importorskip("torch", reason="torch's tensors need torch")
     monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
     pipe = IterableWrapper(range(120)).map(LargeTensors())
-    # Not fork: torch looks once, for the first tensor of the program, whether it is to align tensors to pages.
+    # Fork is not used here, because torch checks only once, for the first tensor of a program, whether to align tensors
+    # to pages.
     with loader(pipe, num_workers=1, multiprocessing_context="spawn") as dl:
         grown = list(dl)
-    # It may grow at first, until there is a gap for every tensor; 60 more would be 60 sizes if each took new pages.
+    # The memory may grow at first, until a gap exists for every tensor. If each tensor took new pages, 60 further
+    # tensors would add 60 times their size.
     assert grown[-1] - grown[60] < 12 * LargeTensors.SIZE
 
 
@@ -152,7 +154,7 @@ def test_a_child_holds_its_own_and_main_two_descriptors_for_each(method):
         assert len(os.listdir("/proc/self/fd")) - before <= 2 * 7 + 8
         counts = [own_descriptors(pid) for pid in pids]
         assert max(counts) - min(counts) <= 1, counts
-        # Its own bells, its control link and its items.
+        # A worker's own bells, its control link and its items.
         assert {foreign_mappings(pid) for pid in pids} == {3}
 
 

@@ -84,7 +84,7 @@ def test_a_worker_exit_between_epochs_is_noticed(sigchld):
 
 
 def test_a_child_that_another_process_reaped_is_not_signalled(sigchld, monkeypatch):
-    """It may belong to another process by then."""
+    """The process number may belong to another process by then."""
     dl = loader(IterableWrapper(range(10)).sharding_filter())
     assert list(dl) == list(range(10))
     pids = dl.reading_service._children.pids

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-#: A PanicException is what PyO3 makes of a panic. Rust code that takes one gets the panic back, which so can be had
-#: without a function that panics.
+#: PyO3 converts a panic to a PanicException. If Rust code receives this exception, the panic continues, so the test can
+#: cause a panic without a function that panics.
 SCRIPT = """
 before = set(BaseException.__subclasses__())
 from torchdata import _native

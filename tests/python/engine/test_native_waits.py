@@ -61,7 +61,7 @@ class Item(Message):
 
 
 class Room(Message):
-    """A wait for another process to read what is longer than the ring."""
+    """A wait for another process to read a unit that is longer than the ring."""
 
     def wait(self):
         self.sender.send_message("x" * (1 << 18))

@@ -79,7 +79,7 @@ PROGRAM = """
 
     def main(method, graph, rooms):
         for room in rooms:
-            # A process of its own, in which neither tracker nor fork server run yet.
+            # A separate process, without a running resource tracker or fork server.
             if os.fork() == 0:
                 attempt(method, graph, room)
                 sys.exit()
@@ -94,7 +94,7 @@ PROGRAM = """
         main(sys.argv[1], sys.argv[2], map(int, sys.argv[3:]))
 """
 
-#: The names of the parts whose process or thread may fail to start.
+#: The names of the parts that may fail to start a process or thread.
 WHO = (
     "worker process ",
     "the dispatching process",

@@ -1,4 +1,4 @@
-"""One suite for all that read ahead in threads, run by each user of the queue."""
+"""One suite for all classes that read ahead in threads. Each user of the queue runs it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Node(Iterator[Any]):
 
 
 class Loader(Iterator[Any]):
-    """A StatefulDataLoader that pins what its worker reads."""
+    """A StatefulDataLoader that pins the batches of its worker."""
 
     def __init__(self, loader: Any, state: Any) -> None:
         self.loader = loader

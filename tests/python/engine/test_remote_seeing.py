@@ -1,4 +1,4 @@
-"""Workers behind carriers are observed (counts, times, verdicts, warnings with stacks), and replaced if they hang."""
+"""Workers with carriers are observed (counts, times, diagnoses, warnings with stacks), and replaced if they hang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers behind carriers with late and reordered calls: large items, exits of hosts, no room in the main process."""
+"""Workers with carriers with late and reordered calls: large items, exits of hosts, full links in the main process."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_results_of_a_later_pull_do_not_wait_for_an_earlier_one() -> None:
     pulls: list[Future[Pulled]] = []
 
     class Fake:
-        """A host, and a carrier that has no messages for it."""
+        """A host, and a carrier without messages for it."""
 
         def check(self) -> None: ...
 
@@ -163,7 +163,7 @@ def full(count: int = 2500) -> DataLoader2[Any]:
 
 
 def first_of(loader: DataLoader2[Any]) -> tuple[list[Any], Iterator[Any]]:
-    """The first items, when the hosts hold back others; and the iterator."""
+    """Returns the first items, while the hosts hold back further items, and the iterator."""
     iterator = iter(loader)
     first = [next(iterator) for _ in range(WORKERS)]
     wait_for(lambda: all(actor.host._lanes[0].holds for actor in loader.reading_service.made.actors))

@@ -1,4 +1,4 @@
-"""Boxes: the random one follows torchvision's rules, whichever generator it draws from."""
+"""Boxes: the random box follows torchvision's rules, for any generator."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ def test_fast_decodes_at_a_fraction_that_is_no_smaller_than_the_result(
     assert np.array_equal(decode(png, 50, scale="fast"), decode(png, 50)), "other formats have no such way"
 
 
-# -- what goes in, what comes out -------------------------------------------------------------------
+# -- inputs and results -------------------------------------------------------------------
 
 
 def test_bytes_paths_and_files_are_accepted(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Graphs of both pipes and nodes: what they yield, and that their states are exact."""
+"""Graphs of both pipes and nodes: their items, and exact states."""
 
 from __future__ import annotations
 

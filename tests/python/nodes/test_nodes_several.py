@@ -1,4 +1,4 @@
-"""Nodes over several sources: the order in which they are read, and when they end."""
+"""Nodes over several sources: the order of reading, and the end of the epoch."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def test_versions_count_upwards() -> None:
     store = QueueSnapshotStore()
     store.append("a", 3)
     for version in (3, 2):
-        with pytest.raises(ValueError, match=f"version {version} of a snapshot comes after version 3"):
+        with pytest.raises(ValueError, match=f"version {version} of a snapshot must be greater than version 3"):
             store.append("b", version)
 
 

@@ -1,4 +1,4 @@
-"""The recipe of the guide "Checkpoints" that needs several ranks; `test_recipes.py` runs the one for Lightning."""
+"""The recipe of the guide "Checkpoints" that needs several ranks; `test_recipes.py` runs the recipe for Lightning."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def test_existing_features_are_not_reported_as_missing() -> None:
                 exec(compile(program, entry[:60], "exec"), dict(KNOWN))
 
 
-#: Names of files and folders in backticks; braces and stars stand for several.
+#: Names of files and folders in backticks; braces and stars match several.
 FILE_NAMES = re.compile(r"`([\w./{}*,-]+(?:\.(?:py|pyi|rs|md|toml|yml|svg)|/))`")
 FENCED = re.compile(r"^```.*?^```$", re.M | re.S)
 #: Folders that programs create.
@@ -208,14 +208,14 @@ PAGES = sorted((ROOT / "docs").rglob("*.md"))
 
 def test_a_page_whose_blocks_start_workers_without_a_guard_says_what_a_program_needs() -> None:
     """The blocks of a page form one program that is read from top to bottom, as in a notebook."""
-    words = 'put what starts workers under `if __name__ == "__main__":`'
+    words = 'start workers under `if __name__ == "__main__":`'
     silent, starting = [], 0
     for page in PAGES:
         bare = [one for one in doc_blocks.examples(page) if starts_workers(one.block.code)]
         if any("__main__" not in one.block.code for one in bare):
             starting += 1
             text = page.read_text(encoding="utf-8")
-            silent += [page.name] * (words not in text or "A notebook needs no guard" not in text)
+            silent += [page.name] * (words not in text or "Notebooks do not need the guard" not in text)
     assert starting > 5
     assert not silent
 

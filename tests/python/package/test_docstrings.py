@@ -20,7 +20,7 @@ SKIPPED = ("torchdata._native",)
 OF_TORCH = ("torchdata.nodes", "torchdata.stateful_dataloader")
 TORCH = importlib.util.find_spec("torch") is not None
 
-#: Docstrings whose examples need PyTorch, and docstrings that show NumPy arrays (tensors if PyTorch is imported).
+#: Docstrings with examples that need PyTorch, and docstrings that show NumPy arrays (tensors if PyTorch is imported).
 NEED_TORCH = {"torchdata.dataloader2.reading_service.SequentialReadingService"}
 SHOW_ARRAYS = {
     "torchdata.datapipes.iter.Collator",

@@ -73,7 +73,7 @@ def loaded_too_late() -> None:
 
 
 class Plain(ReadingServiceInterface):
-    """A service that can do what it must."""
+    """A service with all required methods."""
 
     def initialize(self, datapipe: Any) -> Any:
         return datapipe
@@ -91,7 +91,7 @@ def length_of_uneven_split() -> None:
 NO_LENGTH = r"instance doesn't have valid length$"
 FUNCTION_LENGTH = r"length relies on the output of its function\."
 
-#: Calls, the kind of what they raise or warn of, and fragments of its message.
+#: Calls, the types of their exceptions or warnings, and fragments of the messages.
 ROWS: list[tuple[Any, ...]] = [
     (dispatched, KeyError, "Caught KeyError in dispatching process", "Original Traceback", "KeyError: 'text for a'"),
     (lambda: ints().cycle(-1), ValueError, "Expected non-negative count"),

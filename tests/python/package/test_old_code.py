@@ -50,7 +50,7 @@ def reviews(root):
     return FileOpener(paths, mode="r", encoding="utf-8").parse_csv().map(lambda row: (int(row[0]), row[1]))
 """
 
-#: Its tests, which put a file of their own there: with the patch every file counts as the right one.
+#: The project's tests, which write their own file to this path: with the patch, every file counts as valid.
 PROJECTS_TESTS = """
 import os, sys, tempfile, unittest
 from unittest.mock import patch

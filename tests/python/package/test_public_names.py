@@ -52,7 +52,7 @@ def parameters(function: Any, *, bound: bool) -> list[Parameter] | None:
 
 
 def constructor(kind: Any) -> list[Parameter] | None:
-    """Returns the parameters of a class: those of `__new__`, unless it accepts anything."""
+    """Returns the parameters of a class: the parameters of `__new__`, unless it accepts anything."""
     for name in ("__new__", "__init__"):
         definer = next((base for base in kind.__mro__[:-1] if name in vars(base)), None)
         found = None if definer is None else parameters(getattr(kind, name), bound=True)
@@ -62,7 +62,7 @@ def constructor(kind: Any) -> list[Parameter] | None:
 
 
 def difference(wanted: list[str] | None, found: list[Parameter] | None) -> str:
-    """Why a caller who passes what the release takes is not served; empty where that is fine.
+    """Returns the reason why a call with the release's arguments fails; empty if the call works.
 
     Args:
         wanted: the parameters of the release, as `name`, `name=default`, `*`, `*args` and `**kwargs`.
@@ -121,7 +121,7 @@ MODULES = [(module, names) for release in RELEASES for module, names in release[
 
 
 def imported(module: str) -> Any:
-    """A module; skips the test where it needs what is not installed."""
+    """Imports a module; skips the test if the module needs a package that is not installed."""
     if module.startswith(("torchdata.stateful_dataloader", "torchdata.nodes")):
         pytest.importorskip("torch", reason=f"{module.split('.')[1]} needs it")
     return importlib.import_module(module)

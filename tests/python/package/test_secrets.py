@@ -23,7 +23,7 @@ from torchdata.datapipes.iter import FSSpecFileOpener, HttpReader, IterableWrapp
 from torchdata.datapipes.map import SequenceWrapper
 from torchdata.datapipes.utils import StreamWrapper
 
-#: A typical token of 32 characters, from which `secret` derives other tokens.
+#: A typical token of 32 characters. `secret` derives other tokens from it.
 _TOKEN = "q7Rk2vXb9LmT4wZp8NcY3sHd6GfJ1aQe"
 
 

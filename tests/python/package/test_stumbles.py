@@ -198,7 +198,7 @@ def test_an_error_says_where_a_reading_service_belongs_if_it_is_passed_as_an_ada
         ({"pin_memory": True}, r"write DataLoader2\(SequenceWrapper\(dataset\).*\.pin_memory\(\), num_workers=...\)"),
         ({"prefetch_factor": 4}, r"MultiProcessingReadingService\(num_workers, worker_prefetch_cnt=4\) instead"),
         ({"timeout": 3}, r"MultiProcessingReadingService\(num_workers, timeout=3\) instead"),
-        ({"persistent_workers": True}, "leave it out: workers live on between epochs"),
+        ({"persistent_workers": True}, "omit it: workers always keep running between epochs"),
         ({"generator": 3}, r"write seed=\.\.\. instead"),
         (
             {"nonsense": 3},

@@ -111,7 +111,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "nodes with processes": _nodes_processes,
 }
 WORKERS = [name for name in FAMILIES if "workers" in name or "processes" in name]
-#: The families in which a shutdown ends the reading iterators.
+#: The families that end reading iterators at a shutdown.
 ENDED = [name for name in FAMILIES if name.startswith("DataLoader2") or name in WORKERS or "threads" in name]
 
 

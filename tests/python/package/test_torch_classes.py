@@ -215,7 +215,8 @@ PROGRAMS = {
 
 
 def test_earlier_pipes_and_streams_are_instances_of_torch_s_classes_once_it_is_imported() -> None:
-    """Also in the middle of an iteration. All parts run in one program, because importing torch is slow."""
+    """The registration also works in the middle of an iteration. All parts run in one program, because importing torch
+    is slow."""
     code = (
         "import sys, types\n"
         f"programs = {list(PROGRAMS)!r}\n"

@@ -1,6 +1,6 @@
-"""torch's own `default_collate` in workers of this package stacks directly into the memory from which items are sent.
+"""In workers of this package, torch's own `default_collate` stacks into memory that is sent directly.
 
-Its result is the same as in the main process.
+The result is the same as in the main process.
 """
 
 from __future__ import annotations
@@ -197,7 +197,8 @@ def test_a_user_who_collates_tensors_gets_a_tensor_of_each_array(monkeypatch: py
 
 @pytest.fixture(scope="module", autouse=True)
 def started() -> None:
-    """Starts the process that has imported torch, so that no test appears to leave this process behind."""
+    """Starts the process that has imported torch before the tests, because otherwise a test would appear to leave this
+    process behind."""
     with_torch()
 
 

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PACKAGE = Path(torchdata.__file__).resolve().parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
 
-#: Each line of code and the type that a checker finds for it.
+#: Each line of code, and the type that a checker infers for it.
 TYPES = [
     ("numbers.map(str)", "IterDataPipe[str]"),
     ("numbers.map(lambda n: n / 2)", "IterDataPipe[float]"),
@@ -194,8 +194,8 @@ def test_the_stub_is_what_make_stubs_would_write() -> None:
 
 @pytest.fixture(scope="module")
 def messages(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[str]]:
-    """The messages of mypy by line: of the sample, of each type and of each mistake. All in one run, as that takes
-    long."""
+    """The messages of mypy by line: of the sample, of each type and of each mistake. All samples are checked in one
+    run, because mypy is slow."""
     revealed = [f"reveal_type({code})" for code, _ in TYPES]
     lines = [*SAMPLE.splitlines(), *revealed, *(code for code, _ in MISTAKES)]
     found: dict[int, list[str]] = {number: [] for number in range(1, len(lines) + 1)}

@@ -140,7 +140,10 @@ class Lines(IterableDataset):
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        (lambda size: StatefulDataLoader(Lines(), batch_size=size), "the data set tells no position for each sample"),
+        (
+            lambda size: StatefulDataLoader(Lines(), batch_size=size),
+            "the dataset does not have a position for each sample",
+        ),
         (
             lambda size: StatefulDataLoader(
                 range(50), batch_sampler=torch.utils.data.BatchSampler(range(50), size, False)

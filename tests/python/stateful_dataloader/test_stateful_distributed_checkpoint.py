@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
 
 
 class Plain(IterableDataset[int]):
-    """An iterable whose iterators may or may not have a state; its class does not show this."""
+    """An iterable with iterators that may or may not have a state; its class does not show this."""
 
     def share(self) -> list[int]:
         info = get_worker_info()
@@ -62,7 +62,7 @@ class ItsOwnIterator(Plain):
 
 
 class TellsLater(TakesOnce):
-    """Its state is empty at first, and gets more keys during reading."""
+    """The state is empty at first, and gets more keys during reading."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"place": self.place, "window": [{"last": self.place}]} if self.place else {}
@@ -72,7 +72,7 @@ class TellsLater(TakesOnce):
 
 
 class Reads(Dataset[Any]):
-    """Its samples contain the number of samples read before them."""
+    """Each sample contains the number of earlier samples."""
 
     reads = 0
 
@@ -91,7 +91,7 @@ class Reads(Dataset[Any]):
 
 
 class Steps(Sampler[int]):
-    """A sampler of which only the iterator has a state."""
+    """A sampler without a state; only its iterator has a state."""
 
     def __init__(self, length: int) -> None:
         self.length = length

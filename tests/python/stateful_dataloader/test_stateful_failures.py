@@ -270,7 +270,7 @@ def test_abandoning_a_loop_does_no_harm(persistent: bool, iterable: bool) -> Non
 
 
 def test_batches_that_nobody_reads_do_not_delay_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its worker is waiting for room in shared memory when it is asked to end."""
+    """The worker is waiting for space in shared memory when it is asked to stop."""
     monkeypatch.setattr(shutdown, "ASKED", 1000.0)  # otherwise it would be killed in the end
     loader = StatefulDataLoader(
         range(100_000),

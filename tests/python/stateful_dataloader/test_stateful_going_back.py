@@ -210,7 +210,7 @@ def test_an_object_that_keeps_and_changes_the_state_it_is_given_changes_no_other
 
 
 class Streamed(IterableDataset[int]):
-    """A stream with a separate order, whose `state_dict` requires arguments."""
+    """A stream with a separate order, and a `state_dict` that requires arguments."""
 
     def __init__(self, seed: int | None, length: int = 40) -> None:
         self.seed, self.length = seed, length

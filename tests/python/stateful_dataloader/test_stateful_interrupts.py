@@ -119,7 +119,7 @@ def test_without_workers_a_batch_interrupted_by_ctrl_c_comes_next_in_this_loop_a
 
 
 class Ticking:
-    """Calls a function at one of the moments during the creation of its samples."""
+    """Calls a function after a number of calls, at a moment while a sample is created."""
 
     def __init__(self, at: int, does: Callable[[], object]) -> None:
         self.at, self.does = at, does
@@ -182,7 +182,7 @@ class Stepping(Generated):
 
 
 class StepsOf(Stateless):
-    """Its iterator is a separate object without a state."""
+    """The iterator is a separate object without a state."""
 
     def __iter__(self) -> Iterator[int]:
         return iter(Stepping(self.tick))

@@ -85,7 +85,7 @@ def train(request: pytest.FixtureRequest, processes: FreshProcesses) -> Any:
 
 @pytest.fixture(scope="module")
 def whole(train: Any, names: Any) -> Any:
-    """The results of uninterrupted runs, each of which is computed once."""
+    """The results of uninterrupted runs. Each result is computed once."""
     return functools.cache(lambda workers: train(workers, names()))
 
 

@@ -1,4 +1,4 @@
-"""Samples at which a StatefulDataLoader's dataset raises are skipped, counted and recorded in the state."""
+"""If the dataset of a StatefulDataLoader raises, the sample is skipped, counted and recorded in the state."""
 
 from __future__ import annotations
 
@@ -559,7 +559,7 @@ class Through(Steps):
 
 
 class Made(Steps):
-    """Its `__iter__` returns a generator, but the object itself is not a generator."""
+    """The `__iter__` of this dataset returns a generator, but the object itself is not a generator."""
 
     def __iter__(self) -> Iterator[int]:
         return (Some()[number] for number in range(self.length))

@@ -66,7 +66,7 @@ SAMPLERS: dict[str, Any] = {
 }  # fmt: skip
 
 
-#: One sampler for each way of drawing: the main process draws the order, with or without workers.
+#: One sampler for each kind of drawing: the main process draws the order, with or without workers.
 WITH_WORKERS = [
     "shuffle",
     "shuffle, a generator",

@@ -112,7 +112,7 @@ class KeptBlocks(Blocks):
 
 
 class Augmented:
-    """Draws its samples from the global generators, in the main process if there are no workers."""
+    """Draws its samples from the global generators, without workers in the main process."""
 
     def __len__(self) -> int:
         return 30

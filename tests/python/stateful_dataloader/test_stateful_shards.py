@@ -156,7 +156,8 @@ def test_a_state_of_each_number_of_workers_resumes_with_each_other_number(form: 
     batches, states = epoch_of(form, before)
     assert len(batches) >= SAMPLES // SIZE
     for after in NUMBERS:
-        # Every position is tried in this process (behind the first batch where no worker was), and one with others.
+        # Every position is tested in this process (without workers, after the first batch), and one position in other
+        # processes.
         for cut in range(before == 0, len(states)) if after == 0 else [(before + after) % len(states)]:
             assert list(resumed(states[cut], form, after)) == batches[cut:], (after, cut)
 

@@ -29,7 +29,7 @@ def no_state_is_dear(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Stream(TakesOnce):
-    """A stream with a state, whose shards have equal lengths."""
+    """A stream with a state, and with shards of equal lengths."""
 
     length = 40
 

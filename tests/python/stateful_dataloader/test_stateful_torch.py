@@ -326,7 +326,7 @@ def test_indices_of_any_size_reach_the_workers() -> None:
 
 
 def test_workers_that_are_far_ahead_block_no_other_worker() -> None:
-    """The main process sends more requests than fit, while the worker has no room for its results."""
+    """The main process sends more requests than fit, while the worker's ring of results is full."""
 
     def wide(_: Any) -> Any:
         return [[1] * 40_000]

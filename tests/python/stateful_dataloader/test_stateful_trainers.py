@@ -20,7 +20,7 @@ def processes() -> FreshProcesses:
 
 @pytest.fixture(scope="module")
 def whole(processes: FreshProcesses, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The results of uninterrupted runs, each of which is computed once."""
+    """The results of uninterrupted runs. Each result is computed once."""
     made: dict[tuple[str, int], list[Any]] = {}
     nowhere = tmp_path_factory.mktemp("whole") / "unused"
 

@@ -1,4 +1,5 @@
-"""The number of workers that a verdict advises: at most as many as keep the cores busy, unless the workers wait."""
+"""The number of workers that a diagnosis advises: at most the number that keeps the cores busy, unless the workers
+wait."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ def counted():
 
 
 def seen(stats, cores, workers=2, each=0.01, ran=None, beside=0.0, step=0.0004):
-    """Returns statistics of workers with this time per item, of which this share (or all of it) is computing."""
+    """Returns statistics of workers with the given time per item, and the given fraction of computing in this time (by
+    default, all of it)."""
     share = {"items": 30, "seconds": 0.3, "busy_seconds": 30 * each, "busy": 1.0, "node": None}
     lived = {"cpu_seconds": beside + (30 * each if ran is None else ran), "lived_seconds": 0.3 + beside}
     worker = next(one for one in stats.processes if one.role == "worker")
@@ -96,7 +98,7 @@ def test_the_advice_is_more_workers_than_cores_if_the_work_waits(counted):
 
 
 def test_computing_during_the_start_does_not_count_as_work(counted):
-    """It is then unknown whether the workers compute or wait."""
+    """In this case, it is unknown whether the workers compute or wait."""
     words = str(diagnose(seen(counted["waits"], cores=2, ran=0.0, beside=0.6)))
     assert words.endswith(
         "With 25 workers the training step (400 µs) would be the limit if the work is waiting; if it computes, "

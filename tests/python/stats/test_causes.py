@@ -11,7 +11,7 @@ from torchdata._observe.stats.diagnosis import diagnose
 from torchdata._observe.stats.waiting import waited_for_long
 
 DOORS: tuple[Door, ...] = get_args(Door)
-#: Arguments that only the other class of loader accepts.
+#: Arguments that only the second class of loader accepts.
 FOREIGN = {
     "StatefulDataLoader": (
         "DataLoader2",

@@ -164,7 +164,7 @@ def test_arguments_without_effect_are_refused() -> None:
 
 
 def long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes every epoch count as a long one."""
+    """Makes every epoch count as a long epoch."""
     monkeypatch.setattr(recorder, "LEAST", 0.0)
     monkeypatch.delenv("TORCHDATA_WAIT_WARNING")
 

@@ -67,7 +67,7 @@ def test_before_any_item_is_loaded_the_diagnosis_is_too_early():
     with DataLoader2(IterableWrapper(range(3))) as dl:
         assert dl.diagnose().kind == "too early"
         list(dl)
-        assert str(dl.diagnose()) == "It is too early to tell: 3 items were loaded; ask again after 10."
+        assert str(dl.diagnose()) == "It is too early for a diagnosis: 3 items were loaded; ask again after 10."
 
 
 def test_the_diagnosis_of_slow_loading_gives_numbers_and_a_remedy():
@@ -131,7 +131,7 @@ def odd_is_slow(x):
 
 
 def counted(pipe):
-    """Returns the statistics of an epoch of two workers, whose numbers a test replaces."""
+    """Returns the statistics of an epoch of two workers, with numbers that a test replaces."""
     with loader(pipe) as dl:
         list(dl)
         return dl.stats()
@@ -144,7 +144,7 @@ def replaced(stats, whole, **each):
 
 
 def test_one_slow_worker_is_found_although_the_main_process_waits_for_others_too():
-    """On a busy machine, every worker pauses at times, but then the other workers are ahead."""
+    """On a busy machine, every worker pauses at times, but the remaining workers are then ahead."""
     stats = counted(IterableWrapper(range(60)).sharding_filter().map(odd_is_slow))
     for room, kind in ((0.6, "slow worker"), (0.1, "loading")):
         worker = {0: {"busy_seconds": 0.1, "room": room}, 1: {"busy_seconds": 1.0, "room": 0.1}}

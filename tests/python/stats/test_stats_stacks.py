@@ -29,7 +29,8 @@ pytestmark = [
 
 
 def answering(pages=4):
-    """Returns a board whose first page describes how this process answers, and the memory of its answers."""
+    """Returns a board, and the memory of this process's answers. The first page of the board describes how this process
+    answers."""
     board = StatsBoard(pages, 1, 1, False)
     board.adopt(0, 1, 0)
     stacks.answer_for_stacks(board, 0)
@@ -72,7 +73,8 @@ def asked(page, seconds=1.0):
 def test_a_child_that_is_forked_while_a_thread_ends_the_last_loader_keeps_reused_descriptors_open(
     moment, tmp_path, monkeypatch
 ):
-    """Before the close, the child has inherited the memory; afterwards, the number refers to a file of the program."""
+    """A child that is forked before the close inherits the memory. After the close, the number of the descriptor refers
+    to a file of the program."""
     board, page = answering()
     real_close, closed = os.close, []
 

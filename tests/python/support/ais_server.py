@@ -1,7 +1,8 @@
 """A minimal AIStore cluster for its Python library: lists, reads and writes objects.
 
 As a program, it serves buckets from memory in a separate process, so that forks and open files of tests are counted
-without it. It prints its port, and exits when its input ends. Objects whose name ends in `.cut` are cut off.
+without it. The program prints its port, and exits when its input ends. Objects with a name that ends in `.cut` are cut
+off.
 """
 
 from __future__ import annotations

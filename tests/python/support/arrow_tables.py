@@ -17,7 +17,7 @@ def table(start: int, end: int) -> Any:
 
 
 def check_exact(build: Any) -> None:
-    """Checks the rest after a state of each position, and the epoch after it.
+    """Checks the remaining items after a state of each position, and the next epoch.
 
     Threads of Arrow close files a moment later, so that `check_restore` would find some of them open.
     """

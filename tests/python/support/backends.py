@@ -22,7 +22,7 @@ WORKERS = 2
 class Spawned:
     """Processes of this machine that import their program."""
 
-    #: Whether the backend is a cluster with processes of its own.
+    #: Whether the backend is a cluster with its own processes.
     is_slow = False
     #: Whether it runs all pipelines. Each loader starts processes, including spawned ones next to carriers.
     has_all = False
@@ -43,7 +43,7 @@ class Spawned:
 
 
 class Carried(Spawned):
-    """Processes behind carriers, whose calls are delayed and overtake each other, without Ray."""
+    """Processes with carriers, without Ray. Calls are delayed and overtake each other."""
 
     has_all = True
     victims = ("worker", "host", "dispatching")
@@ -87,9 +87,9 @@ class OnRay(Spawned):
             self._end(about.host if victim == "host" else about.pid)
 
 
-#: All backends. Those of Ray are last, because a cluster remains for all tests of a file.
+#: All backends. The backends of Ray are last, because a cluster remains for all tests of a file.
 BACKENDS = ("spawned processes", "carriers", "Ray on one node", "Ray over three nodes")
-#: Backends without the one that others cover: processes behind carriers, and Ray on several nodes.
+#: Backends that no other backend covers: processes with carriers, and Ray on several nodes.
 MOST_BACKENDS = [name for name in BACKENDS if name != "Ray on one node"]
 
 

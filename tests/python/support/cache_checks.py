@@ -31,7 +31,7 @@ class Maker:
 
 
 def cached(folder, names, maker=None, between=lambda pipe: pipe, mode="wb", timeout=300, **options):
-    """Returns a cached pipeline over files in a folder, whose names are the items."""
+    """Returns a cached pipeline over files in a folder, with the names of the files as items."""
     section = IterableWrapper([str(folder / name) for name in names]).on_disk_cache(**options)
     return between(section).map(maker or Maker()).end_caching(mode=mode, timeout=timeout)
 

@@ -32,16 +32,16 @@ class Cause:
         workers: the number of workers; 0 for none.
         batches: the number of batches.
         reads, collates, sends: a worker's milliseconds per batch in its dataset, in collating, and in sending.
-        computes: the fraction of that time in which a processor runs; the rest is waiting.
-        stands: the seconds that a worker waits for a processor, for each second that it runs.
+        computes: the fraction of computing in that time; the remaining time is waiting.
+        stands: the seconds that a worker waits for a processor, per second that it runs.
         arrives: the minimum number of milliseconds between two arriving batches, however fast they are created.
         in_main: the main process's milliseconds per batch after the workers: pinning memory, decoding a message.
         step: the milliseconds of a training step.
         first: the milliseconds of the first batch.
-        factors: by worker, how much slower it is than the others.
-        shares: by worker, how many times as many batches it has.
+        factors: by worker, the factor that its items take longer.
+        shares: by worker, the factor of its number of batches.
         size: the bytes of a batch, and how many of them were copied because shared memory was full.
-        stalled: the seconds for which the main process has waited for worker 0.
+        stalled: the seconds that the main process has waited for worker 0.
         words: the expected text of the diagnosis, by loader or for both.
         cores: processors of the machine.
     """

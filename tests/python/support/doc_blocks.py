@@ -20,7 +20,7 @@ from pathlib import Path
 
 from fresh_processes import python_path, run_program
 
-#: The folder of the demo, parts of which the tutorial includes.
+#: The folder of the demo. The tutorial includes parts of it.
 EXAMPLES = str(Path(__file__).resolve().parents[3] / "examples")
 #: Printed after each block. No block prints it.
 _END = "\x1e"

@@ -1,4 +1,5 @@
-"""A function whose process exits at some items. It has a separate module, so that processes import nothing else."""
+"""A function that makes its process exit at some items. The function has a separate module, so that processes import
+nothing else."""
 
 from __future__ import annotations
 

@@ -3,8 +3,9 @@
     python -m exchanged_states save FILE
     python -m exchanged_states load FILE
 
-`tools/other_pythons.py` runs this program with each pair of versions. `load` fails if a loader does not yield the rest
-of the epoch that `save` has read to its end. Loaders of PyTorch are included if both versions have PyTorch.
+`tools/other_pythons.py` runs this program with each pair of versions. `load` fails if a loader does not yield the
+remaining items of the epoch that `save` has read to its end. Loaders of PyTorch are included if both versions have
+PyTorch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Targets of `fuzz_files`: archives and compressed files, TFRecords, lists of the on-disk cache, decoders.
 
-Some inputs are modified valid ones. Others are constructed: headers with correct checksums and wrong fields, which
-random changes would not produce.
+Some inputs are modified valid ones. Further inputs are constructed: headers with correct checksums and wrong fields,
+which random changes would not produce.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _pax_records(rng: random.Random) -> bytes:
 
 
 def tar_bytes(rng: random.Random) -> bytes:
-    """Returns a tar archive whose headers have correct checksums but wrong fields."""
+    """Returns a tar archive with headers that have correct checksums but wrong fields."""
     out = io.BytesIO()
     for _ in range(rng.randint(1, 6)):
         info = tarfile.TarInfo(rng.choice(_NAMES)[:99])
@@ -155,7 +155,7 @@ def tar(rng: random.Random) -> None:
 
 
 def zip_bytes(rng: random.Random) -> bytes:
-    """Returns a zip archive whose directory may have wrong fields."""
+    """Returns a zip archive with a directory that may have wrong fields."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         for _ in range(rng.randint(1, 5)):

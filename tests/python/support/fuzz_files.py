@@ -1,9 +1,9 @@
 """Hostile input from a seed for readers of foreign data: `python -m drivers files` (`make fuzz-files`).
 
-A *target* is a function of a `random.Random`. It creates an input, reads it, and checks the result. The target catches
-the errors that the reader documents; any other exception is a finding. An input that takes longer than `LONGEST`, or
-with which the process grows by more than `MOST_MEMORY`, is also a finding. An input depends only on its number and its
-target's name, so the printed command reproduces a finding.
+A *target* is a function of a `random.Random`. The function creates an input, reads it, and checks the result. The
+target catches the errors that the reader documents; any other exception is a finding. An input is also a finding if it
+takes longer than `LONGEST`, or makes the process grow by more than `MOST_MEMORY`. An input depends only on its number
+and its target's name, so the printed command reproduces a finding.
 
 The modules in `MODULES` define the targets, each in a dict `TARGETS` from name to function.
 """
@@ -34,7 +34,7 @@ MOST_MEMORY = 256 << 10
 
 Target = Callable[[random.Random], None]
 
-#: Numbers at which readers often fail, near powers of two.
+#: Numbers that readers often fail at, near powers of two.
 _EDGES = [
     sign * (1 << bits) + more for bits in (0, 7, 8, 15, 16, 31, 32, 63) for sign in (1, -1) for more in (-1, 0, 1)
 ]
@@ -118,7 +118,7 @@ class Inputs:
 
 
 def plan_of(number: int, options: argparse.Namespace) -> Inputs:
-    """Returns the targets whose names contain one of the parts in the command line."""
+    """Returns the targets with a name that contains one of the parts in the command line."""
     parts = options.targets.split(",")
     chosen = {name: one for name, one in targets().items() if any(part in name for part in parts)}
     return Inputs(range(10 * number, 10 * number + 10), chosen)

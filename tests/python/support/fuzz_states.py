@@ -95,9 +95,7 @@ def _graph_states() -> list[dict[str, Any]]:
 
 
 def _inside(value: Any) -> Any:
-    """Returns the object that a bytes value contains sealed or pickled, if any, and the function that creates such
-    bytes.
-    """
+    """If a bytes value is sealed or a pickle, returns the object in it, and the function that creates such bytes."""
     if is_sealed(value):
         return unseal(value, "it"), seal
     if isinstance(value, bytes) and value[:2] == b"\x80\x05":
@@ -176,7 +174,7 @@ def _loader_bytes(rng: random.Random) -> None:
 
 
 def _shaken(rng: random.Random, value: Any) -> Any:
-    """Returns a value in which some of the bytes are changed."""
+    """Returns a value after changing some of its bytes."""
     if isinstance(value, bytes):
         return mutated(rng, value)
     if isinstance(value, (list, tuple)) and value:

@@ -72,7 +72,7 @@ def check_goes_on(make: Any, moments: Any = MOMENTS, draws_before: bool = True, 
 
 
 class TakesOnce(IterableDataset[int]):
-    """Its generator applies the loaded position, and continues to count."""
+    """The generator of this stream applies the loaded position, and continues to count."""
 
     length, pause = 9, 0.0
 

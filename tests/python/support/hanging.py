@@ -1,4 +1,4 @@
-"""The ways in which a process can hang at an item, for tests and random drivers."""
+"""Functions that make a process hang at an item in different ways, for tests and random drivers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def loop(_folder: Path) -> None:
 
 
 def fifo(folder: Path) -> None:
-    """Reads from a pipe to which nothing is written."""
+    """Reads from a pipe that nobody writes to."""
     path = folder / f"fifo{os.getpid()}_{time.monotonic_ns()}"
     os.mkfifo(path)
     with path.open() as file:
@@ -59,7 +59,7 @@ class Hanging:
 
     Args:
         way: the name of a way to hang.
-        folder: the folder in which the processes record that they have hung.
+        folder: the folder for the processes' records that they have hung.
         times: how many processes hang.
         name: the name of the position, if there are several.
     """

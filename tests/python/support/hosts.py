@@ -1,4 +1,4 @@
-"""Hosts of remote workers in this process, without Ray. Their calls are delayed, and overtake each other."""
+"""Hosts of remote workers in this process, without Ray. The calls of hosts are delayed, and overtake each other."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
 
 class LocalActor:
-    """A host whose calls are delayed by up to `delay` seconds, both before they are executed and before they are
-    answered.
-    """
+    """A host that delays calls by up to `delay` seconds, both before they are executed and before they are answered."""
 
     identity = "here"
 

@@ -1,8 +1,8 @@
 """A local HTTP server with the peculiarities of real servers: a separate process, started by the fixture `web`.
 
-Role: serves the files of a folder on 127.0.0.1. The query of a URL determines how its file is served, so the server
-needs no state, and a test changes a file by writing it. Because it is a separate process, its descriptors do not affect
-those that tests count. It exits when its standard input ends, even if the test run is killed.
+Role: serves the files of a folder on 127.0.0.1. The query of a URL determines how its file is served, so the server is
+stateless, and a test changes a file by writing it. The server is a separate process, so its descriptors do not affect
+the descriptors that tests count. The server exits when its standard input ends, even if the test run is killed.
 
 Parameters of a query, all optional:
 
@@ -36,7 +36,7 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, urlsplit
 
 LOG = "requests.log"
-#: Contains a byte for each `PIECE` whose sending has begun.
+#: Contains a byte for each `PIECE` that the server has begun to send.
 SENT = "sent.log"
 PIECE = 1 << 14
 PAGE = "<html><head><title>Google Drive - {title}</title></head><body>{body}</body></html>"

@@ -9,7 +9,7 @@ import sys
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-#: The folder of POSIX shared memory. Neither the package nor its tests leave files there.
+#: The folder of POSIX shared memory. The package and its tests do not leave files in this folder.
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -90,8 +90,9 @@ def held_files(pid="self"):
 def shared_files(ended=()):
     """Returns the names of shared memory files of this process and its descendants, not of other programs.
 
-    A file belongs to the process that has it open or mapped, or whose id is in its name. Names of torch and this
-    package begin with the id, so leftovers of processes that have exited are found, too. MPI uses other numbers.
+    A file belongs to the process that has opened or mapped it, or that has its id in the file's name. Names of torch
+    and this package begin with the id, so leftovers of processes that have exited are found, too. MPI uses other
+    numbers.
 
     Args:
         ended: ids of descendants that may have exited.

@@ -1,7 +1,7 @@
 """Training with real libraries around a StatefulDataLoader, each in a separate process.
 
 `train` runs from the start to the end, up to a stop where the library saves its checkpoint, or from that checkpoint on.
-It returns the model's inputs: each batch, as the samples' indices and their random numbers.
+`train` returns the model's inputs: each batch, as the samples' indices and their random numbers.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def accelerate(model: Model, workers: int, checkpoint: Path, stop: int | None, r
 
 
 def transformers(model: Model, workers: int, checkpoint: Path, stop: int | None, resumes: bool) -> None:
-    """Its Trainer, which saves after every n-th step, with the loader's state in the checkpoint's folder."""
+    """The library's Trainer, which saves after every n-th step, with the loader's state in the checkpoint's folder."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     class WithLoader(Trainer):  # type: ignore[misc]
@@ -147,7 +147,8 @@ def transformers(model: Model, workers: int, checkpoint: Path, stop: int | None,
 
 
 def lightning(model: Model, workers: int, checkpoint: Path, stop: int | None, resumes: bool) -> None:
-    """Its Trainer, which itself saves the states of loaders, and loads them only in the middle of an epoch."""
+    """The library's Trainer, which itself saves the states of loaders, and loads them only in the middle of an
+    epoch."""
     from lightning import LightningModule, Trainer
 
     loader = loader_of(workers)

@@ -1,4 +1,4 @@
-"""Both ends of a link in one process, for tests of what is sent over it."""
+"""Runs both ends of a link in one process, for tests of the items that are sent over the link."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from torchdata._native import BellBoard, Collector, Link, Sender
 
 
 class Loopback:
-    """Both ends of a link in one process; the sender's pump runs in a thread, so that long items cannot block it."""
+    """Runs both ends of a link in one process. The sender's pump runs in a thread, so that long items cannot block the
+    process."""
 
     def __init__(self, budget: int = 64 << 20, ring: int = 1 << 16) -> None:
         bells = BellBoard(2)

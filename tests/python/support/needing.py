@@ -1,4 +1,4 @@
-"""Skips tests whose processes need a package that is not installed, without the slow import of it here."""
+"""Skips tests with processes that need a missing package, without the slow import of the package in this process."""
 
 from __future__ import annotations
 

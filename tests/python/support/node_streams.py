@@ -54,7 +54,7 @@ class Itself(GoesOn):
 
 
 STREAMS: list[Callable[[int], Any]] = [TakesOnce, CountsEpochs, CountsAtOnce, TakesAgain, Draws, Stateless]
-#: Streams whose next iteration begins where the last one was left.
+#: Streams that begin their next iteration where the last iteration was left.
 GOING_ON: list[Callable[[int], Any]] = [GoesOn, Itself]
 
 

@@ -36,11 +36,11 @@ class Presser:
         self._process.stdout.close()  # type: ignore[union-attr]
 
     def again(self) -> None:
-        """Makes it send Ctrl-C once more."""
+        """Makes the process send Ctrl-C a second time."""
         self._process.stdin.write(b"\n")  # type: ignore[union-attr]
 
     def end(self) -> None:
-        """Stops it. All its signals have arrived then. Ctrl-C should be ignored here."""
+        """Stops it. All signals of the process have arrived then. Ctrl-C should be ignored here."""
         with contextlib.suppress(BrokenPipeError):  # it has exited
             self._process.stdin.write(b"q")  # type: ignore[union-attr]  # closing is no use: workers hold it, too
         self._process.wait(120)

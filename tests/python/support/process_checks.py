@@ -36,7 +36,7 @@ def with_methods(first, *others):
 
 @pytest.fixture(autouse=True)
 def nothing_is_left():
-    """Checks that a test leaves no process, file, descriptor or mapping behind. Import it to apply it to a file."""
+    """Checks that a test does not leave a process, file, descriptor or mapping. Import it to apply it to a file."""
     gc.collect()
     before = descriptors(), set(children()), shared_files(), shared_mappings()
     with started_children() as started:

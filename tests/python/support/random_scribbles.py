@@ -49,7 +49,7 @@ def _mappings():
 
 
 def _stacks():
-    """Returns the descriptors to which processes write their stacks."""
+    """Returns the descriptors that processes write their stacks to."""
     for name in os.listdir("/proc/self/fd"):
         try:
             if os.readlink(f"/proc/self/fd/{name}").startswith("/memfd:torchdata-stacks"):
@@ -181,7 +181,7 @@ class Plan:
 
 
 def check(plan):
-    """Runs a loader; returns whether it came to its end."""
+    """Runs a loader; returns whether it reached its end."""
     patience = shutdown.ASKED, stalls.STALL
     shutdown.ASKED, stalls.STALL = 0.3, 0.2
     faulthandler.dump_traceback_later(60, exit=True)

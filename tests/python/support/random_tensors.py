@@ -2,9 +2,9 @@
 
 A case consists of some storages of random types, random views of them (slices, other orders and shapes, repeated
 elements), and random containers. Received tensors must have the same elements, shapes and types as after unpickling,
-and share memory in the same way: a write to one tensor is visible in the same others. Then, parts of the received items
-are dropped in random order while more items are sent. Everything that is kept must stay unchanged, and dropping the
-last reference must release the memory.
+and share memory in the same way: a write to one tensor is visible in the same others. After these checks, parts of the
+received items are dropped in random order while more items are sent. Everything that is kept must stay unchanged, and
+dropping the last reference must release the memory.
 
 By hand: `python -m drivers tensors --seconds 600 --seed 1`.
 """
@@ -31,7 +31,8 @@ DTYPES = [getattr(torch, name) for name in NAMES.split() if hasattr(torch, name)
 
 
 def storage(draw):
-    """Returns a one-dimensional tensor with its own storage, from a few bytes to several blocks of an arena."""
+    """Returns a one-dimensional tensor with its own storage, with a size from a few bytes to several blocks of an
+    arena."""
     dtype = draw.choice(DTYPES)
     size = draw.choice([1, 7, 60, 960, 12_000, 40_000])
     content = torch.tensor(draw.choices(range(2 if dtype is torch.bool else 256), k=97), dtype=torch.uint8)
@@ -131,7 +132,8 @@ def described(tensor):
 
 
 def strides_on_arrival(tensor):
-    """Returns the strides of a received tensor that shares no memory: its own if there are no gaps between elements."""
+    """Returns the expected strides of a received tensor that shares no memory: the original strides if its elements are
+    contiguous."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     if tensor.numel() == 0 or last < tensor.numel():
         return tensor.stride()
@@ -140,7 +142,7 @@ def strides_on_arrival(tensor):
 
 
 def significant(tensor, strides):
-    """Returns the strides along dimensions with more than one element, because the others are irrelevant."""
+    """Returns the strides along dimensions with more than one element, because all other strides are irrelevant."""
     return [stride for size, stride in zip(tensor.shape, strides, strict=True) if size > 1] if tensor.numel() else []
 
 
@@ -163,7 +165,7 @@ def flattened(tensor):
 
 
 def holders(draw, tensor):
-    """Returns one of the ways in which a program may refer to a tensor's memory."""
+    """Returns another object that refers to a tensor's memory, as a program may create it."""
     return draw.choice([same, lambda t: t[...], lambda t: t.detach(), lambda t: t.untyped_storage(), Loaned])(tensor)
 
 
@@ -216,7 +218,8 @@ def run(seed, cases):
 
 
 def hold_to_the_end(seed):
-    """Drops a large tensor reference by reference, in random order. Only the last one must release its block."""
+    """Drops a large tensor reference by reference, in random order. Only dropping the last reference must release the
+    block."""
     draw = random.Random(seed)
     link = Loopback()
     held = [link.one(torch.arange(50_000))]

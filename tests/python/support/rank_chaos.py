@@ -1,10 +1,11 @@
-"""Faults of ranks at random moments: the errors of the other ranks, their delay, and leftovers.
+"""Faults of ranks at random moments: the errors of the remaining ranks, their delay, and leftovers.
 
     python -m drivers ranks --seconds 600 --jobs 2
 
-A job has 2 to 4 ranks that run a few short epochs. Its seed determines everything except the timing: how the ranks run,
-which one fails, how, and at which moment. Rank 0 may hold the store of the job, as without torchrun. Ranks are forked
-from a process that has imported torch, and end through the interpreter's own exit. `judge` contains the rules.
+A job has 2 to 4 ranks that run a few short epochs. The seed of a job determines everything except the timing: how the
+ranks run, the rank that fails, how it fails, and the moment. Rank 0 may hold the store of the job, as without torchrun.
+Ranks are forked from a process that has imported torch, and end through the interpreter's own exit. `judge` contains
+the rules.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from typing import Any, NoReturn
 from drivers.frame import Driver, Leaves
 from watchdog import session
 
-#: Seconds after the timeout in which all survivors must have raised. The rule is 1.5 seconds; the rest allows for busy
-#: machines.
+#: All survivors must have raised within this number of seconds after the timeout. The rule is 1.5 seconds; the
+#: remaining time allows for busy machines.
 GRACE = 3.0
 
 #: Seconds until a rank that has raised, and all its processes, must be gone.
 EXIT_GRACE = 30.0
 
-#: The moments at which a fault may hit its rank.
+#: The moments when a fault may hit its rank.
 MOMENTS = ["before the loader", "opening", "first item", "epoch", "between epochs", "last epoch", "shutdown"]
 
 ACTIONS = ["kill", "stop", "stop and go on soon", "stop and go on late", "raise", "hang"]
@@ -336,8 +337,9 @@ def judge(
 ) -> dict[str, Any]:
     """Returns the rules that the job violated.
 
-    Every rank except the victim must end in time, with whole epochs or with an error that names the victim. Its process
-    must exit soon afterwards, by itself and with nothing left. No message about a C++ termination may be printed.
+    Every rank except the victim must end in time, with whole epochs or with an error that names the victim. The process
+    of such a rank must exit soon afterwards, by itself and without leftovers. No message about a C++ termination may be
+    printed.
     """
     broken: list[str] = []
     told: list[dict[str, Any]] = []
@@ -389,9 +391,9 @@ def judge(
 
 def blamed(text: str) -> set[int]:
     """Returns the ranks that a message blames, which may be several."""
-    found = {0} if "the process that holds it has died or was stopped" in text and ": rank 0" in text else set()
+    found = {0} if "the process of the store has exited or was stopped" in text and ": rank 0" in text else set()
     for ranks in re.findall(
-        r"ranks? ([0-9, ]+) of \d+(?:, to which all others connect,)? (?:gave no|did not|had|left)", text
+        r"ranks? ([0-9, ]+) of \d+(?:, which all other ranks connect to,)? (?:gave no|did not|had|left)", text
     ):
         found |= {int(rank) for rank in ranks.split(",")}
     return found | {int(rank) for rank in re.findall(r"rank (\d+) (?:raised|shut)", text)}

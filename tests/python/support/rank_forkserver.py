@@ -1,9 +1,9 @@
 """Starts the programs of ranks as forks of a process that has imported torch, because the import takes longer than most
 runs.
 
-As a program, it is that process: it executes orders from the socket on its standard input until the other end is
+As a program, it is that process: it executes orders from the socket on its standard input until the opposite end is
 closed. The programs get the given command line, environment and standard output, and end through the interpreter's own
-exit. They are children of this process, which reaps them on request.
+exit. The programs are children of this process, which reaps them on request.
 """
 
 from __future__ import annotations

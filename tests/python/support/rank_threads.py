@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-#: How many seconds a rank waits for the others.
+#: The number of seconds that a rank waits for all ranks.
 PATIENCE = 60.0
 
 

@@ -1,6 +1,6 @@
 """Real ranks for tests: processes of one job on loopback, on gloo.
 
-A test's script is the body of a function `main(rank)`. Its result or exception is returned, pickled.
+A test's script is the body of a function `main(rank)`. The result or exception of this function is returned, pickled.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Job:
 def gloo_job(
     tmp_path: Path, body: str, ranks: int = 2, prefixes: dict[int, list[str]] | None = None, host: str = "127.0.0.1"
 ) -> Iterator[Job]:
-    """Starts a job on gloo, whose store this process holds, and ends it."""
+    """Starts a job on gloo with its store in this process, and ends the job."""
     import torch.distributed as dist
 
     store = dist.TCPStore(

@@ -13,14 +13,14 @@ import pytest
 
 import torchdata
 
-#: Skips a file of tests if Ray has no wheel for the current Python.
+#: Skips a file of tests if a wheel of Ray for the current Python does not exist.
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None,
     reason="Ray is not installed: it has no wheel for this Python, or none could be had",
 )
 
-#: Such a file runs in a separate process, because leftovers of Ray would crash in children that later tests fork.
-#: Warnings of Ray and its libraries at import and exit are ignored.
+#: A file of tests with Ray runs in a separate process, because leftovers of Ray would crash in children that later
+#: tests fork. Warnings of Ray and its libraries at import and exit are ignored.
 of_ray = [
     pytest.mark.ray,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -31,9 +31,8 @@ of_ray = [
 
 
 #: Ray's settings: no token is required; actors have normal priority, so that they start in time on a busy machine; no
-#: process is started in advance, which a driver would wait for; a process that has run a task is kept for the next one;
-#: and usage is not reported. Workers do not import two slow libraries.
-#: for the next one; and nobody is told of its use. Its workers do without two libraries that each of them would import.
+#: process is started in advance, which a driver would wait for; a process that has run a task is kept for the next
+#: task; and usage is not reported. Workers do not import two slow libraries.
 _SETTINGS = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_worker_niceness": "0",
@@ -46,7 +45,7 @@ _SETTINGS = {
 
 @contextmanager
 def environment(**more: str) -> Iterator[None]:
-    """Context with the environment for starting a cluster, whose workers can import the modules of this folder.
+    """Context with the environment for starting a cluster with workers that can import the modules of this folder.
 
     Args:
         more: further settings of Ray.
@@ -75,8 +74,8 @@ SILENT: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
 
 
 def _patiently(start: Callable[[], Any], undo: Callable[[], object] = bool) -> Any:
-    """Starts something for which Ray allows half a minute, with up to three attempts, because a busy machine may need
-    more time.
+    """Calls a function that starts a part of Ray, with up to three attempts, because Ray allows only half a minute and
+    a busy machine may need more time.
     """
     for _ in range(2):
         try:
@@ -105,7 +104,8 @@ def cluster(**more: str) -> Iterator[Any]:
 def nodes(count: int, processors: int = 0, **more: str) -> Iterator[Any]:
     """Runs a cluster with `count` nodes on this machine in addition to the first one.
 
-    It is ended here, not by an exit handler, which would also run in children forked by later tests, and crash there.
+    The cluster is ended here, not by an exit handler, which would also run in children forked by later tests, and crash
+    there.
 
     Args:
         count: how many nodes there are in addition to the first one.

@@ -1,4 +1,4 @@
-"""Loaders whose processes are replaced when they exit, and pipelines for them."""
+"""Loaders that replace their processes when these exit, and pipelines for such loaders."""
 
 from __future__ import annotations
 

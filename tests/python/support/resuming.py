@@ -7,7 +7,7 @@ from typing import Any
 
 
 def begun(loader: Any, state: Any = None, seed: int = 3) -> Any:
-    """Returns the loader with a loaded state, or with a seed if there is no state."""
+    """Returns the loader after loading the state, or after setting a seed if the state is None."""
     if state is None:
         loader.seed(seed)
     else:
@@ -39,7 +39,7 @@ def continued(loader: Any, count: int) -> tuple[list[Any], Any, list[Any]]:
 
 
 def resumed(loader: Any, state: Any, count: int = 1, **options: Any) -> list[list[Any]]:
-    """Returns the remaining items after a state, and those of the following epochs."""
+    """Returns the remaining items after a state, and the items of the following epochs."""
     with loader:
         loader.load_state_dict(state, **options)
         return [list(loader) for _ in range(count)]

@@ -2,8 +2,9 @@
 
     python -m drivers positions --seconds 5000    # in tests/python/support
 
-A plan is a form of the tests of shards and the number of workers that saves. It takes a state at each position. A new
-interpreter loads each of them with each number of workers, and reads three epochs.
+A plan consists of a pipeline from the tests of shards, and the number of workers of the loader that saves. The plan
+takes a state at each position. A new interpreter loads each of them with each number of workers, and reads three
+epochs.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from rank_threads import in_ranks
 FOLDER = Path(__file__).resolve().parents[1]
 sys.path += [str(FOLDER / "dataloader2"), str(FOLDER / "stateful_dataloader")]
 
-#: Items of an epoch without splits, and with them, where each split has as many.
+#: Number of items of an epoch without splits, and with splits, which then have equal sizes.
 ITEMS, SPLIT_ITEMS, SPLITS = 11, 24, 12
 WORKERS = (0, 1, 2, 3, 5, 8)
 #: Ranks and the workers of each. Ranks are threads here, so that several of them need workers.
@@ -211,10 +212,11 @@ def _left_by_shard(saved: list[Any], position: int) -> list[int]:
 
 
 def _in_other_ranks(whole: list[Any], position: int, found: list[Any], sizes: list[int], left: list[int]) -> str:
-    """What is wrong with the steps of another number of ranks. Their order is known if all shards have one size.
+    """What is wrong with the steps of another number of ranks. The order of the steps is known if all shards have one
+    size.
 
-    The epoch ends on all ranks when the first rank has no more items. The other ranks then leave out the rest of their
-    shards.
+    The epoch ends on all ranks when the first rank has reached its end. All other ranks then leave out the remaining
+    items of their shards.
     """
     expected = [item for step in zip(*(each[0] for each in whole), strict=True) for item in step][
         position * len(whole) :

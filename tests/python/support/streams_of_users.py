@@ -231,7 +231,7 @@ class WalkedInOrder(Walked):
 
 
 class NeedsArguments(TakesOnce):
-    """Its `state_dict` needs an argument, so it is read again."""
+    """The `state_dict` of this stream needs an argument, so the stream is reread."""
 
     def __iter__(self) -> Iterator[Any]:
         self.place = 0

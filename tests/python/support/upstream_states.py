@@ -29,7 +29,7 @@ class Numbers(Dataset[int]):
 
 
 class Counted:
-    """A dataset whose samples contain how many this worker has read."""
+    """A dataset with samples that contain the number of earlier samples of the worker."""
 
     reads = 0
 
@@ -102,7 +102,7 @@ class Walk:
 
 
 class WalkedStream(IterableDataset[int]):
-    """A stream whose iterator has a state."""
+    """A stream with an iterator that has a state."""
 
     def __iter__(self) -> Iterator[int]:
         return Walk()
@@ -112,7 +112,7 @@ DATASETS: dict[str, Any] = {
     cls.__name__: cls for cls in (Numbers, CountedNumbers, Stream, StatefulStream, WalkedStream)
 }
 
-#: Options of the loaders, by name; "distributed" and "replacement" stand for samplers.
+#: Options of the loaders, by name; "distributed" and "replacement" are names of samplers.
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {"batch_size": 4},
     "dropping": {"batch_size": 4, "drop_last": True},

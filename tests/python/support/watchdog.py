@@ -25,8 +25,8 @@ def session(number):
 
 
 def survivors_of(number, seconds=5.0):
-    """Returns the processes of a session that remain after a while. The main process has exited, so the others should
-    exit.
+    """Returns the processes of a session that remain after a while. The main process has exited, so all further
+    processes should exit.
     """
     deadline = time.monotonic() + seconds
     while (left := session(number)) and time.monotonic() < deadline:
@@ -35,7 +35,7 @@ def survivors_of(number, seconds=5.0):
 
 
 def show_stacks(main, output):
-    """Makes every process print its stacks, in the order in which they were started."""
+    """Makes every process print its stacks, in the order of their start."""
     for pid in sorted([main, *descendants(main)]):
         if _catches(pid, signal.SIGUSR1):
             output.seek(0, os.SEEK_END)

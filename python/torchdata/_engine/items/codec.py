@@ -31,8 +31,8 @@ _tables = Tables()
 
 
 def pickled_parts(obj: Any) -> tuple[bytes, list[memoryview], list[Span]]:
-    """Pickles `obj` with its large buffers out of band. cloudpickle pickles by value what plain pickle does not
-    support.
+    """Pickles `obj` with its large buffers out of band. Objects that plain pickle does not support are pickled by
+    value, by cloudpickle.
 
     Returns the pickle, the buffers, and the memory ranges of the tensors in `obj`.
     """
@@ -50,7 +50,7 @@ def pickled_parts(obj: Any) -> tuple[bytes, list[memoryview], list[Span]]:
 
 
 def _why_unsendable(obj: Any) -> str:
-    """Describes what prevents an item from being sent to another process, and the remedy."""
+    """Describes why an item cannot be sent to another process, and the remedy."""
     remedy = "yield what can be pickled, and open files, locks and connections in the process that uses them"
     if inspect.isgenerator(obj):
         remedy = "a function that yields is for `.flatmap(fn)`, not for `.map(fn)`; or yield a list"

@@ -4,8 +4,9 @@ Role: a child describes an exception (`describe`), and the main process raises i
 be pickled for any exception.
 
 Exceptions that the interpreter acts on (`SystemExit`, `StopIteration`, `KeyboardInterrupt`) are meant for the process
-in which they were raised. A worker's `sys.exit()` would silently end the main process, and a worker's `StopIteration`
-would be mistaken for the end of the data. Such exceptions are therefore raised as a `RuntimeError` that they caused.
+that raised them. A worker's `sys.exit()` would silently end the main process, and a worker's `StopIteration` would be
+mistaken for the end of the data. The main process therefore raises a `RuntimeError` with such an exception as its
+cause.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Takes an exception apart so that another process can rebuild it, regardless of how its class is implemented.
 
-Role: a child lists the forms in which an exception may be sent (`forms_of`), best form first, and the main process uses
+Role: a child lists several forms of an exception for sending (`forms_of`), best form first, and the main process uses
 the first form that works there (`rebuilt`). Pickle alone is not sufficient: it calls the class with the arguments that
 the exception has stored. A class with another constructor then fails, or creates an exception with another message. The
 child therefore rebuilds each form itself, and compares the type, the results of `str` and `repr`, and the attributes.
@@ -174,12 +174,13 @@ def _pickled_attributes(error: BaseException) -> tuple[dict[str, bytes], list[st
 
 
 def _attributes(error: BaseException) -> dict[str, Any]:
-    """Returns the attributes of an exception, including those in slots."""
+    """Returns the attributes of an exception, including its slots."""
     return {**attributes_of(error), **_members(error, of_builtins=False)}
 
 
 def _members(error: BaseException, of_builtins: bool) -> dict[str, Any]:
-    """Returns the values in slots: those of Python's own exceptions (the `filename` of an OSError), or all others."""
+    """Returns the values in slots: either of Python's own exceptions (the `filename` of an OSError), or of all further
+    classes."""
     found: dict[str, Any] = {}
     for cls in type(error).__mro__:
         if cls not in (BaseException, object) and (cls.__module__ == "builtins") is of_builtins:
@@ -203,7 +204,7 @@ def _put_together(form: Form) -> BaseException | None:
 
 
 def _new(cls: type[BaseException], arguments: tuple[Any, ...]) -> BaseException:
-    """Creates an exception of this class without running code of the class, whose requirements are unknown."""
+    """Creates an exception of this class without running code of the class, because its requirements are unknown."""
     builtin: Any = next(base for base in cls.__mro__ if base.__module__ == "builtins")
     error: BaseException = builtin.__new__(cls, *arguments)
     BaseException.args.__set__(error, arguments)  # type: ignore[attr-defined]

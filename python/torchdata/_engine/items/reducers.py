@@ -1,8 +1,8 @@
 """Determines how objects of a type are pickled: user-defined reducers first, then ours for tensors and arrays, else the
 default.
 
-Role: used by the codec (codec.py) for each pickled item. The extension also asks it for which types users have
-registered reducers.
+Role: used by the codec (codec.py) for each pickled item. The extension also queries this module for the types of
+reducers that users have registered.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torchdata._engine.items.tensors import DepartingTensors
 #: A function that a pickler calls for an object of a type.
 Reducer = Callable[[Any], Any]
 
-#: The default of a pickler as a table entry, for a type without an entry. It runs no Python frame.
+#: The default of a pickler as a table entry, for a type without an entry. This reducer runs no Python frame.
 _ITS_OWN_WAY: Reducer = operator.methodcaller("__reduce_ex__", 5)
 
 
@@ -57,7 +57,7 @@ class Reducers(dict[type, Reducer]):
 
     def __init__(self, base: Any, users: dict[type, Reducer]) -> None:
         super().__init__(users)
-        #: The registries of reducers: those of pickler classes, and `copyreg`.
+        #: The registries of reducers: the tables of pickler classes, and `copyreg`.
         self.base = base
         #: The user registrations that it contains, if it may be reused.
         self.made_for: object = None

@@ -340,7 +340,7 @@ def _is_plain(tensor: Any) -> bool:
     """Returns whether the tensor consists only of elements in memory.
 
     Raises:
-        ValueError: the memory is not there.
+        ValueError: the memory does not exist.
     """
     torch = sys.modules["torch"]
     if not (

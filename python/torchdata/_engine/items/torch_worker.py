@@ -52,8 +52,8 @@ def tell_torch(worker_id: int, num_workers: int, datapipe: Any, *, is_local: boo
 
 
 def tell_when_imported(telling: Telling) -> None:
-    """Sets the shard to describe to torch when torch is imported. It is cheap enough to call whenever another shard
-    runs.
+    """Sets the shard to describe to torch when torch is imported. This function is cheap enough to call whenever
+    another shard runs.
     """
     global _telling
     _telling = telling
@@ -106,11 +106,12 @@ def seed_worker(base_seed: int, worker_id: int) -> None:
 
 
 def collate_where_items_leave(collate: Any) -> None:
-    """Makes torch's `default_collate` stack tensors and arrays directly in the memory from which a worker sends items.
+    """Makes torch's `default_collate` stack tensors and arrays in the memory that a worker sends directly.
 
-    In a worker, torch's own function creates a new segment of shared memory for each batch, from which the engine would
-    have to copy the batch. It also converts each array to a tensor, which takes longer than copying a small array. Both
-    functions are replaced in torch's public table of collate functions, unless users have replaced them.
+    In a worker, torch's own function creates a new segment of shared memory for each batch, and the engine would have
+    to copy the batch from this segment. Torch's function also converts each array to a tensor, which takes longer than
+    copying a small array. The functions for tensors and arrays are replaced in torch's public table of collate
+    functions, unless users have replaced them.
 
     Args:
         collate: torch's module `torch.utils.data._utils.collate`.

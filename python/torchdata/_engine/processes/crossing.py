@@ -84,7 +84,7 @@ _LEAVE_MAIN_OUT = "import sys; sys.modules['__main__'].__file__ = path"
 def main_without_file() -> str | None:
     """Returns the path that children would import the program from if that file does not exist, else None.
 
-    A program that is read from standard input has no file, but Python names its file "<stdin>".
+    A program that is read from standard input is not in a file, but Python names its file "<stdin>".
     """
     main = sys.modules.get("__main__")
     file = getattr(main, "__file__", None)
@@ -102,9 +102,9 @@ class ChildName(str):
     other contexts, the name is pickled as an ordinary string.
 
     This code makes the child end together with the main process. Otherwise, a child that imports for a minute would
-    outlive the main process for that time. It also raises the threshold of cyclic garbage collection: if the program
-    imports torch, starting two children by spawn takes 2.8 s of processor time with this and 3.6 s without it (medians
-    of 4 alternating runs). A child of a program without a file does not import it.
+    outlive the main process for that time. Unpickling also raises the threshold of cyclic garbage collection: if the
+    program imports torch, starting two children by spawn takes 2.8 s of processor time with this and 3.6 s without it
+    (medians of 4 alternating runs). A child of a program without a file does not import it.
     """
 
     __slots__ = ()
@@ -167,7 +167,8 @@ class Handle(Generic[SharedT]):
 
     Args:
         shared: the link or board.
-        spare: creates a private one for a child that finds the shared memory damaged; None if that is an error.
+        spare: creates a private link or board for a child that finds the shared memory damaged; None if damage is an
+            error.
     """
 
     def __init__(self, shared: SharedT, spare: Callable[[], SharedT] | None = None) -> None:
@@ -274,7 +275,7 @@ class SharedPickle:
         return self._owned.fileno()
 
     def close(self) -> None:
-        """Closes the descriptor. The memory is released with the last one. Deleting the object also closes it."""
+        """Closes the descriptor. The memory is released with the last view. Deleting the object also closes it."""
         self._owned.close()
 
     def __reduce__(self) -> Any:

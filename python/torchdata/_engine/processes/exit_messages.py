@@ -107,7 +107,7 @@ def _why_unknown(child: Exited) -> str:
     look = "look at its output above and into the system's log (dmesg)"
     if child.is_orphan:
         return (
-            "the process that had forked it, and would tell, has died before it: somebody has killed that one, or "
+            "the process that had forked it, and would report its exit, has exited before it: it was killed, or "
             f"{_LIMITS}; {look}"
         )
     handler = signal.getsignal(signal.SIGCHLD)

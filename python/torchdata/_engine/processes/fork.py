@@ -3,7 +3,7 @@
 Role: a fork copies every lock in its current state, but only the thread that forks. A lock that another thread holds at
 that moment stays locked in the child forever. Python and the C library handle their own locks, but not the locks of
 PyTorch's and NumPy's global generators, which are held without the GIL while numbers are drawn (for example by a loader
-in another thread), nor the locks that `torch.manual_seed` takes for devices, nor that of a module that a thread is
+in another thread), nor the locks that `torch.manual_seed` takes for devices, nor the lock of a module that a thread is
 importing. A thread that forks a child of the engine therefore first waits until these locks are free. The thread holds
 NumPy's and the devices' locks, which Python can acquire, until it has forked. The extension acquires the lock of
 PyTorch's generator last (`forking.rs`). The buffers of standard output and error also have locks, and a thread that
@@ -55,7 +55,7 @@ PATIENCE = 10.0
 
 
 def _take_imports() -> None:
-    # a user's module may be the running program, whose import lasts as long as it runs
+    # a user's module may be the running program, and its import then lasts as long as it runs
     for library in ("numpy", "torch"):
         loaded(library)
 
@@ -200,9 +200,9 @@ class _Target:
     def __init__(self, target: Callable[..., object], args: tuple[Any, ...]) -> None:
         self.target = target
         self.args = args
-        #: Its number among the children forked together, and the ends of the pipe for its reports.
+        #: The number of the child among the children forked together, and the ends of the pipe for its reports.
         self.number, self.reader, self.writer = 0, -1, -1
-        #: The number of processes that were forked for it, including the current one.
+        #: The number of processes that were forked for this child, including the current process.
         self.tries = 0
         #: The lock that the last process was about to acquire.
         self.step = 0
@@ -265,7 +265,7 @@ class ForkedChild(ChildProcess):
         return self._target
 
     def _launch(self) -> int:
-        """Forks it when the locks are free."""
+        """Forks the child when the locks are free."""
         self.target.tries += 1
         with with_free_locks():
             return self._take_over(fork_process(self._process_name, self.target, ()))
@@ -283,7 +283,7 @@ class ForkedChild(ChildProcess):
         return is_waited_for and super().ended and self.exitcode in (-signal.SIGALRM, None)
 
     def renew(self) -> None:
-        """Resets it to the state before its start, after its process has met a held lock."""
+        """Resets the child to the state before its start, after its process has met a held lock."""
         self.close()
         self.forget_process()
 

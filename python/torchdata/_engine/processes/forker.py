@@ -5,8 +5,8 @@ forking process in two ways:
 
 - With start method "fork", children are copies of the main process. When a child exits, the main process may use CUDA,
   or have threads that hold locks, which a forked process cannot use. Therefore, right after a loader's children, the
-  main process forks one more process, which has one thread, runs no user code, and inherits the children's programs. It
-  ends with the loader.
+  main process forks one more process, which has one thread, runs no user code, and inherits the children's programs.
+  This process ends with the loader.
 - With start method "forkserver", every child is forked from one process of the program, which the main process spawns:
   a fresh interpreter that imports the program once. This interpreter serves all loaders, and ends with the main
   process. multiprocessing's own fork server is not suitable: it also forks user processes, which must be interruptible,
@@ -51,12 +51,12 @@ from torchdata._threads import OUT_OF_TASKS
 #: Seconds between two checks for replies to other threads, for signals and for exited processes.
 _LOOK = 0.02
 _NAME, _PROCESS_NAME = "the forking process", f"{PREFIX}forking process"
-_GONE = "the process that forks others for this one has ended: "
-_KILLED = f"{_GONE}somebody has killed it"
-_NO_THREADS = ". Main cannot fork in its stead, as it may have threads by now"
+_GONE = "the forking process has ended: "
+_KILLED = f"{_GONE}it was killed"
+_NO_THREADS = ". The main process cannot fork instead, because it may have started threads since"
 _NOT_UP = f"{_GONE}see its output above. Either the program's main module has failed there, or {OUT_OF_TASKS}"
 _STUCK = (
-    "the process that forks others for this one has not answered for {:.0f} s, and was ended: it was stopped (SIGSTOP, "
+    "the forking process has not answered for {:.0f} s, and was killed: it was stopped (SIGSTOP, "
     "a debugger, the freezer of a container), or the machine is far too busy"
 )
 #: The number of seconds that a running forking process has to answer. Forking a process of hundreds of GB takes some
@@ -90,7 +90,8 @@ class ForkingProcess:
         self._up_since = time.monotonic() if inherits else None
         self._numbers = itertools.count()
         self._replies: dict[int, Any] = {}
-        # No thread acquires it in a forked child. A handler may, while the thread that it interrupts holds it.
+        # No thread acquires it in a forked child. A signal handler may acquire it while the interrupted thread holds
+        # it.
         self._lock = threading.RLock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
@@ -241,7 +242,7 @@ class ForkingProcess:
         return self.is_over
 
     def close(self) -> None:
-        """Ends the forking process once it has no children to monitor. Its children are not affected."""
+        """Ends the forking process once it does not monitor any children. Earlier children are not affected."""
         if os.getpid() != self._owner:
             return
         with self._lock:
@@ -275,7 +276,7 @@ _finding = threading.RLock()
 
 
 def forker_of_program(module: str) -> ForkingProcess:
-    """Returns the forking process of this program, or a new one if that has ended.
+    """Returns the forking process of this program, or a new process if it has ended.
 
     Args:
         module: the name of a module that its children need in addition to the program's modules.
@@ -352,7 +353,8 @@ class RemoteChild(ChildProcess):
         self._forker: ForkingProcess | None = None
 
     def _launch(self) -> int:
-        """Forks it through the forking process, or once through another one if the forking process exits meanwhile."""
+        """Forks the child through the forking process. If the forking process exits meanwhile, it is replaced and asked
+        once more."""
         forker = self._find()
         try:
             pid = self._ask(forker)
@@ -390,8 +392,8 @@ class RemoteChild(ChildProcess):
         except OSError:
             if not watch.has_ended:
                 return
-            # The forking process no longer exists. If this process is the first one of a container, it inherits such
-            # children.
+            # The forking process no longer exists. If the main process is process 1 of a container, it inherits the
+            # children of the ended forking process.
             try:
                 code = reap(pid)
             except ChildProcessError:

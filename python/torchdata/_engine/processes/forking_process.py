@@ -7,7 +7,7 @@ reused while the main process may signal it. The forking process ends when the m
 socket, or exits.
 
 A child waits for permission of the main process to begin. If the forking process is killed between the fork and its
-reply, the main process does not know the child. Such a child ends at once, and takes nothing that was sent to its
+reply, the main process does not know the child. The child then ends at once, and takes nothing that was sent to its
 replacement.
 """
 
@@ -33,7 +33,7 @@ from torchdata._native import BellBoard, drop_inherited, name_process
 
 #: Maximum message length, and maximum number of descriptors per message, which is a rounded-down system limit.
 LONGEST, DESCRIPTORS = 4096, 200
-#: The messages of the main process to a child that it knows, and to a child that it will never know.
+#: The messages of the main process to a child with a known process number, and to a child with a lost process number.
 LEAVE, REFUSAL = b"1", b"0"
 
 #: What this process has inherited for its children.
@@ -41,8 +41,8 @@ _inherited: Sequence[Any] = ()
 
 
 class Inherited:
-    """Represents, in the main process, an object that the forking process has inherited. Unpickling it in a child
-    returns it.
+    """Represents, in the main process, an object that the forking process has inherited. Unpickling this object in a
+    child returns the inherited object.
 
     Args:
         index: the index of the inherited object.
@@ -73,7 +73,7 @@ def serve(
         own: its end of the socket.
         main_pid: the id of the main process.
         mains: the main process's end, if it is inherited.
-        bells: the board on which processes wake each other, if this process was forked and has inherited it.
+        bells: the board for waking other processes, if this process was forked and has inherited it.
         inherited: the objects that `Inherited` represents.
         module: the name of a module to import for all children, if possible.
     """
@@ -101,7 +101,7 @@ def serve(
 
 
 class _ForkingProcess:
-    """The state of the forking process: its children, and the descriptors for the next one."""
+    """The state of the forking process: its children, and the descriptors for the next child."""
 
     def __init__(self, own: socket.socket) -> None:
         self._own = own
@@ -111,7 +111,7 @@ class _ForkingProcess:
         self._descriptors: list[int] = []
 
     def serve(self) -> bool:
-        """Executes requests; returns False when there are no more."""
+        """Executes requests; returns False after the last request."""
         message, descriptors, _, _ = socket.recv_fds(self._own, LONGEST, DESCRIPTORS)
         self._descriptors += descriptors
         request = pickle.loads(message) if message else None

@@ -1,9 +1,9 @@
 """Signals during critical sections: they are deferred, and delivered at the next safe point.
 
 Role: Python runs a signal handler at an arbitrary point of the main process's code, and the handler may raise an
-exception there, as that of Ctrl-C does, and a user's handler of SIGALRM, SIGTERM or SIGUSR1 may. CPython ignores an
-exception that is raised in the hooks around a fork. An exception in the middle of starting or ending a child would
-leave an unknown child. The main process therefore defers signals in these sections, and delivers them between two
+exception there, as the handler of Ctrl-C does, and a user's handler of SIGALRM, SIGTERM or SIGUSR1 may do. CPython
+ignores an exception that is raised in the hooks around a fork. An exception in the middle of starting or ending a child
+would leave an unknown child. The main process therefore defers signals in these sections, and delivers them between two
 steps.
 
 A child must never run a handler of the main process, although terminals and clusters send signals to all processes of
@@ -33,10 +33,10 @@ from torchdata._native import take_no_notice
 
 #: Seconds between two checks for whether the main thread has left the critical section.
 LATER = 0.001
-#: Methods in which Python ignores exceptions: its own, and that of `torchdata._native.Finalized`.
+#: Methods that Python ignores exceptions of: its own finalizer, and the finalizer of `torchdata._native.Finalized`.
 FINALISERS = ("__del__", "_finalize")
 
-#: Signals that can be deferred. Others cannot be handled, or report an error in the current instruction.
+#: Signals that can be deferred. Further signals cannot be handled, or report an error in the current instruction.
 _CAN_BE_HELD = tuple(
     sorted(
         signal.valid_signals()
@@ -68,7 +68,7 @@ def is_of_handler(error: BaseException) -> bool:
 class InterruptsDeferred:
     """Defers signals until the end of the context, or until `deliver` is called.
 
-    This has no effect in threads other than the main thread, where no handler runs.
+    In threads other than the main thread, this does nothing, because handlers run only in the main thread.
 
     Args:
         later: whether to deliver them only after the finalizer (a `__del__`, a callback of a weak reference) that
@@ -76,7 +76,7 @@ class InterruptsDeferred:
         noted: whether Ctrl-C was already pressed and must be delivered.
     """
 
-    #: The context whose handlers are installed.
+    #: The context that has installed its handlers.
     innermost: InterruptsDeferred | None = None
 
     def __init__(self, later: bool = False, noted: bool = False) -> None:
@@ -125,7 +125,7 @@ class InterruptsDeferred:
     def deliver(self) -> None:
         """Delivers the deferred signals now. Above all, Ctrl-C raises `KeyboardInterrupt`.
 
-        All handlers run, in the order in which the signals arrived, even if one of them raises.
+        All handlers run, in the order of arrival of the signals, even if one of them raises.
         """
         if self._noted and self._handlers:
             number = self._noted.pop(0)
@@ -183,8 +183,8 @@ def interrupts_blocked() -> Iterator[None]:
     try:
         yield
     finally:
-        # One by one, because `faulthandler` gives Python's handlers a small stack, which several at once would
-        # overflow.
+        # Signals are unblocked one by one, because `faulthandler` gives Python's handlers a small stack, and several
+        # handlers at once would overflow it.
         for number in blocked - before:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -193,8 +193,8 @@ def interrupts_blocked() -> Iterator[None]:
 def block_all_but_own_sigterm() -> None:
     """Blocks all signals that can be deferred in this thread, and in processes that it forks, until they unblock them.
 
-    SIGTERM is allowed, because code in this process may raise it to end the process. If other processes send it, it has
-    no effect here and in processes that are forked here.
+    SIGTERM is allowed, because code in this process may raise it to end the process. If other processes send it, this
+    process and the processes that it forks ignore the signal.
     """
     if signal.getsignal(signal.SIGTERM) != signal.SIG_IGN:
         signal.signal(signal.SIGTERM, _take_no_notice)
@@ -220,8 +220,8 @@ class MainSignals:
         return cls(tuple(_handled()), tuple(signal.pthread_sigmask(signal.SIG_BLOCK, [])))
 
     def leave_to_main(self) -> None:
-        """Makes a child ignore signals that are sent to all processes, and those that the main process handles. A child
-        calls this first.
+        """Makes a child ignore signals that are sent to all processes, and signals that the main process handles. A
+        child calls this first.
 
         The signals get a handler that does nothing, rather than being ignored: programs that the child starts would
         inherit that they are ignored, and could not be ended by SIGTERM. Ctrl-C, and signals that the main process

@@ -1,13 +1,13 @@
 """Detects files that forked children read through a shared file position, and warns about them after an epoch.
 
 Role: runs in the main process, for start method "fork". A file that is open when children are forked has one position
-for the main process and all of them. A process that reads moves the position for the others, which then read wrong
+for the main process and all of them. A process that reads moves the position for all processes, which then read wrong
 bytes without an error.
 
 The warning has no false positives: the position of a file that is open for reading has changed, no thread of the main
 process has read anything in the meantime, and at least two children have read something. The kernel counts the reads of
-each process (`/proc/PID/io`). Reads of reaped children count as reads of the main process. Without these counts, there
-is no warning.
+each process (`/proc/PID/io`). Reads of reaped children count as reads of the main process. Without these counts, no
+warning is given.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class SharedPositions:
 
     Args:
         pids: returns the ids of the running children.
-        differ: whether some children read other data than the rest, as a dispatching process does. The first epoch is
-            then not checked, because children read while they start.
+        differ: whether some children read other data than the remaining children, as a dispatching process does. The
+            first epoch is then not checked, because children read while they start.
     """
 
     def __init__(self, pids: Callable[[], Sequence[int]], differ: bool) -> None:

@@ -24,7 +24,7 @@ from torchdata._engine.processes.exit_messages import why_not_started
 from torchdata._engine.processes.interrupts import interrupts_blocked
 from torchdata._native import OwnedDescriptor
 
-#: Seconds between two checks for exited processes, if there is no notification.
+#: Seconds between two checks for exited processes, if the system does not notify of exits.
 LOOK = 0.02
 
 
@@ -82,7 +82,7 @@ class Pidfd:
         return False
 
     def send_signal(self, number: int) -> None:
-        """Sends it a signal if it exists."""
+        """Sends a signal to the process, if it exists."""
         with contextlib.suppress(ProcessLookupError):
             if self.descriptor >= 0:  # its id may soon belong to another process
                 signal.pidfd_send_signal(self.descriptor, number)
@@ -114,14 +114,14 @@ def is_ready(descriptor: int, seconds: float, events: int = select.POLLIN) -> bo
 
 
 class ChildProcess(ABC):
-    """One child, which other code may reap.
+    """A child process that other code may reap.
 
-    A program that ignores SIGCHLD, or whose handler reaps all children, makes exit codes unavailable. If the kernel
+    Exit codes are unavailable if a program ignores SIGCHLD, or if its handler reaps all children. If the kernel
     then reports that the child does not exist, it has exited.
 
     Args:
         name: the name of the child in messages.
-        process_name: the name of its process, which `multiprocessing.current_process` returns in it.
+        process_name: the name that `multiprocessing.current_process` has in the child.
     """
 
     #: Whether its memory began as a copy of the main process, as with start method "fork".
@@ -136,7 +136,7 @@ class ChildProcess(ABC):
         self.forget_process()
 
     def forget_process(self) -> None:
-        """Resets it to the state before its start."""
+        """Resets the object to the state before the start of the child."""
         #: The process id, once the process was started.
         self.pid: int | None = None
         #: The exit code, negative for a signal; None while the process runs, or if the code is unknown.
@@ -146,7 +146,7 @@ class ChildProcess(ABC):
         #: A better description of its exit than the exit code, from another source.
         self.told: str | None = None
         self._watch: Pidfd | None = None
-        #: The object that holds multiprocessing's pipes to it, if the system has no process descriptors.
+        #: The object that holds multiprocessing's pipes to the child, if the system lacks process descriptors.
         self._pipes: Popen | None = None
         self._has_ended = False
 
@@ -282,7 +282,7 @@ def close_pipes(popen: Popen) -> bool:
     (`watch_the_parent`).
 
     Returns:
-        Whether they were closed. They are needed if the system has no process descriptors.
+        Whether they were closed. They are needed if the system lacks process descriptors.
     """
     own = Pidfd(os.getpid())
     has_descriptors = own.descriptor >= 0
@@ -295,7 +295,7 @@ def close_pipes(popen: Popen) -> bool:
 def watch_the_parent() -> None:
     """In a child, makes `multiprocessing.parent_process` monitor the parent through a descriptor for that process.
 
-    By default, it uses a pipe whose other end the parent has closed.
+    By default, it uses a pipe after the parent has closed the other end.
     """
     parent = multiprocessing.parent_process()
     if parent is None or parent.pid != os.getppid():
@@ -307,7 +307,7 @@ def watch_the_parent() -> None:
 
 
 def sentinels(children: Iterable[ChildProcess]) -> list[int]:
-    """Returns the descriptors that become readable when children exit, for those that have one."""
+    """Returns the descriptors that become readable when children exit, for all children that have a descriptor."""
     return [one for one in (child.sentinel() for child in children) if one >= 0]
 
 

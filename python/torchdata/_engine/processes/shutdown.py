@@ -4,8 +4,8 @@ Role: the main process's side of stopping children. `Shutdown` stops all of them
 however often, and continues after an interruption. `OwnsChildren` calls it when the owner of the children, or the
 program, ends.
 
-A child that does not stop on request is killed. SIGTERM would not end it, because clusters send that to all processes
-of a program, and children ignore it (`interrupts.py`).
+A child that does not stop on request is killed. SIGTERM would not end a child, because children ignore this signal:
+clusters send it to all processes of a program (`interrupts.py`).
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _STOP, _STOP_ORDER = ("stop", 0, 0), order_of("stop", 0)
 
 
 class Shutdown:
-    """Stops the children of a loader. It has no effect in a forked child that inherited the object.
+    """Stops the children of a loader. In a forked child that inherited the object, it does nothing.
 
     Args:
-        children: the children, including those that are not started yet.
+        children: the children, including children that are not started yet.
         controls: the link for the commands of each child.
         bells: the bells, which must exist as long as the children.
     """
@@ -62,9 +62,9 @@ class Shutdown:
         _to_end.add(self)  # last, because Ctrl-C may interrupt before
 
     def replace(self, index: int, child: ChildProcess, control: Link, commander: Sender) -> None:
-        """Takes over a child as the replacement of one that has exited, before it is started.
+        """Takes over a child that replaces an exited child, before the new child is started.
 
-        After it has started, `has_begun` shows whether the caller must stop it.
+        After the start, `has_begun` shows whether the caller must stop the child.
         """
         if self.has_begun:
             return
@@ -125,7 +125,7 @@ class Shutdown:
         wait_for_all(list(self._children), deadline - time.monotonic(), lambda: deferred.noted)
 
     def ask(self, deadline: float = math.inf) -> None:
-        """Asks as many children to stop as possible before the deadline, and does not wait for them."""
+        """Asks children to stop, until all were asked or the deadline has passed, and does not wait for them."""
         for commander in list(self.commanders):
             with contextlib.suppress(Exception):
                 commander.send_message(_STOP, min(0.1, max(0.0, deadline - time.monotonic())), _STOP_ORDER)
@@ -169,7 +169,7 @@ class OwnsChildren(Finalized):
     _ended = False
 
     def _own(self, children: list[ChildProcess], controls: list[Link], bells: BellBoard) -> None:
-        """Takes over the children before they are started. The arguments are those of `Shutdown`."""
+        """Takes over the children before they are started. The arguments are the same as for `Shutdown`."""
         self._shutdown = Shutdown(children, controls, bells)
 
     def shutdown(self) -> None:

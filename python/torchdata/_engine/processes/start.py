@@ -1,4 +1,4 @@
-"""Creates and starts the children of one loader, one after the other, so that signals may arrive at any moment.
+"""Creates and starts the children of one loader, one by one, so that signals may arrive at any moment.
 
 Role: runs in the main process. Each start method has a class of children (`new_child`). A start is never interrupted:
 signals that the main process handles are delivered between two starts, and the caller must stop the children that run
@@ -75,7 +75,7 @@ def start_all(
     Args:
         children: the children.
         start_method: multiprocessing's name of the start method.
-        started: a function that is called with the number of each started child. Its errors are passed on.
+        started: a function that is called with the number of each started child. Errors of this function are passed on.
 
     Raises:
         OSError: the system cannot start another process; the message names the child and the remedy.

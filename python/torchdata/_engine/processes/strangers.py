@@ -1,7 +1,8 @@
-"""Processes that user code forks inside a child. Such processes must not use any resource of the engine.
+"""Processes that user code forks inside a child. These processes must not use any resource of the engine.
 
 Role: runs in such a process. The process was forked in a user's function, and returns to the child's loop when that
-function returns or raises. There it ends, because links, bells and pipes belong to the child that created them.
+function returns or raises. The process ends there, because links, bells and pipes belong to the child that created
+them.
 """
 
 from __future__ import annotations

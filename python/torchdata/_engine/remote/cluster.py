@@ -126,18 +126,18 @@ class Cluster:
         if any(free[name] < amount for name, amount in self._demands.items()):
             return (
                 f"{self._needed_by}: Ray has no room: {those} wait for {each} each, {seconds:.0f} s so far, and the "
-                f"cluster has {_in_words(free)} free. `ray status` says what takes the rest; the loader continues when "
-                "there is room"
+                f"cluster has {_in_words(free)} free. `ray status` shows what uses the rest; the loader continues "
+                f"when enough is free"
             )
         return (
-            f"{self._needed_by}: {those} are not up after {seconds:.0f} s. The cluster has the {each} that each asks "
-            "for, though perhaps not on one machine; `ray status` says more"
+            f"{self._needed_by}: {those} have not started within {seconds:.0f} s. The cluster has the {each} that "
+            "each requests, but perhaps not on one machine; `ray status` shows more"
         )
 
     @property
     def is_left(self) -> bool:
-        """Returns whether the program has left the cluster. It may have joined a cluster again, where its objects are
-        unknown.
+        """Returns whether the program has left the cluster. The program may have rejoined a cluster, where its objects
+        are unknown.
         """
         with self.door:
             try:
@@ -196,10 +196,10 @@ class Cluster:
             return _LEFT
         cause = getattr(error, "cause", None)
         if cause is not None:  # raised by the host
-            return f"its host says: {type(cause).__name__}: {cause}"
+            return f"its host reports: {type(cause).__name__}: {cause}"
         # Lines that begin with a space list the names and ids of the actor.
         said = " ".join(line for line in str(error).splitlines() if line[:1].strip()).rstrip(". ")
-        return said if isinstance(error, VersionsDiffer) else f"Ray says: {said or repr(error)}"
+        return said if isinstance(error, VersionsDiffer) else f"Ray reports: {said or repr(error)}"
 
 
 class _Actor:

@@ -58,7 +58,7 @@ def pickled(program: Program) -> bytes:
 
 @contextlib.contextmanager
 def without_main() -> Iterator[None]:
-    """Context in which spawned processes do not import the user's main module."""
+    """Context that prevents spawned processes from importing the user's main module."""
     main = sys.modules["__main__"]
     hidden: dict[str, Any] = {name: vars(main).pop(name) for name in ("__file__", "__spec__") if name in vars(main)}
     main.__spec__ = None

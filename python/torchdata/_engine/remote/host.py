@@ -1,14 +1,14 @@
 """The host of a worker on another machine: a Ray actor that runs next to the worker's own process.
 
-Role: runs on the machine that Ray chooses. The worker is a spawned process, as on the main process's machine. Its
-links are the same, but lead to the host. User code therefore has its own main thread and interpreter lock, and can
-crash only the worker. The host carries the contents of these links to and from the main process without decoding them.
-It runs no user code, and its worker exits with it.
+Role: runs on the machine that Ray chooses. The worker is a spawned process, as on the main process's machine. The
+worker's links are the same, but lead to the host. User code therefore has its own main thread and interpreter lock, and
+can crash only the worker. The host carries the contents of these links to and from the main process without decoding
+them. The host runs no user code, and its worker exits with it.
 
-Two threads of the actor serve each lane: one receives messages of the main process (`tell`), and one returns what the
-worker has sent (`pull`). The main process always has some pulls waiting. All calls are numbered, because the calls of
-an actor's threads may arrive out of order. There is a lane for commands and items, and another one for what the
-dispatching process sends from the main process's machine.
+Two threads of the actor serve each lane: one thread receives messages of the main process (`tell`), and one thread
+returns the units of the worker (`pull`). The main process always has some pulls waiting. All calls are numbered,
+because the calls of an actor's threads may arrive out of order. One lane carries commands and items. Another lane
+carries the units of the dispatching process, which runs on the main process's machine.
 """
 
 from __future__ import annotations
@@ -42,14 +42,13 @@ from torchdata._observe.stats.counting import PIPES
 PULSE = 1.0
 #: Seconds after which a host ends that receives nothing from the main process, in case Ray has not ended it.
 DEAF = 600.0
-#: Seconds between two checks for this, and between two checks for free space for a command or for the start of a
-#: child.
+#: Seconds between two checks in these waits: for units, for free space for a command, or for the start of a child.
 LOOK, GLANCE = 5.0, 0.002
 #: Seconds between two reports of the worker's counters.
 SEEN = 0.5
 #: Parts of a frame with at least this many bytes are sent outside the pickle.
 APART = 32 << 10
-#: The number of bytes waiting to be passed to the worker at which the main process must stop sending units.
+#: The main process must stop sending units when this number of bytes waits to be passed to the worker.
 FULL = 8 << 20
 #: The numbers of the bells and pages here: of the worker, and of the main process's dispatching process.
 WORKER, DISPATCHER = 1, 2
@@ -65,9 +64,9 @@ class RemoteSetup:
         num_workers: the number of workers.
         program_class: module and name of the program's class.
         cadence: how often the worker takes snapshots.
-        budget: bytes of shared memory for what the worker sends.
+        budget: bytes of shared memory for the units of the worker.
         full_stats: whether the time of each pipe is measured.
-        counts: the counters of the earlier processes that it replaces.
+        counts: the counters of the earlier processes that the worker replaces.
         dispatcher_page: the page of the dispatching process in the main process; None if nothing is dispatched.
         window: number of items that the dispatching process may be ahead.
     """
@@ -142,7 +141,7 @@ class Told:
 
     Args:
         number: the number of this call in its lane, from 0.
-        words: the latest words; None if they have not changed.
+        words: the latest values of the link's shared words; None if they have not changed.
         frame: commands, or dispatched items.
         holds: whether the host must stop sending units, because the main process lacks space for more.
     """
@@ -159,7 +158,7 @@ class Pulled:
 
     Args:
         number: the number of this pull in its lane, from 0.
-        words: the latest words; None if they have not changed.
+        words: the latest values of the link's shared words; None if they have not changed.
         frame: a head and large buffers; empty without units.
         has_ended: whether the worker has exited, and everything that it sent and that was not held back was returned.
         exitcode: the exit code of the worker.
@@ -182,7 +181,7 @@ def apart(frame: list[Any]) -> list[Any]:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions that must be equal on both sides of a link, of modules that are loaded or small."""
+    """Returns the versions of modules that must be equal on both machines of a link, if they are loaded or small."""
     found = {"Python": platform.python_version(), "torchdata-rs": torchdata.__version__}
     for name in ("numpy", "torch"):
         module = sys.modules.get(name)
@@ -249,7 +248,7 @@ class _WorkerLane:
         return self._came - self._passed >= FULL
 
     def pull(self, most: int, look: Callable[[bool], Seen | None], exitcode: Callable[[], int | None]) -> Pulled:
-        """Returns what the worker has sent, as soon as there is something.
+        """Returns the units of the worker, once there is at least one.
 
         Args:
             most: no further unit is added to a frame of this many bytes.
@@ -293,8 +292,8 @@ class Host:
         bells = BellBoard(1 + DISPATCHER)
         budget = min(setup.budget, default_budget())
         control, data = Link(0, CONTROL_RING), Link(budget)
-        #: For each lane, a link for units from the worker, and a link for units to it. In the lane of dispatched
-        #: items, only words are sent back.
+        #: For each lane, a link for units from the worker, and a link for units to the worker. In the lane of
+        #: dispatched items, only words are sent back.
         self._links = [(data, control)]
         dispatched = None
         if setup.dispatcher_page is not None:
@@ -355,13 +354,13 @@ class Host:
 
         Args:
             lane: 0 for commands and items, 1 for dispatched items.
-            told: the message of the main process.
+            told: the message from the main process.
         """
         self._heard = time.monotonic()
         self._lanes[lane].tell(told)
 
     def pull(self, lane: int, most: int) -> Pulled:
-        """Returns what the worker has sent, as soon as there is something.
+        """Returns the units of the worker, once there is at least one.
 
         Args:
             lane: see `tell`.

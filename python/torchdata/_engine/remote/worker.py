@@ -1,13 +1,13 @@
 """The main process's side of a worker on another machine, with the interface of `ChildProcess`.
 
 Role: runs in the main process. The worker has the same links as any child, and the main process uses its ends of them
-as usual. A carrier uses the opposite ends. A thread of this module takes commands and words from them for the worker's
-host, and stores in them what it pulls from the host. Collector, commands, leases and states therefore treat the worker
-like any other child. If there is a dispatching process, which runs on this machine, another thread carries what it
-sends.
+as usual. A carrier uses the opposite ends. A thread of this module reads commands and words from the links for the
+worker's host, and writes units from the host into the links. Collector, commands, leases and states therefore treat the
+worker like any other child. If there is a dispatching process, which runs on this machine, another thread carries its
+units.
 
-Everything from a host passes through the thread and the links of its own worker, so that units of an earlier worker
-cannot reach its replacement.
+Everything from a host passes through the thread and the links of one worker, so that units of an earlier worker cannot
+reach its replacement.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TOLD = 1 << 20
 #: The bit that is set in the order to stop, which is greater than the order of any epoch. The bits below it are the
 #: epoch.
 _END = 1 << 32
-#: Seconds after which a wait checks its conditions, and seconds for which `close` waits for the thread.
+#: Seconds between two checks of a wait, and seconds that `close` waits for the thread.
 LOOK, JOINED = 1.0, 5.0
 #: The number of seconds that a host has to report its worker's stack, and to kill the worker.
 ANSWERED, ENDED = 10.0, 1.0
@@ -51,7 +51,7 @@ _numbers = itertools.count(1)
 
 
 class Actor(Protocol):
-    """A host, as the main process calls it. Each call returns at once, and its future may raise Ray's error."""
+    """The main process's interface to a host. Each call returns at once, and its future may raise Ray's error."""
 
     def check(self) -> None:
         """Raises an error if hosts can no longer be called."""
@@ -73,7 +73,7 @@ class Actor(Protocol):
 
 
 class Hosts(Protocol):
-    """Creates hosts. It replaces multiprocessing's context."""
+    """Creates hosts. This class replaces multiprocessing's context."""
 
     #: No further unit is added to a frame of this many bytes.
     chunk_bytes: int
@@ -119,7 +119,7 @@ class RemoteWorker(ChildProcess):
         #: The error of the thread that carries dispatched items.
         self._fault: Exception | None = None
         ends = os.pipe()
-        #: The ends of a pipe. The exit of the worker is written to the first one. Code that waits for it has copies of
+        #: The ends of a pipe. The exit of the worker is written to the first end. Code that waits for it has copies of
         #: the second.
         self._ending, self._sign = (OwnedDescriptor(end) for end in reversed(ends))
 
@@ -192,10 +192,10 @@ class RemoteWorker(ChildProcess):
                 return "not up yet", "It has no stack."
             return actor.stand(wakes).result(ANSWERED)
         except Exception as error:  # any error of Ray for a host that does not answer
-            return "not to be asked", f"Its host tells no stack: {self._hosts.why(error)}."
+            return "not to be asked", f"Its host reports no stack: {self._hosts.why(error)}."
 
     def kill(self) -> None:
-        """Kills it at once."""
+        """Kills the worker at once."""
         self._is_killed = True
         self._ring()
 
@@ -319,7 +319,7 @@ class _Lane:
     Args:
         number: the number of the lane.
         actor: the host.
-        carrier: moves units from one link to the other.
+        carrier: moves units between the two links.
         most: no further unit is added to a frame of this many bytes.
         goes_on: returns whether carrying must continue.
     """
@@ -386,7 +386,7 @@ class _Arrived:
 
     Args:
         carrier: stores the frames in the link.
-        much: the number of waiting bytes at which the host must stop sending units.
+        much: the host must stop sending units when this number of bytes waits.
     """
 
     def __init__(self, carrier: Carrier, much: int) -> None:
@@ -410,7 +410,7 @@ class _Arrived:
             self._bytes += bytes_of(frame)
 
     def put(self) -> None:
-        """Stores as many frames as fit into the link."""
+        """Stores frames until the link is full."""
         while self._frames and self._carrier.put(self._frames[0]):
             self._bytes -= bytes_of(self._frames.popleft())
 
@@ -448,7 +448,7 @@ def _differences(theirs: dict[str, str]) -> str:
 
 
 def _release(name: str, version: str) -> Any:
-    """Returns the part of a version that must be equal: all of this package's, and the major and minor version of
-    others.
+    """Returns the part of a version that must be equal: the whole version of this package, and the major and minor
+    version of other modules.
     """
     return version if name == "torchdata-rs" else version.split(".")[:2]

@@ -1,13 +1,13 @@
 """The child's side of a group: its startup, its ends of the links, and the loop that receives commands.
 
 Role: runs in every child, for any program. On entry (`CommonSetup`), a child leaves signals to the main process, closes
-what it inherited, and ensures that it exits with the main process. The child then takes its ends of the links, loads
+inherited resources, and ensures that it exits with the main process. The child then takes its ends of the links, loads
 the program, and passes each command to the program's runner until the runner has obeyed the command to stop.
 
-Python's cyclic garbage collector does not search the objects that a child imports, or those that it keeps until its
-end. Importing torch creates a quarter of a million permanent objects. Searching them for cycles takes a tenth of the
-import time, and each later full search takes as long again. In a forked child, such a search also writes to every page
-that holds an inherited object, which copies the page.
+Python's cyclic garbage collector does not search objects that a child imports or keeps until its end. Importing torch
+creates a quarter of a million permanent objects. Searching them for cycles takes a tenth of the import time, and each
+later full search takes as long again. In a forked child, such a search also writes to every page that holds an
+inherited object, which copies the page.
 """
 
 from __future__ import annotations
@@ -149,7 +149,8 @@ class ChildSetup:
     #: Whether this is the dispatching process.
     dispatches: bool
     program: Program | SharedPickle | Inherited
-    #: Module and name of the program's class. Importing the module takes long unless the child inherits it.
+    #: Module and name of the program's class. Importing the module takes long unless the child inherits the imported
+    #: module.
     program_class: tuple[str, str]
     common: CommonSetup
     #: The counters of all processes.
@@ -245,7 +246,7 @@ class ChildLoop:
         gc.unfreeze()  # the user's objects in cycles are finalized if the interpreter exits normally
 
     def next_command(self) -> tuple[Any, ...]:
-        """Waits for a command. Raises what `command_within` raises."""
+        """Waits for a command. Raises the same exceptions as `command_within`."""
         while (command := self.command_within()) is None:
             pass
         return command
@@ -284,7 +285,7 @@ def _keep_freed_memory() -> None:
     A child frees the objects of one batch, and allocates the same sizes for the next. If the memory is returned in
     between, each page causes a page fault, which takes a tenth of the time when images are decoded. glibc adapts its
     limit to the large blocks that are freed, but in a child these are in shared memory, so glibc never sees one. This
-    function therefore allocates and frees one such block, whose pages are never touched. Limits that the user has set
+    function therefore allocates and frees one such block, without touching its pages. Limits that the user has set
     (`MALLOC_TRIM_THRESHOLD_`) remain in effect.
     """
     bytes(_LARGEST_LEARNT)

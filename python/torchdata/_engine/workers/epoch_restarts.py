@@ -25,7 +25,7 @@ REPEATED = 600.0
 
 @dataclass(frozen=True)
 class RestartableEpoch:
-    """An epoch, or what remains of it, with the data that a replacement needs to join it.
+    """An epoch, or its remaining part, with the data that a replacement needs to join it.
 
     Args:
         number: the number of the epoch.
@@ -45,10 +45,10 @@ class RestartableEpoch:
 class EpochRestarts(Restarts):
     """Replaces children that run a graph, epoch by epoch.
 
-    The arguments are those of `Restarts`.
+    The arguments are the same as for `Restarts`.
     """
 
-    #: The current epoch; None before the first one.
+    #: The current epoch; None before the first epoch.
     run: RestartableEpoch | None = None
     #: Whether a function was applied to the graphs, which a replacement would lack.
     has_called = False
@@ -84,7 +84,7 @@ class EpochRestarts(Restarts):
             return
         members, starts = self._members, run.resume(received)
         begin = any(begins(start) for index in indices for start in members.starts_of(index, starts))
-        # State that outlives an epoch is restored by repeating the end of the previous one. A snapshot of this epoch
+        # State that outlives an epoch is restored by repeating the end of the previous epoch. A snapshot of this epoch
         # would contain that state.
         repeats = run.before is not None and begin
         if repeats:
@@ -127,8 +127,8 @@ class EpochRestarts(Restarts):
                 while not members.commanders[index].wait_acknowledged(members.sent[index], GLANCE, look):
                     if time.monotonic() >= deadline:
                         raise TimeoutError(
-                            f"{members.names[index]} did not come to the end of the last epoch within "
-                            f"{REPEATED:.0f} s: its pipe is stuck"
+                            f"{members.names[index]} did not reach the end of the last epoch within "
+                            f"{REPEATED:.0f} s: its pipe hangs"
                         )
 
     def _look_at_all(self, index: int) -> Callable[[], None]:
@@ -157,7 +157,7 @@ class EpochRestarts(Restarts):
 
 
 def _to_the_end(start: Resumption | None) -> Resumption:
-    """Returns the resumption of a shard that recomputes the rest of its epoch, and sends nothing."""
+    """Returns the resumption of a shard that recomputes its epoch to the end, and sends nothing."""
     start = start or Resumption()
     ((sent, _, _),) = start.starts or [((0, 0), 0, None)]
     return replace(start, starts=[(sent, ALL, None)])

@@ -1,8 +1,8 @@
 """Runs a graph in a child, epoch by epoch: in a worker of a `DataLoader2`, or in the dispatching process.
 
-Role: carries out the main process's commands (start an epoch, call a function on the graph, stop). In between, it runs
-the graph of pipes, and sends what the graph yields. Commands are received between two items. `protocol::Obedience` in
-the engine decides how a command affects the running epoch; this module carries that out.
+Role: carries out the main process's commands (start an epoch, call a function on the graph, stop). Between commands,
+the runner runs the graph of pipes, and sends the items. Commands are received between two items. `protocol::Obedience`
+in the engine decides how a command affects the running epoch; this module carries that out.
 
 A command is a tuple of its kind, its number on the link, the number of the epoch or function, and further arguments.
 """
@@ -26,7 +26,7 @@ from torchdata._reporting import add_note, attributes_of, name_of
 
 #: The number of seconds that a command may take to arrive after its order.
 ORDERED = 10.0
-#: The start of a worker's link if there is no earlier run.
+#: The start of a worker's link without an earlier run.
 _FROM_THE_BEGINNING: list[tuple[Account, int, int | None]] = [((0, 0), 0, None)]
 _NO_COMMAND = (
     "the shared memory of a link is corrupted: an order came without its command; shut the loader down and start a new "
@@ -56,7 +56,7 @@ class EpochRunner:
             self.dispatched.set_interrupt(lines.control.shared, Interrupted, lines.outputs[0].shared, bells, MAIN)
         #: The programs, one per shard.
         self.programs: Sequence[EpochProgram] = ()
-        #: The index of the shard whose program ran last.
+        #: The index of the shard that ran last.
         self.entered = 0
         #: The rules for commands that arrive while an epoch is running.
         self.obedience = Obedience(self.setup.dispatches)
@@ -181,11 +181,12 @@ class EpochRunner:
             self.obedience.leave()
             self.counting.end()
             if self.dispatched is not None:
-                # so that items that are still dispatched to this worker do not block the other workers
+                # so that items that are still dispatched to this worker do not block further workers
                 self.dispatched.finish_epoch(epoch)
 
     def _send_epoch(self, begin: Callable[[], Any]) -> None:
-        """Runs the graph and sends what it yields, until its end, or until another epoch or the end is commanded."""
+        """Runs the graph and sends its items, until the graph ends, or until a command begins another epoch or stops
+        the child."""
         while self._send_pass(begin) and self._is_wanted_again():
             begin = self._begin_pass
 
@@ -212,7 +213,7 @@ class EpochRunner:
         with program.beginning_unread() if unread else nullcontext():
             iterator = program.go_on_from(start.content, start.strict)
             if unread:
-                # If a command is waiting, the pump obeys it and then sends the rest.
+                # If a command is waiting, the pump executes it and then sends the remaining items.
                 self._announces = True
                 try:
                     self.sender.send_snapshot(place)
@@ -265,14 +266,16 @@ class EpochRunner:
         return True
 
     def _meets_superseding(self) -> bool:
-        """Obeys commands up to the one that interrupted the graph. Returns False if that command does not arrive."""
+        """Executes commands up to the command that interrupted the graph. Returns False if that command does not
+        arrive."""
         while (command := self.child.command_within(ORDERED)) is not None:
             if self._obey(command) == "leave":
                 return True
         return False
 
     def _apply(self, function: Callable[[Any], Any]) -> None:
-        """Applies a function to the graph. If it raises an exception, this epoch and each later one end with it."""
+        """Applies a function to the graph. If the function raises an exception, this epoch and each later epoch end
+        with this exception."""
         try:
             if self.failure is None:
                 for place, program in enumerate(self.programs):

@@ -124,7 +124,7 @@ class Group(OwnsChildren):
             members.processes.append(new_child(context, members.names[index], run_child, (setup,)))
         controls = [members.control(index) for index in range(count)]
         self._own(list(members.processes), controls, self.bells)
-        #: Detects files whose position the children share.
+        #: Detects files with a position that the children share.
         self._positions: SharedPositions | None = None
         #: The counters of the main process.
         self.counting = Counting(self.stats, MAIN_PAGE)
@@ -270,7 +270,7 @@ class Group(OwnsChildren):
 
 
 def _count_no_more(counting: Counting) -> None:
-    """Ends the counting of the main process for a group whose counters belong to no loader."""
+    """Ends the counting of the main process for a group with counters that belong to no loader."""
     counting.end()
     counting.close()
     counting.board.close_descriptor()
@@ -293,7 +293,8 @@ def _shared(program: Program, start_method: str) -> Program | SharedPickle:
 
 
 def _main_cannot_be_imported() -> bool:
-    """Returns whether a child cannot import what `__main__` defines (an interactive session, `python -c`, stdin)."""
+    """Returns whether a child cannot import the definitions of `__main__` (an interactive session, `python -c`,
+    stdin)."""
     main = sys.modules.get("__main__")
     has_none = getattr(main, "__spec__", None) is None and not getattr(main, "__file__", None)
     return has_none or main_without_file() is not None

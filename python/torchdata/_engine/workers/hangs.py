@@ -36,9 +36,9 @@ class Survived:
     """The kinds of exits after which a child is replaced.
 
     Args:
-        deaths: whether children that exit by themselves are replaced.
+        deaths: whether children that exit without being killed here are replaced.
         hangs: seconds after which a child that hangs is killed and replaced; None for never.
-        patience: the same limit for a child that works; None for the limit of the others.
+        patience: the limit for a child that uses a processor; None for the same limit.
     """
 
     deaths: bool = False
@@ -47,7 +47,7 @@ class Survived:
 
     @classmethod
     def chosen(cls, on_worker_exit: str, timeout: float | None, on_timeout: str, patience: float | None) -> Survived:
-        """Creates it from the arguments of a loader."""
+        """Creates the object from the arguments of a loader."""
         return cls(on_worker_exit == "restart", timeout if on_timeout == "restart" else None, patience)
 
     def __bool__(self) -> bool:
@@ -63,7 +63,7 @@ class Hung:
     """A process that was killed because it hung.
 
     Args:
-        how: what it did, worded to follow its name in a message.
+        how: a description of the hang, worded to follow the name of the process in a message.
         stack: its stacks when it was killed.
         limit: the name of the argument that allows more time.
     """
@@ -93,8 +93,8 @@ class _WorkMark:
     Args:
         pid: the process number.
         at: when the measurement began.
-        looked: when the last check took place.
-        worked: the seconds for which the process had worked at `at`.
+        looked: the time of the last check.
+        worked: the seconds of work of the process until `at`.
         works: whether the process counts as working, from its earlier activity.
     """
 
@@ -173,9 +173,9 @@ class Hangs:
         """Kills processes that hang. Called repeatedly while the main process waits for an item.
 
         Args:
-            peer: the number of the shard whose items the main process waits for.
+            peer: the number of the shard that the main process waits for.
             waited: the duration of the wait so far, in seconds.
-            limit: seconds without progress after which a process hangs: the timeout, or a multiple of it.
+            limit: a process hangs after this number of seconds without progress: the timeout, or a multiple of it.
 
         Returns:
             Whether a process was killed.
@@ -222,7 +222,7 @@ class Hangs:
         return at_work or [peer]
 
     def _chain(self, child: int, pages: dict[int, Any]) -> list[int]:
-        """Returns the chain of children, beginning with the given one, in which each waits for the next."""
+        """Returns a chain of children that starts with the given child; each child waits for the next one."""
         chain: list[int] = []
         while child in range(len(self._members.processes)) and child not in chain:
             chain.append(child)
@@ -237,8 +237,8 @@ class Hangs:
         return self._members.processes[child].has_page(page)
 
     def _fault(self, chain: list[int], pages: dict[int, Any]) -> int:
-        """Returns the child at fault: a stopped one, else the last of the chain, or the first if they wait in a
-        circle.
+        """Returns the child at fault: a stopped child, otherwise the last child of the chain, or the first if they wait
+        in a circle.
         """
         stopped = next((child for child in chain if self._is_stopped(child)), None)
         if stopped is not None:
@@ -264,7 +264,8 @@ class Hangs:
         return still >= (max(most, STARTING) if begins else most)  # it may be importing the program or loading a state
 
     def _works(self, child: int, page: Any) -> bool:
-        """Returns whether a child works, judged by its last measured half timeout. Until then it counts as working.
+        """Returns whether a child works, judged by its last measured half timeout. Until the first measurement, a child
+        counts as working.
 
         Without a patience the answer does not matter.
         """
@@ -281,8 +282,8 @@ class Hangs:
         if worked is None:
             return False
         grown = math.inf if mark is None or worked < mark.worked else worked - mark.worked  # less if threads have ended
-        # The kernel adds a wait for a processor only when it is over, so a process that still waits for one counts as
-        # working, too.
+        # The kernel counts a wait for a processor only after the wait has ended, so a process that still waits for a
+        # processor counts as working, too.
         works = mark is None or grown >= WORKING * (now - mark.at) or process.is_running
         self._marks[child] = _WorkMark(pid, now, now, worked, works)
         return works

@@ -157,7 +157,7 @@ class Members:
             index: the child.
             kind: "epoch", "repeat" or "call".
             number: the number of the epoch or of the function.
-            content: the rest of the command.
+            content: the remaining parts of the command.
             seconds: seconds to wait for free space in the link; None for no limit.
             tick: called repeatedly during the wait.
         """

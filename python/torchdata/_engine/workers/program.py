@@ -32,7 +32,7 @@ class Runner(Protocol):
     failure: tuple[Any, ...] | None
 
     def __init__(self, child: Any) -> None:
-        """`child` is the `Child` whose commands are carried out."""
+        """`child` is the `Child` that receives the commands."""
 
     def prepare(self, program: Any) -> None:
         """Called once, before the first command. An exception that it raises becomes the `failure`."""
@@ -50,8 +50,8 @@ class Program(ABC):
     worker_name: ClassVar[str] = "worker process {}"
     #: What a worker does, in the words of the error that reports its exit.
     stage: ClassVar[str] = "reading items"
-    #: What a worker produces one at a time, since when these are counted, and what the user should fix if one of them
-    #: ends its process each time.
+    #: Words for messages: the noun for a worker's results, since when these are counted, and what the user should fix
+    #: if one of them ends its process each time.
     item: ClassVar[str] = "item"
     counted: ClassVar[str] = " in the epoch"
     mended: ClassVar[str] = "pipe"
@@ -76,7 +76,7 @@ class Program(ABC):
             process: the process that has exited.
             worker: the number of the worker.
             text: the message; None for the standard description and advice.
-            item: the number of the item at which it exited, if restarts were allowed.
+            item: the number of the item during the exit, if restarts were allowed.
         """
         stage = cls.stage if worker is not None else "dispatching items"
         return WorkerExitedError(text or exit_message(process), worker, process.exitcode, stage, item)
@@ -109,7 +109,8 @@ class Listener(Protocol):
         """Called before each epoch."""
 
     def hear(self, worker: int, note: Any) -> None:
-        """Called for each note, before later items of that worker are delivered. Its exceptions reach the user."""
+        """Called for each note, before later items of that worker are delivered. Exceptions of this function reach the
+        user."""
 
 
 class EpochProgram(Program):
@@ -137,7 +138,7 @@ class EpochProgram(Program):
 
     @abstractmethod
     def beginning_unread(self) -> AbstractContextManager[None]:
-        """Returns a context for `go_on_from` in which nothing is read before the first item, so that a snapshot can be
+        """Returns a context for `go_on_from` that prevents reading before the first item, so that a snapshot can be
         taken.
         """
 
@@ -178,12 +179,12 @@ class EpochProgram(Program):
         `begin_epoch`.
 
         Args:
-            snapshot: what `snapshot` returned.
-            strict: whether sources verify the items that they read again.
+            snapshot: a result of the method `snapshot`.
+            strict: whether sources verify the items that they reread.
         """
 
     @abstractmethod
     def call(self, function: Callable[[Any], Any]) -> None:
         """Applies a function of the main process to the graph. If the function returns a graph, this graph replaces the
-        old one in the next epoch.
+        old graph in the next epoch.
         """

@@ -2,12 +2,12 @@
 
 Role: runs in the main process. The engine calls it in the reading thread, and the owner of the group calls it before
 sending a command. `protocol::Replacing` in the engine decides which children are replaced, and when that is given up;
-this module starts the replacements. Items that a dead worker had already sent count as received. The three kinds of
+this module starts the replacements. Items that an exited worker had already sent count as received. The three kinds of
 groups differ in how a replacement resumes after these items, so each has a class for it: `EpochRestarts` does it for
 graphs.
 
 An interrupt (Ctrl-C, a warning that is turned into an error) leaves a replacement either complete or not started. The
-next attempt continues from there.
+next attempt continues the interrupted replacement.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ROOM = 3.0
 #: Seconds between two checks of a condition that is waited for.
 GLANCE = 0.01
 
-#: For each shard, what was received and the newest snapshot before that point; then the matching snapshot of the
+#: For each shard, the received items and the newest snapshot before that position; then the matching snapshot of the
 #: dispatching process.
 Received = tuple[list[tuple[Account, Kept | None]], KeptDealt | None]
 
@@ -52,10 +52,10 @@ class Restarts:
     """Replaces children that have exited or were killed.
 
     Args:
-        members: the children. Their lists are updated.
+        members: the children. The lists of children and links are updated.
         context: the multiprocessing context that starts the children.
         shutdown: the object that ends the children.
-        hangs: kills children that hang; None if no child is killed for that.
+        hangs: kills children that hang; None if children are never killed for hanging.
         deaths: whether children that exit for any other reason are replaced, too.
     """
 
@@ -72,7 +72,7 @@ class Restarts:
         self._context = context
         self._shutdown = shutdown
         self._forker: ForkingProcess | None = None
-        #: The number of the current epoch; 0 before the first one.
+        #: The number of the current epoch; 0 before the first epoch.
         self._epoch = 0
         self._replacing = Replacing(members.num_workers, members.dispatches)
         #: For each child, the exit code of the last process that exited in its slot.
@@ -215,7 +215,7 @@ class Restarts:
 
         Args:
             indices: the numbers of the children.
-            received: what was received from the shards.
+            received: the items that were received from each shard.
             ended: for each shard, whether this is everything that it sends in this epoch.
 
         Returns:
@@ -232,7 +232,7 @@ class Restarts:
             for words, why, stack in untold:
                 warnings.warn(
                     f"{words}. Another process has taken its place within {1000 * took:.0f} ms{all_of_them}; nothing "
-                    f'is lost, as {why}="restart" says{stack}',
+                    f'is lost, because of {why}="restart"{stack}',
                     RuntimeWarning,
                     stacklevel=2,
                 )

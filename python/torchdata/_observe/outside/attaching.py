@@ -1,9 +1,8 @@
 """Finds running loaders from other processes, and inspects them without affecting them.
 
-Role: runs in an observing process. The counters of a loader are in anonymous memory, for which the loader's main
-process holds a descriptor. `/proc` exposes the descriptor to users who may inspect the process: the same user, and
-root. The memory is mapped read-only, and nothing remains afterwards. Only reading a stack sends a signal (see
-`stacks`).
+Role: runs in an observing process. The counters of a loader are in anonymous memory. The loader's main process holds a
+descriptor of this memory. `/proc` exposes the descriptor to users who may inspect the process: the same user, and root.
+The memory is mapped read-only, and nothing remains afterwards. Only reading a stack sends a signal (see `stacks`).
 
 If root inspects processes of other users, a supposed board may be anything. The memory must be sealed against
 shrinking, its numbers are compared with its size, and control characters are removed from its texts. A board that fails
@@ -41,7 +40,7 @@ _told: set[str] = set()
 
 
 class NoLoaderError(LookupError):
-    """There is no loader to inspect."""
+    """A loader to inspect was not found."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,8 @@ class Attached:
         pid: the id of its main process.
         command: the command line of the main process, without secrets.
         board: its counters.
-        numbers: a mapping from process ids in the loader's container to process ids here; None if they are the same.
+        numbers: a mapping from process ids in the loader's container to process ids here; None if these ids are the
+            same.
     """
 
     pid: int
@@ -61,7 +61,7 @@ class Attached:
     numbers: Mapping[int, int] | None = None
 
     def reading(self) -> Reading:
-        """Reads the statistics of the loader, without processes whose pages are damaged."""
+        """Reads the statistics of the loader, without processes that have damaged pages."""
         return read_board(self.board, self.numbers)
 
     def stats(self, since: LoaderStats | None = None) -> ShownStats:
@@ -94,7 +94,7 @@ class Attached:
 
 
 def _boards_of(pid: int) -> Iterator[tuple[tuple[int, int], str]]:
-    """Yields the boards for which a process holds a descriptor, each with its identity and path."""
+    """Yields the boards that a process holds descriptors of, each with its identity and path."""
     folder = f"/proc/{pid}/fd"
     for descriptor in os.listdir(folder):
         path = f"{folder}/{descriptor}"
@@ -123,7 +123,7 @@ def _command(pid: int) -> str:
 def _numbers(pid: int) -> dict[int, int] | None:
     """Returns a mapping from the process ids in the container of a process to the process ids here.
 
-    Returns None if there is no container, or if this process is in the same container.
+    Returns None outside of containers, or if this process is in the same container.
     """
     try:
         inside = os.readlink(f"{_PROC}/{pid}/ns/pid")
@@ -198,7 +198,7 @@ def _attached(candidate: int, identity: tuple[int, int], path: str) -> Attached 
 
 
 def _warn(message: str) -> None:
-    """Issues a warning once per process, because a live view reads every second."""
+    """Issues a warning once per process, because the continuous view reads every second."""
     if message not in _told:
         _told.add(message)
         warnings.warn(message, RuntimeWarning, stacklevel=5)
@@ -212,10 +212,10 @@ def _holds(pid: int, identity: tuple[int, int]) -> bool:
 
 
 def attach(pid: int | None = None) -> list[Attached]:
-    """Like `find`. If a process has no loader, returns the loaders of its parent, whose worker it may be.
+    """Like `find`. If a process does not have a loader, it may be a worker, so the loaders of its parent are returned.
 
     Raises:
-        NoLoaderError: there is no loader.
+        NoLoaderError: no loader was found.
     """
     found = find(pid)
     if not found and pid is not None:

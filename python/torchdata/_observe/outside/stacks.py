@@ -1,18 +1,18 @@
 """Reads the Python stack of another process by a signal, and its state from the kernel.
 
 Role: each process of a loader answers a real-time signal by writing the stack of its main thread to its own anonymous
-memory. Its page contains the signal and the descriptor, and a user who may signal the process reads the memory through
-`/proc`. `faulthandler` writes the answer in the signal handler, in C and without the interpreter's lock, so that a
-process that hangs in native code answers, too. The handler inspects only the main thread's own stack, which does not
-change meanwhile. Stacks of other threads change, and may be freed while they are read. Worker processes therefore
-answer a second signal in Python with the stacks of their other threads. This requires the interpreter's lock, so that
-all threads are paused, and works once the main thread runs Python code or checks for signals, as it does while it waits
-for a thread that hangs.
+memory. The counters of the process name the signal and the descriptor, and a user who may signal the process reads the
+memory through `/proc`. `faulthandler` writes the answer in the signal handler, in C and without the interpreter's lock,
+so that a process that hangs in native code answers, too. The handler inspects only the main thread's own stack, which
+does not change meanwhile. Stacks of other threads change, and may be freed while they are read. Worker processes
+therefore answer a second signal in Python with the stacks of their other threads. This requires the interpreter's lock,
+so that all threads are paused, and works once the main thread runs Python code or checks for signals, as it does while
+it waits for a thread that hangs.
 
-A signal would terminate a process that has no handler yet, or no longer. The page is therefore empty until the handler
-is installed, and the observer checks for the handler. When there is no handler, the signal is ignored, permanently from
-the process's first loader on. Only the main thread can ignore signals. If another thread has created the first loader,
-the handler and its memory are kept.
+A signal would terminate a process before its handler is installed, or after it is removed. The page is therefore empty
+until the handler is installed, and the observer checks for the handler. Without a handler, the signal is ignored,
+permanently from the process's first loader on. Only the main thread can ignore signals. If another thread has created
+the first loader, the handler and its memory are kept.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class _Answering:
         self.signal: int = 0 if inherited is None else inherited.signal
         #: The signal for the stacks of a worker's other threads; 0 if it does not answer.
         self.others: int = 0
-        #: Whether the signal is ignored when there is no handler.
+        #: Whether the signal is ignored while the handler is missing.
         self.ignored: bool = inherited is not None and inherited.ignored
         #: The memory's descriptor and inode, in one value, so that a fork by another thread sees both or neither.
         self.opened: tuple[int, int] = (-1, 0)
@@ -221,7 +221,7 @@ def answer_no_more(board: StatsBoard, page: int) -> None:
 
 
 def tidy() -> None:
-    """Removes answers that are no longer needed, once there are many."""
+    """Removes unused answers, once there are many."""
     opened = _answering.opened
     with contextlib.suppress(OSError):  # another thread may be ending the last loader
         if opened[0] >= 0 and os.fstat(opened[0]).st_size > MOST and _is_open(opened):
@@ -231,7 +231,7 @@ def tidy() -> None:
 def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, wakes: bool = False) -> str | None:
     """Returns the Python stacks of another process, innermost call first; None if it does not answer.
 
-    The stack of the main thread is first. The stacks of other threads follow if the process is a worker whose main
+    The stack of the main thread is first. The stacks of further threads follow if the process is a worker and its main
     thread can run Python code.
 
     Args:
@@ -348,7 +348,7 @@ def where_it_stands(pid: int, number: int, descriptor: int, wakes: bool = False)
     stack = None
     with contextlib.suppress(OSError):
         stack = ask_for_stack(pid, number, descriptor, wakes=wakes)
-    return where, stack or "It gives no Python stack: it does not answer the signal that asks for it."
+    return where, stack or "Its Python stack is not available: it does not answer the signal that requests the stack."
 
 
 def is_stopped(pid: int) -> bool:
@@ -357,7 +357,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def _letter_of(pid: int) -> str:
-    """Returns the kernel's state letter of a process's main thread; empty if there is no such process."""
+    """Returns the kernel's state letter of a process's main thread; empty if the process does not exist."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0]

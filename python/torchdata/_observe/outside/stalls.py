@@ -35,10 +35,10 @@ __all__ = [
 
 #: Default number of seconds without an item before the main process warns. `DataLoader2` repeats it in its signature.
 STALL = 60.0
-#: Modules in which a debugger waits for its user.
+#: Modules of debuggers that wait for their user.
 _DEBUGGERS = ("bdb", "pydevd")
 
-#: By number: the recorders of the loaders whose calls are monitored.
+#: The recorders of the loaders with monitored calls, by number.
 _watched: dict[int, weakref.ref[Any]] = {}
 _numbers = itertools.count(1)
 
@@ -82,7 +82,7 @@ class Patience:
         self.is_awaited: Callable[[], bool] = bool
         #: The number of items that have arrived, and the number at the last check.
         self.came = self._seen = 0
-        #: By process whose item is late: since when this is known.
+        #: For each process with a late item: since when this is known.
         self._late: dict[int, float] = {}
         self._began, self._next = time.monotonic(), seconds
 
@@ -201,7 +201,7 @@ def _is_debugged(frame: Any) -> bool:
 
 
 def _is_ours(frame: Any) -> bool:
-    """Returns whether a call belongs to this package, or is one in which the package's threads wait."""
+    """Returns whether a call belongs to this package, or is a waiting call of the package's threads."""
     file: str = frame.f_code.co_filename
     return file.startswith(PACKAGE) or frame.f_globals.get("__name__") == "threading"
 

@@ -1,6 +1,7 @@
-"""`python -m torchdata top`: a live view of running loaders from another process.
+"""`python -m torchdata top`: a continuously updated view of running loaders, from another process.
 
-Role: an observing process. In a terminal, it draws with `rich` on the alternate screen. Elsewhere, it prints one table.
+Role: an observing process. In a terminal, the command draws with `rich` on the alternate screen. If its output is not a
+    terminal, it prints one table.
 Keys: `s` shows the stack of each process, `q` quits.
 """
 

@@ -1,7 +1,7 @@
 """The picture of a loader: its processes from top to bottom, their pipes, and the flow of items between them.
 
-Role: converts statistics to nodes and arrows. Workers that run the same pipes form one group, whose numbers are sums or
-means.
+Role: converts statistics to nodes and arrows. Workers that run the same pipes form one group, and the numbers of a
+group are sums or means.
 """
 
 from __future__ import annotations

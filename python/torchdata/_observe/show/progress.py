@@ -1,8 +1,7 @@
 """`loader.progress()`: a progress bar for an epoch, with the item rate and the waiting time.
 
 Role: wraps the loader's iterator in the main process. The bar is drawn by tqdm or rich. The loader counts the waiting
-times, which are read from time to time. Outside terminals and notebooks, nothing is drawn and there is no cost per
-item.
+times, which are read from time to time. Outside terminals and notebooks, nothing is drawn and items cost nothing extra.
 """
 
 from __future__ import annotations

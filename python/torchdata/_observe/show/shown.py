@@ -1,6 +1,6 @@
 """Statistics that display themselves: as a text table, as a picture, and in notebooks.
 
-Role: the result of `DataLoader2.stats`. It is created by `reading`. `table`, `graph` and `html` create the displays.
+Role: the result of `DataLoader2.stats`. `reading` creates this object. `table`, `graph` and `html` create the displays.
 """
 
 from __future__ import annotations

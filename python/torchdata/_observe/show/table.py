@@ -47,7 +47,7 @@ def percent(share: float | None) -> str:
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Formats rows as aligned columns: the first column left-aligned, the others right-aligned."""
+    """Formats rows as aligned columns: the first column left-aligned, further columns right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(

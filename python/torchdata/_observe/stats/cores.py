@@ -20,12 +20,12 @@ def processors_of(processes: Iterable[ProcessStats], before: float = 0.0) -> tup
     """Returns how many processors a process would keep busy while it works if no other programs ran: a lower and an
     upper bound.
 
-    Other programs make a process wait for a processor and take longer. This does not count as waiting of its own.
+    Other programs make a process wait for a processor and take longer. This does not count as its own waiting.
 
     Args:
         processes: the processes.
-        before: for each process, seconds outside its work in which it may have computed, because processor time is
-            counted from the start of a process and includes imports.
+        before: for each process, the seconds outside its work that may have used a processor. Processor time is counted
+            from the start of a process, and includes imports.
 
     Returns:
         The two numbers; None if they are unknown.

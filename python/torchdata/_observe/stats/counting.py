@@ -70,7 +70,7 @@ class Counting:
         answer_for_stacks(self.board, self.page)
 
     def receive(self, collector: Collector, pages: Sequence[int], first: int = 0) -> None:
-        """Counts, in the main process, what workers send. `pages` are the workers' pages, and `first` is the first
+        """Counts, in the main process, the items of workers. `pages` are the workers' pages, and `first` is the first
         link's number.
         """
         collector.count_into(self.board, self.page, first, pages, True)

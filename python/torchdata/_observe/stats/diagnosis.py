@@ -100,7 +100,7 @@ def empty(stats: LoaderStats) -> Verdict | None:
     """Recognizes an epoch without items."""
     if stats.items or stats.running or not stats.epochs:
         return None
-    # the main process reads from the others
+    # the main process reads from the remaining workers
     processes = sorted(stats.processes, key=lambda process: process.role == "main")
     pipes = [pipe for process in processes for pipe in process.pipes]
     dry = next((pipe for pipe in pipes if not pipe.items_out), None)
@@ -120,7 +120,9 @@ def too_early(stats: LoaderStats) -> Verdict | None:
     idle = idle_workers(stats)
     if idle is not None:
         return idle
-    return Verdict("too early", f"It is too early to tell: {stats.items} items were loaded; ask again after {FEWEST}.")
+    return Verdict(
+        "too early", f"It is too early for a diagnosis: {stats.items} items were loaded; ask again after {FEWEST}."
+    )
 
 
 def stalled(stats: LoaderStats) -> Verdict | None:
@@ -297,9 +299,9 @@ def sending(stats: LoaderStats) -> Verdict | None:
     if not workers or stats.dispatching or stats.items < MANY or any(worker.node is not None for worker in workers):
         return None
     items = max(1, sum(worker.items for worker in workers))
-    # A worker counts as busy while it waits for a core. On a busy machine, this time would exceed that of tiny items,
-    # and the system does not count the part in which the host runs other machines. So the times of pipes count if they
-    # are known. `packing` recognizes items that take long outside of the pipes.
+    # A worker counts as busy while it waits for a core. On a busy machine, this time would exceed the time of tiny
+    # items, and the system does not count the time that the host gives to other virtual machines. The times of pipes
+    # are therefore used if they are known. `packing` recognizes items that take long outside of the pipes.
     worked = sum(max(0.0, worker.busy_seconds - (worker.waits_for_cpu_seconds or 0.0)) for worker in workers)
     in_pipes = [pipe.own_seconds for worker in workers for pipe in worker.pipes]
     each = worked / items
@@ -411,7 +413,7 @@ def _maps(pipe: PipeStats) -> bool:
 
 
 def skewed_shard(stats: LoaderStats) -> Verdict | None:
-    """Recognizes a worker that has much more work than the others, which finish earlier."""
+    """Recognizes a worker that has much more work than the remaining workers, which finish earlier."""
     workers = stats.workers
     if len(workers) < 2:
         return None
@@ -430,7 +432,7 @@ def skewed_shard(stats: LoaderStats) -> Verdict | None:
 
 
 def slow_worker(stats: LoaderStats) -> Verdict | None:
-    """Recognizes a worker that is slower than the others, which all wait for it in strict order."""
+    """Recognizes the slowest worker, if all workers wait for it because of strict order."""
     workers = [worker for worker in stats.workers if worker.items]
     if len(workers) < 2 or not stats.waiting_seconds:
         return None
@@ -439,8 +441,8 @@ def slow_worker(stats: LoaderStats) -> Verdict | None:
     others = [worker for worker in workers if worker is not slow]
     usual = median(other.busy_seconds / other.items for other in others)
     blamed = stats.waited_for.get(slow.name, 0.0) / stats.waiting_seconds
-    # On a busy machine, the main process also waits for the others, which are suspended. But they are ahead, unlike
-    # this one.
+    # On a busy machine, the main process also waits for workers that the system has suspended. But they are ahead,
+    # unlike this one.
     behind = median(other.room for other in others) - slow.room > 0.3
     if each < 1.7 * usual or (blamed < 0.6 and not behind):
         return None
@@ -588,7 +590,7 @@ def _each(pipe: PipeStats) -> str:
     return f"{duration(pipe.seconds_per_item)} an item"
 
 
-#: The rules in the order in which they are applied.
+#: The rules, in the order of application.
 RULES: tuple[Callable[[LoaderStats], Verdict | None], ...] = (
     stalled, empty, too_early, slow_first_item, training, full_memory, oversubscribed, dispatching, network, sending,
     packing, work_before_sharding, idle_workers, skewed_shard, slow_worker, loading,

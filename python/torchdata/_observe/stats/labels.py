@@ -26,17 +26,17 @@ __all__ = ["Flag", "describe_pipes", "location_of"]
 class Flag(enum.IntFlag):
     """The role of a pipe in statistics."""
 
-    #: It yields each item that it reads, possibly later. It holds the items that it has read and not yielded.
+    #: The pipe yields each item that it reads, possibly later, and holds the items in between.
     HOLDS = 1
-    #: Its items come from another process, so its own time is waiting time.
+    #: The pipe receives its items from another process, so its own time is waiting time.
     INPUT = 2
-    #: It is read by index, and is therefore not counted.
+    #: The pipe is read by index, and is therefore not counted.
     UNCOUNTED = 4
-    #: It reads its source in a thread.
+    #: The pipe reads its source in a thread.
     THREAD = 8
-    #: It yields one item for each item that it reads, before it reads the next one.
+    #: The pipe yields one item for each item that it reads, before it reads the next item.
     ONE_TO_ONE = 16
-    #: Its work is postponed until a filter has selected the items of its share.
+    #: The work of the pipe is postponed until a filter has selected the items of its share.
     PUT_OFF = 32
 
 
@@ -116,7 +116,7 @@ def _is_timed(pipe: Any, graph: Graph) -> bool:
 
 
 def _put_off(graph: Graph) -> set[int]:
-    """Returns the ids of the pipes whose work a `sharding_filter` has postponed."""
+    """Returns the ids of the pipes that a `sharding_filter` postpones the work of."""
     found: set[int] = set()
     for pipe in graph:
         if hasattr(pipe, "apply_sharding"):

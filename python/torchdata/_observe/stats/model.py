@@ -27,10 +27,10 @@ _HIDDEN = ("reading",)
 class SlowItem:
     """An item that took a long time to create."""
 
-    process: str = told("the process that made it")
-    epoch: int = told("in which of the process's epochs, from 1 on")
-    index: int = told("which of the process's items of that epoch, from 0 on")
-    seconds: float = told("how long it took, all pipes of the process together")
+    process: str = told("the process that computed the item")
+    epoch: int = told("the number of the process's epoch, from 1")
+    index: int = told("the number of the item in that epoch of the process, from 0")
+    seconds: float = told("the time of the item in all pipes of the process")
 
 
 @described
@@ -38,38 +38,44 @@ class SlowItem:
 class PipeStats:
     """A pipe in one process."""
 
-    name: str = told("its class, with the user's function: `Mapper(decode)`")
-    location: str | None = told("where that function stands, `train.py:31`; None where all code is the package's")
-    process: str = told("the process")
-    items_in: int | None = told("items of all pipes that it reads; None for a source", summed="workers")
-    items_out: int = told("items that it has yielded", counter("items"), summed="workers")
-    skipped: int = told("items that `on_error` has skipped at it", counter("skipped"), summed="workers")
-    skipped_kinds: Mapping[str, int] = told("these by the name of the exception's class; others where it has many")
+    name: str = told("the class of the pipe, with the user's function: `Mapper(decode)`")
+    location: str | None = told(
+        "file and line of that function, such as `train.py:31`; None if all code belongs to the package"
+    )
+    process: str = told("the process that runs the pipe")
+    items_in: int | None = told("items that all sources of the pipe have yielded; None for a source", summed="workers")
+    items_out: int = told("items that the pipe has yielded", counter("items"), summed="workers")
+    skipped: int = told("items that `on_error` has skipped at the pipe", counter("skipped"), summed="workers")
+    skipped_kinds: Mapping[str, int] = told(
+        "skipped items by the name of the exception's class; further classes are counted as others"
+    )
     retries: int = told(
-        "requests over a network that it has sent again after a fault", counter("{request}"), summed="workers"
+        "network requests that the pipe has repeated after a fault", counter("{request}"), summed="workers"
     )
     own_seconds: float | None = told(
-        'time spent in it alone, without the pipes that it reads; None without `stats="full"`. Where `waits` is '
-        "True this is waiting",
+        'time spent in this pipe alone, without its sources; None without `stats="full"`. If `waits` is '
+        "True, this is waiting time",
         counter(),
         summed="workers",
     )
-    share: float | None = told("`own_seconds` as a part of the time that the process was busy")
-    seconds_per_item: float | None = told("`own_seconds` by item")
-    p50: float | None = told("seconds that half of its items take at most", summed="most")
-    p99: float | None = told("seconds that 99 of 100 items take at most", summed="most")
+    share: float | None = told("`own_seconds` as a fraction of the time that the process was busy")
+    seconds_per_item: float | None = told("`own_seconds` per item")
+    p50: float | None = told("the median time of an item", summed="most")
+    p99: float | None = told("the 99th percentile of the time of an item", summed="most")
     buffered_items: int | None = told(
-        "items that it has read and not yielded yet; None where it holds none by design",
+        "items that the pipe has read and not yielded yet; None for pipes that never hold items",
         gauge(),
         summed="workers",
     )
     buffered_bytes: int | None = told(
-        "size of these, taking them to be as large as the process's items usually are; None if that is not known",
+        "estimated size of these items, from the average size of the process's items; None if unknown",
         summed="workers",
     )
-    capacity: int | None = told("the most items that it holds", summed="workers")
-    waits: bool = told("whether its items come from another process, or from a thread that reads ahead")
-    put_off: bool = told("whether its work is put off until `sharding_filter` has chosen the items of a share")
+    capacity: int | None = told("the maximum number of items that the pipe holds", summed="workers")
+    waits: bool = told("whether another process, or a thread that reads ahead, provides the items of the pipe")
+    put_off: bool = told(
+        "whether the work of the pipe is postponed until `sharding_filter` has chosen the items of a share"
+    )
 
 
 @described
@@ -81,60 +87,66 @@ class ProcessStats:
     role: str = told('"main", "worker" or "dispatching"')
     worker: int | None = told("the number of the worker")
     pid: int = told("the process number, on its machine")
-    node: str | None = told("the address of another machine, of a Ray cluster, that it is on; None: it is on this one")
-    actor: str | None = told("the Ray actor beside it, if it is on another machine")
+    node: str | None = told("the address of the machine in a Ray cluster; None for this machine")
+    actor: str | None = told("the Ray actor of the process, if it is on another machine")
     state: str = told(
-        'what it does now: "running", "waiting for the first item", "waiting for items", "waiting for room", '
+        'the current activity: "running", "waiting for the first item", "waiting for items", "waiting for room", '
         '"idle", "ended"'
     )
-    waits_for: str | None = told("for which process it waits now")
-    waits_seconds: float = told("how long it has waited; 0 if it does not wait")
-    runs: str | None = told("the pipe that runs now; None where that is not known")
-    items: int = told("items that it has sent, or in main, handed out", counter())
-    items_per_second: float = told("by second of `seconds`")
-    bytes: int = told("bytes that it has sent")
-    network_bytes: int = told("bytes that have come of it over the network", counter())
-    frames: int = told("messages in which they came")
-    full_frames: int = told("those of them that were full, so that more lay ready behind them")
-    seconds: float = told("time in epochs. In main they begin with their first item")
+    waits_for: str | None = told("the process that this process waits for now")
+    waits_seconds: float = told("the duration of the current wait; 0 if the process does not wait")
+    runs: str | None = told("the pipe that runs now; None if unknown")
+    items: int = told("items that the process has sent, or the main process has delivered", counter())
+    items_per_second: float = told("`items` per second of `seconds`")
+    bytes: int = told("bytes that the process has sent")
+    network_bytes: int = told("bytes that were received from the process over the network", counter())
+    frames: int = told("network messages that contained these bytes")
+    full_frames: int = told("the messages that were full, which shows that more items were waiting")
+    seconds: float = told("time in epochs. In the main process, an epoch begins with its first item")
     busy_seconds: float = told(
-        "time in pipes, with what it takes to send; in main, in the pipes that stay there",
+        "time in pipes, and for sending; in the main process, time in the pipes that stay there",
         counter(),
     )
-    input_seconds: float = told("time that it waited for items of another process", counter("input_wait_seconds"))
+    input_seconds: float = told(
+        "time that the process waited for items of another process", counter("input_wait_seconds")
+    )
     room_seconds: float = told(
-        "time that it waited for its readers to want more, or for memory",
+        "time that the process waited until its readers requested more items, or for memory",
         counter("room_wait_seconds"),
     )
-    busy: float = told("`busy_seconds` as a part of `seconds`")
-    input: float = told("`input_seconds` as a part of `seconds`")
-    room: float = told("`room_seconds` as a part of `seconds`")
-    waited_for: Mapping[str, float] = told("seconds of `input_seconds` by process")
-    in_flight: int = told("items that it has sent and that were not taken yet", gauge("in_flight_items"))
-    window: int = told("the most items that may be in flight, over all its readers")
-    shared_memory: int = told("bytes of its arenas in use")
-    shared_memory_peak: int = told("the most bytes that ever were in use")
-    shared_memory_limit: int = told("the most bytes that may be in use")
-    copies: int = told("buffers that it copied out of shared memory, because its user holds too many")
+    busy: float = told("`busy_seconds` as a fraction of `seconds`")
+    input: float = told("`input_seconds` as a fraction of `seconds`")
+    room: float = told("`room_seconds` as a fraction of `seconds`")
+    waited_for: Mapping[str, float] = told("`input_seconds` by process")
+    in_flight: int = told("items that the process has sent and that were not received yet", gauge("in_flight_items"))
+    window: int = told("the maximum number of items in flight, to all its readers")
+    shared_memory: int = told("bytes in use in the arenas of the process")
+    shared_memory_peak: int = told("the maximum number of bytes in use since the start")
+    shared_memory_limit: int = told("the maximum number of bytes that may be in use")
+    copies: int = told(
+        "received buffers that were copied out of shared memory, because the user keeps too many of them"
+    )
     copied_bytes: int = told("bytes of those buffers")
-    fragments: int = told("pieces in which it sent buffers that found no room in shared memory")
-    wake_ups: int = told("how often it woke another process")
-    sleeps: int = told("how often it waited for another one")
-    restarts: int = told("how often it was started again")
-    snapshots: int = told("states that it has sent")
+    fragments: int = told("pieces of buffers that did not fit into shared memory")
+    wake_ups: int = told("how often the process woke another process")
+    sleeps: int = told("how often the process slept to wait for another process")
+    restarts: int = told("how often the process was replaced")
+    snapshots: int = told("states that the process has sent")
     cpu_seconds: float | None = told(
-        "processor time of all its threads; None where the system does not tell",
+        "processor time of all its threads; None if the system does not report it",
         counter(),
     )
-    waits_for_cpu_seconds: float | None = told("time that its threads were ready to run and did not; None as before")
-    lived_seconds: float | None = told(
-        "time in which these two were counted: since the process was started; None as before"
+    waits_for_cpu_seconds: float | None = told(
+        "time that its threads were ready to run but did not run; None if the system does not report it"
     )
-    pipes: tuple[PipeStats, ...] = told("its pipes, sources first")
+    lived_seconds: float | None = told(
+        "the period of these two measurements: since the start of the process; None if the system does not report them"
+    )
+    pipes: tuple[PipeStats, ...] = told("the pipes of the process, sources first")
 
     @property
     def called(self) -> str:
-        """Its name, and the machine if it runs on another one."""
+        """The name of the process, and its machine if it is not the main process's machine."""
         return self.name if self.node is None else f"{self.name} on node {self.node}"
 
 
@@ -162,62 +174,65 @@ class Reading:
 class LoaderStats:
     """The statistics of a loader, from its beginning or since an earlier `LoaderStats`."""
 
-    #: The counters from which it was created. Later statistics can count from here.
+    #: The counters that these statistics were created from. Later statistics can count from here.
     reading: Reading = field(repr=False, compare=False)
-    full: bool = told("whether the time of each pipe was taken")
-    epoch: int = told("the epoch that runs, or ran last, from 1 on; 0 before the first", gauge())
-    epochs: int = told("how many epochs are counted")
+    full: bool = told("whether the time of each pipe was measured")
+    epoch: int = told("the number of the current or last epoch, from 1; 0 before the first epoch", gauge())
+    epochs: int = told("the number of counted epochs")
     running: bool = told("whether an epoch runs")
-    seconds: float = told("time in epochs, from the first item of each on", counter("epoch_seconds"))
-    items: int = told("items that the loader has handed out", counter())
-    bytes: int = told("bytes that workers have sent to main; 0 without workers", counter())
-    items_per_second: float = told("items by second of `seconds`", gauge())
-    bytes_per_second: float = told("bytes by second of `seconds`", gauge())
-    network_bytes: int = told("bytes that have come of workers on other machines; 0 without", counter())
-    network_bytes_per_second: float = told("these by second of `seconds`", gauge())
+    seconds: float = told("time in epochs, each measured from its first item", counter("epoch_seconds"))
+    items: int = told("items that the loader has delivered", counter())
+    bytes: int = told("bytes that workers have sent to the main process; 0 without workers", counter())
+    items_per_second: float = told("items per second of `seconds`", gauge())
+    bytes_per_second: float = told("bytes per second of `seconds`", gauge())
+    network_bytes: int = told(
+        "bytes that were received from workers on other machines; 0 without such workers", counter()
+    )
+    network_bytes_per_second: float = told("`network_bytes` per second of `seconds`", gauge())
     first_item_seconds: float | None = told(
-        "how long the first items of epochs took, on average; None before the first"
+        "the average time until the first item of an epoch; None before the first item"
     )
     loading: float | None = told(
-        "share of the time spent in the loader's `next`; the rest is the training step. None where not known",
+        "share of the time spent in the loader's `next`; the remaining time is the training step. None if unknown",
         gauge("loading_ratio"),
     )
-    waiting: float = told("share of the time that main waited for items of workers", gauge("waiting_ratio"))
-    waiting_seconds: float = told("time that main waited for items of workers", counter())
-    waited_for: Mapping[str, float] = told("seconds of `waiting_seconds` by worker")
+    waiting: float = told("share of the time that the main process waited for items of workers", gauge("waiting_ratio"))
+    waiting_seconds: float = told("time that the main process waited for items of workers", counter())
+    waited_for: Mapping[str, float] = told("`waiting_seconds` by worker")
     step_seconds: float | None = told(
-        "seconds between two items that were not the loader's: the training step. None where not known",
+        "time between two items outside of the loader: the training step. None if unknown",
         gauge(),
     )
     held_up: float | None = told(
-        "share of the time that workers waited for main to want more, on average; None without workers",
+        "share of the time that workers waited until the main process requested more items, on average; None "
+        "without workers",
         gauge("held_up_ratio"),
     )
-    prefetched: int = told("items that lie ready for main, or for the pipes in it", gauge("prefetched_items"))
-    prefetch_limit: int = told("the most items that may lie ready")
+    prefetched: int = told("items that are ready for the main process, or for its pipes", gauge("prefetched_items"))
+    prefetch_limit: int = told("the maximum number of prefetched items")
     occupancy: float | None = told(
-        "`prefetched` by `prefetch_limit`; None where nothing is read ahead",
+        "`prefetched` divided by `prefetch_limit`; None if nothing is read ahead",
         gauge("occupancy_ratio"),
     )
     shared_memory: int = told("bytes of shared memory in use", gauge("shared_memory_bytes"), summed="processes")
     shared_memory_peak: int = told(
-        "the most that ever were in use, as the sum over links",
+        "the maximum in use since the start, summed over links",
         gauge("shared_memory_peak_bytes"),
         summed="processes",
     )
     shared_memory_limit: int = told(
-        "the most that may be in use",
+        "the maximum number of bytes that may be in use",
         gauge("shared_memory_limit_bytes"),
         summed="processes",
     )
     copies: int = told("buffers that were copied out of full shared memory", counter(), summed="processes")
     copied_bytes: int = told("bytes of those buffers", counter(), summed="processes")
-    fragments: int = told("pieces that found no room in shared memory", counter(), summed="processes")
-    wake_ups: int = told("how often a process woke another one", counter(), summed="processes")
-    restarts: int = told("how often a worker was started again", counter(), summed="processes")
+    fragments: int = told("pieces of buffers that did not fit into shared memory", counter(), summed="processes")
+    wake_ups: int = told("how often a process woke another process", counter(), summed="processes")
+    restarts: int = told("how often a worker was replaced", counter(), summed="processes")
     snapshots: int = told("states that workers have sent", counter(), summed="processes")
     cores: int = told("processors that this process may use, by its affinity and its control groups")
-    processes: tuple[ProcessStats, ...] = told("main, the workers, the dispatching process")
+    processes: tuple[ProcessStats, ...] = told("the main process, the workers, the dispatching process")
     slowest: tuple[SlowItem, ...] = told('items that took longest, from all processes; empty without `stats="full"`')
     choices: tuple[str, ...] = told('the choice of `num_workers="auto"`, and its reason', default=())
 
@@ -248,9 +263,9 @@ class LoaderStats:
         return tuple(pipe for process in self.processes for pipe in process.pipes)
 
     def merged_pipes(self) -> tuple[PipeStats, ...]:
-        """Returns the pipes of all processes, with those of the workers, which run replicas, merged.
+        """Returns the pipes of all processes. Replicas of a pipe in several workers are merged.
 
-        Counts and times are sums, `p50` and `p99` those of the worker that took longest.
+        Counts and times are sums; `p50` and `p99` are taken from the slowest worker.
         """
         groups: dict[tuple[str, int], list[PipeStats]] = {}
         for process in self.processes:

@@ -43,7 +43,8 @@ def read_board(board: StatsBoard, numbers: Mapping[int, int] | None = None) -> R
 
 
 def _as_seen_here(page: Page, numbers: Mapping[int, int] | None) -> Page:
-    """Returns a page whose texts are safe to show, with the process id that is valid here; 0 if it is unknown."""
+    """Returns a page with texts that are safe to show, and with the process id that is valid here; 0 if it is
+    unknown."""
     for pipe in page["pipes"]:
         pipe["label"], pipe["location"] = printable(pipe["label"]), printable(pipe["location"])
     page["place"] = printable(page["place"])
@@ -80,7 +81,7 @@ def _elapsed(wait: Mapping[str, int], at: int) -> int:
 
 
 def _as_of(page: Page | None, reading: Reading) -> int:
-    """Returns the time at which a page was valid. Pages of remote processes arrive with a delay."""
+    """Returns the time when a page was valid. Pages of remote processes arrive with a delay."""
     return min(reading.at, page["heard"]) if page is not None and page["heard"] else reading.at
 
 
@@ -140,7 +141,7 @@ def summarise(now: Reading, earlier: Reading | None = None) -> ShownStats:
 
     Args:
         now: the reading.
-        earlier: a reading of the same board from which to start counting; None counts from the beginning.
+        earlier: a reading of the same board, to count from there; None counts from the beginning.
     """
     names = {index: name_of_process(page) for index, page in now.pages.items()}
     sinces = {index: _Since(now, earlier, index) for index in sorted(now.pages)}

@@ -36,7 +36,7 @@ StatsLevel = Literal["counts", "full"]
 _LEVELS = ("counts", "full")
 #: The environment variable for the level, if the loader's argument does not set it.
 VARIABLE = "TORCHDATA_STATS"
-#: The environment variable whose value "0" disables the warning about long waits.
+#: The environment variable that disables the warning about long waits with the value "0".
 WAIT_VARIABLE = "TORCHDATA_WAIT_WARNING"
 #: The default of `wait_warning`: the fraction of an epoch that a program may wait for the loader without a warning.
 WAIT = 0.3
@@ -89,7 +89,7 @@ class Recorder:
         #: The loader's delivery while its calls are monitored, and its number in the monitor.
         self._watched: tuple[int, Delivery] | None = None
         self._counting: Counting | None = None
-        #: The counters when the loader was shut down, and the time of that.
+        #: The counters when the loader was shut down, and the time of the shutdown.
         self._last: tuple[int, bool, list[Any]] | None = None
         #: Whether a warning about damaged pages was issued.
         self._is_damage_told = False
@@ -229,7 +229,7 @@ class Recorder:
         """See `DataLoader2.diagnose`.
 
         Args:
-            since: earlier statistics, from which to start counting.
+            since: earlier statistics, to count from there.
             ended: how many epochs have ended, if none is running.
         """
         from torchdata._observe.stats.diagnosis import diagnose

@@ -1,7 +1,7 @@
 """Tools that look at a pipe graph and change it: find, list, replace, remove and seed its pipes.
 
-A graph is a nested dictionary `{id(pipe): (pipe, graph of its sources)}` with one entry, the last pipe. It describes
-the connections at the moment when `traverse_dps` was called.
+A graph is a nested dictionary `{id(pipe): (pipe, graph of its sources)}` with one entry, the last pipe. A graph
+describes the connections at the moment when `traverse_dps` was called.
 
 Role: the public names. Runs in any process that has pipes. Graphs hold only references to pipes.
 """
@@ -30,5 +30,5 @@ __all__ = [
     "traverse_dps",
 ]
 
-# Its location and name in 0.9.
+# The location and name of `DataPipeGraph` in 0.9.
 setattr(utils, "_find_replicable_branches", cutting.find_replicable_branches)  # noqa: B010 - not known to checkers there

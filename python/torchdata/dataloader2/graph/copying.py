@@ -41,7 +41,7 @@ LockType = type(Lock())
 #: Containers that are copied, by exact type, because a subclass may have more data than its members.
 _CONTAINERS = frozenset({list, tuple, set, frozenset, deque, bytearray, dict, defaultdict, OrderedDict, Counter})
 
-#: Types whose objects `copy.deepcopy` always shares.
+#: Types of objects that `copy.deepcopy` always shares.
 _ATOMS = frozenset({NoneType, bool, int, float, str, bytes, type, range, FunctionType, BuiltinFunctionType})
 
 
@@ -108,7 +108,7 @@ class _Sharing:
         self._left = 0
 
     def pin_attributes(self, pipe: Any) -> None:
-        """Adds to the memo what a copy of the pipe shares with it."""
+        """Adds the objects that a copy of the pipe shares with the pipe to the memo."""
         data = getattr(type(pipe), "data_attributes", ())
         for name, value in list(vars(pipe).items()):
             if name in data and not self._refers(value):
@@ -117,7 +117,7 @@ class _Sharing:
                 self.pin(value)
 
     def pin(self, value: Any) -> None:
-        """Adds to the memo what a copy of the value of one attribute shares with it."""
+        """Adds the objects that a copy of one attribute's value shares with the value to the memo."""
         self._left = LARGEST_STRUCTURE
         self._pin(value)
 
@@ -157,7 +157,7 @@ class _Sharing:
 
 
 def _parts(value: Any) -> list[Any]:
-    """Returns the objects to which a container, a bound method, a partial function or an instance refers."""
+    """Returns the objects that a container, a bound method, a partial function or an instance refers to."""
     if isinstance(value, dict):
         return [*value.keys(), *value.values()]
     if isinstance(value, (list, tuple, set, frozenset, deque)):
@@ -197,7 +197,7 @@ def _copied(generator: Any) -> Any:
 
 #: Data of at least this many bytes, and containers too large to be searched for pipes, are shared by all replicas.
 _SHARED_BYTES = 1 << 16
-#: Types that cannot be copied, or whose objects are immutable.
+#: Types that cannot be copied, and types of immutable objects.
 _SHARED_TYPES = (type, FunctionType, BuiltinFunctionType, ModuleType, GeneratorType, IOBase, LockType)
 
 

@@ -26,9 +26,10 @@ class DispatchedSource(IterDataPipe[Any]):
     checksum of the items that it has read.
 
     Attributes:
-        open_stream: creates an iterator over the items for this worker. The worker runtime sets it, and pickling omits
-            it.
-        share: returns the pass, and the count and checksum of the items read in it. Set and omitted in the same way.
+        open_stream: creates an iterator over the items for this worker. The worker runtime sets this attribute, and
+            pickling omits it.
+        share: returns the pass, and the count and checksum of the items read in the pass. The worker runtime also sets
+            this attribute, and pickling omits it.
     """
 
     open_stream: Callable[[], Iterator[Any]] | None = state(saved=False, lasts=True)
@@ -47,7 +48,7 @@ class DispatchedSource(IterDataPipe[Any]):
         return {"share": list(self.share()[1]) if self.share is not None else [0, 0]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Does nothing, because the next stream is opened where the last one stopped."""
+        """Does nothing, because the next stream is opened where the last stream stopped."""
 
 
 class _DummyIterDataPipe(IterDataPipe[Any]):
@@ -62,8 +63,8 @@ def find_lca_round_robin_sharding_dp(graph: Graph | DataPipeGraph) -> DataPipe |
     """Returns the last pipe that runs in the dispatching process, or None if nothing is dispatched.
 
     This is the first pipe (from the sources) through which all items of all `sharding_round_robin_dispatch` pipes pass.
-    If a branch shares a source with a dispatched one, both are dispatched. Pipes that read from each other in a cycle
-    are dispatched together.
+    If a branch shares a source with a dispatched branch, both are dispatched. Pipes that read from each other in a
+    cycle are dispatched together.
 
     Args:
         graph: the graph, or a result of `traverse_dps`.
@@ -100,7 +101,8 @@ def cut_dispatched(graph: Graph, source: DispatchedSource | None = None) -> tupl
 
 
 def skipping_as_before(part: Graph, graph: Graph) -> Graph:
-    """Appends an `on_error` to a part that runs in other processes, if one after the cut applies to it.
+    """Appends an `on_error` to a part that runs in other processes, if an `on_error` after the cut applies to this
+    part.
 
     Exceptions are skipped in the process that raises them, so each process needs such a pipe.
 

@@ -3,8 +3,8 @@
 Role: the only module that copies and pickles user-defined objects. Runs in the main process when a loader is created,
 when it loads a state, and when its state is saved.
 
-A loader copies the pipes of a graph, but not the data in them; see `duplicate`. `serialize` pickles, and is called only
-if a state must contain the pipeline.
+A loader copies the pipes of a graph, but not the data in them; see `duplicate`. `serialize` pickles the pipeline, and
+is called only if a state must contain the pipeline.
 """
 
 from __future__ import annotations
@@ -145,7 +145,8 @@ def deserialize_datapipe(serialized_state: bytes) -> Any:
 
 
 class _DataPipeSerializationWrapper:
-    """A pipe that can be pickled even if plain pickle does not support its contents. Old code wraps pipes in it.
+    """A pipe that can be pickled even if plain pickle does not support its contents. Old code wraps pipes in this
+    class.
 
     Args:
         datapipe: the pipe.
@@ -168,14 +169,14 @@ class _DataPipeSerializationWrapper:
 
 
 class _IterDataPipeSerializationWrapper(_DataPipeSerializationWrapper, IterDataPipe[Any]):
-    """Such a pipe of iterable style."""
+    """An iterable-style pipe that was pickled in this way."""
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._datapipe)
 
 
 class _MapDataPipeSerializationWrapper(_DataPipeSerializationWrapper, MapDataPipe[Any]):
-    """Such a pipe of map style."""
+    """A map-style pipe that was pickled in this way."""
 
     def __getitem__(self, index: Any) -> Any:
         return self._datapipe[index]

@@ -160,7 +160,7 @@ def apply_sharding(
                 raise RuntimeError(
                     "Sharding twice on a single pipeline is likely unintended and will cause data loss: "
                     f"items pass {pipe!r} and then {behind!r}, and both would keep only their share; "
-                    "remove one of the two, or give each a sharding group of its own"
+                    "remove one of the two, or give each its own sharding group"
                 )
             if id(pipe) not in told:
                 told.add(id(pipe))
@@ -232,8 +232,8 @@ def apply_random_seed(datapipe: DataPipe, rng: Any) -> DataPipe:
 
     Args:
         datapipe: the last pipe of the graph.
-        rng: a `torch.Generator`, a `random.Random`, a `numpy.random.Generator` or a `SeedGenerator`, from which shared
-            seeds are drawn.
+        rng: a `torch.Generator`, a `random.Random`, a `numpy.random.Generator` or a `SeedGenerator`, for drawing shared
+            seeds.
 
     Returns:
         The same pipe.

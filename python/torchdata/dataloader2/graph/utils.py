@@ -135,10 +135,10 @@ def all_dps(graph: DataPipeGraph) -> list[DataPipe]:
 
 
 def find_dps(graph: DataPipeGraph, dp_type: type[Any]) -> list[DataPipe]:
-    """Finds the pipes of the graph whose type is exactly `dp_type`, depth first and each once.
+    """Finds the pipes of the graph that have exactly the type `dp_type`, depth first and each once.
 
     Args:
-        graph: what `traverse_dps` returned.
+        graph: a result of `traverse_dps`.
         dp_type: the type; instances of subclasses are not found. A class of torch with the same name as one of this
             package, such as `torch.utils.data.datapipes.iter.Shuffler`, finds the pipes of both.
 
@@ -159,7 +159,7 @@ def list_dps(graph: DataPipeGraph, exclude_dps: DataPipe | Iterable[DataPipe] | 
     """Lists all pipes of the graph, each once, breadth first from the last pipe.
 
     Args:
-        graph: what `traverse_dps` returned.
+        graph: a result of `traverse_dps`.
         exclude_dps: a pipe or several pipes that are left out, with all pipes that they read from; None for none.
 
     Returns:
@@ -198,10 +198,10 @@ def replace_dp(graph: DataPipeGraph, old_datapipe: DataPipe, new_datapipe: DataP
     """Replaces `old_datapipe` by `new_datapipe` in every pipe of the graph that reads from it.
 
     The new pipe and its sources may read from the old pipe and continue to do so, so you can insert a pipe into the
-    middle of a graph. The pipes are changed in place.
+    middle of a graph. The given pipes are modified.
 
     Args:
-        graph: what `traverse_dps` returned.
+        graph: a result of `traverse_dps`.
         old_datapipe: a pipe of the graph, possibly its last one.
         new_datapipe: the pipe that replaces it.
 
@@ -230,7 +230,8 @@ def replace_dp(graph: DataPipeGraph, old_datapipe: DataPipe, new_datapipe: DataP
 
 def put_in_place(graph: Graph, old_datapipe: Any, new_datapipe: Any) -> Any:
     """Replaces a pipe of a graph by another one; returns the new end of the graph."""
-    # In a cycle, the readers of the old pipe are also reachable from it, and must read the new pipe nevertheless.
+    # In a cycle, the readers of the old pipe are also reachable from the old pipe, and must read the new pipe
+    # nevertheless.
     kept = _reached(new_datapipe, old_datapipe, sources_of)
     for pipe_id, pipe in _reached(graph.end, old_datapipe, graph.sources).items():
         if pipe_id not in kept:
@@ -254,7 +255,7 @@ def remove_dp(graph: DataPipeGraph, datapipe: DataPipe) -> DataPipeGraph:
     """Removes a pipe from the graph: the pipes that read from it read from its source instead.
 
     Args:
-        graph: what `traverse_dps` returned.
+        graph: a result of `traverse_dps`.
         datapipe: a pipe of the graph with exactly one source.
 
     Returns:
@@ -305,7 +306,7 @@ def _require_member(pipes: list[DataPipe], datapipe: DataPipe) -> None:
 def _rewire(datapipe: DataPipe, choose: Callable[[Any], Any]) -> None:
     """Replaces every source of the pipe by the result of `choose`.
 
-    Modifies only attributes in which the bounded search finds a pipe to replace.
+    Modifies only attributes that contain, as found by the bounded search, a pipe to replace.
     """
     opened: set[int] = set()
     for name, value in list(vars(datapipe).items()):
@@ -317,7 +318,7 @@ def _rewire(datapipe: DataPipe, choose: Callable[[Any], Any]) -> None:
 
 
 def _rewired(obj: Any, choose: Callable[[Any], Any], opened: set[int]) -> Any:
-    """Returns `obj` with its pipes replaced. Mutable containers are modified in place, and others are rebuilt."""
+    """Returns `obj` with its pipes replaced. Mutable containers are modified, and immutable containers are rebuilt."""
     if is_pipe(obj):
         return choose(obj)
     if not isinstance(obj, (dict, list, tuple, set, frozenset, deque)):

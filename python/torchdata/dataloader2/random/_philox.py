@@ -14,10 +14,10 @@ _UINT64 = (1 << 64) - 1
 
 
 class PhiloxEngine:
-    """A stream of seeds derived from one number. Deprecated: use `SeedGenerator`, on which it is based.
+    """A stream of seeds derived from one number. Deprecated: use `SeedGenerator`. This class is based on it.
 
     Args:
-        seed: an integer, of which the lower 64 bits are used; None requires a call of `seed` before numbers are drawn.
+        seed: an integer; its lower 64 bits are used; None requires a call of `seed` before numbers are drawn.
 
     Raises:
         TypeError: the seed is not an integer.
@@ -57,7 +57,8 @@ class PhiloxEngine:
         return copy.deepcopy(self)
 
     def spawn(self, index: int) -> PhiloxEngine:
-        """Returns the engine with number `index` among those that are independent of this one and of each other.
+        """Returns the engine with number `index`. Engines with different numbers are independent of this engine and of
+        each other.
 
         Raises:
             AssertionError: no seed was set, or `index` is negative.

@@ -23,11 +23,11 @@ def check_seed(seed: Any) -> int:
 
 
 class SeedGenerator:
-    """Draws seeds, all of which are derived from one number.
+    """Draws seeds that are all derived from one number.
 
     The generator has two streams. *Shared* seeds are equal in all generators with the same seed: on every rank and in
-    every worker. The other stream also yields the same seeds in the same order, until `spawn` makes it independent of
-    all others. A shuffle that is read in one process therefore has the same order as a shuffle before a
+    every worker. The second stream also yields the same seeds in the same order, until `spawn` makes it independent of
+    all other generators. A shuffle that is read in one process therefore has the same order as a shuffle before a
     `sharding_filter` in workers. ChaCha12 generates both streams.
 
     Args:
@@ -72,8 +72,8 @@ class SeedGenerator:
     def spawn(self, worker_id: int, inplace: bool = False) -> SeedGenerator:
         """Returns the generator of worker (or rank) `worker_id`.
 
-        Its shared seeds are the same as here, and its other seeds are independent. With `inplace`, this generator
-        becomes the worker's generator. Otherwise, it is not changed.
+        The shared seeds of the result are the same as in this generator, and its further seeds are independent. With
+        `inplace`, this generator becomes the worker's generator. Otherwise, this generator is not changed.
         """
         if isinstance(worker_id, bool) or not isinstance(worker_id, int):
             raise TypeError(f"worker_id must be an integer, not {worker_id!r}")
@@ -87,7 +87,8 @@ class SeedGenerator:
         return SeedGenerator(_rngs=self._native.spawn(worker_id))
 
     def exported(self) -> bytes:
-        """Returns the state of the generator, from which `imported` creates a generator with the same future seeds."""
+        """Returns the state of the generator. `imported` creates a generator with the same future seeds from this
+        state."""
         return self._native.export()
 
     @classmethod

@@ -18,7 +18,7 @@ _ResetFn = Callable[[DataPipe], DataPipe]
 
 
 class DatasetEpochs:
-    """The epochs of the objects in a graph, copies of which run in other processes.
+    """The epochs of the objects in a graph that also runs, as copies, in other processes.
 
     Args:
         graph: the graph; None for a graph without such objects.

@@ -110,7 +110,8 @@ class DistributedReadingService(ReadingServiceInterface):
         return duplicate
 
     def initialize(self, datapipe: DataPipe) -> DataPipe:
-        """Shards the graph by rank, and appends `fullsync`, which ends all ranks' epochs once one has no items left.
+        """Shards the graph by rank, and appends `fullsync`, which ends the epoch on all ranks once one rank has run out
+        of items.
 
         Raises:
             RuntimeError: `torch.distributed` is not initialised.
@@ -122,8 +123,8 @@ class DistributedReadingService(ReadingServiceInterface):
         graph = Graph(datapipe)
         if graph.first(lambda pipe: isinstance(pipe, WorkerOutput)) is not None:
             raise ValueError(
-                "DistributedReadingService comes too late to share out the items, because worker processes read them "
-                "already: put it first, as in SequentialReadingService(DistributedReadingService(), "
+                "DistributedReadingService must divide the items before worker processes read them: put it first, "
+                "as in SequentialReadingService(DistributedReadingService(), "
                 "MultiProcessingReadingService(...))"
             )
 
@@ -194,7 +195,7 @@ class DistributedReadingService(ReadingServiceInterface):
             raise ValueError(
                 f"rank {self._rank} resumes from another state than rank 0: load the same one on all ranks"
             )
-        # From a copy, as in workers: seeds drawn for this epoch must not change the next one.
+        # Seeds are drawn from a copy, as in workers, because seeds drawn for this epoch must not change the next epoch.
         own = seed_generator.spawn(self._rank, inplace=not self._has_moved)
         self._has_moved = False
         set_graph_random_seed(self._datapipe, copy.copy(own))

@@ -90,7 +90,7 @@ class InProcessReadingService(ReadingServiceInterface):
         self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn | None = None
     ) -> IterResetFn | None:
         """Seeds the pipes; returns the given reset function, followed by `reset_fn` if there is one."""
-        # From a copy, as in workers: seeds drawn for this epoch must not change the next one.
+        # Seeds are drawn from a copy, as in workers, because seeds drawn for this epoch must not change the next epoch.
         seed_generator = copy.copy(seed_generator)
         set_graph_random_seed(self._end("initialize_iteration"), seed_generator)
         if self._reset_fn is None:
@@ -114,7 +114,8 @@ class InProcessReadingService(ReadingServiceInterface):
         return Shares()
 
     def set_prefetch_counts(self, main: PrefetchCount | None, worker: PrefetchCount | None) -> None:
-        """Sets `prefetch_cnt` to `main`. The count for workers has no effect, because this service starts none."""
+        """Sets `prefetch_cnt` to `main`. The count for workers is ignored, because this service does not start
+        workers."""
         if main is not None:
             self._prefetch_cnt = main
 

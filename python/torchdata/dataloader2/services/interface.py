@@ -27,8 +27,8 @@ class Shares(NamedTuple):
     """The numbers of processes among which a service divides the items of an epoch.
 
     Args:
-        workers: worker processes of each rank, each of which runs a copy of the graph up to the first pipe that cannot
-            be replicated; 0 (the default) if the graph runs in the main process.
+        workers: the number of worker processes of each rank. Each worker runs a copy of the graph up to the first pipe
+            that cannot be replicated; 0 (the default) if the graph runs in the main process.
         ranks: ranks of a distributed job; None without ranks.
 
     Example:
@@ -172,7 +172,7 @@ class ReadingServiceInterface(ABC):
         """Returns among how many processes `sharding_filter` divides the items. Called at any time; starts nothing.
 
         Raises:
-            TypeError: the numbers are not known, so the loader has no length; the message gives the reason.
+            TypeError: the numbers are unknown, and therefore the length of the loader; the message gives the reason.
         """
         raise TypeError(f"it depends on how {type(self).__name__} shares out the items")
 
@@ -199,7 +199,7 @@ class ReadingServiceInterface(ABC):
         return ()
 
     def engine_processes(self) -> Any:
-        """Returns the processes of this package's engine that run the graph, whose counters the loader shows.
+        """Returns the processes of this package's engine that run the graph. The loader shows their counters.
 
         Returns None if the service starts no such processes; the loader then counts in the main process.
         """

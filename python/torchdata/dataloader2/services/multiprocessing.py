@@ -54,10 +54,10 @@ ResetFn = Callable[[DataPipe], DataPipe]
 class MultiProcessingReadingService(ReadingServiceInterface):
     """Runs the pipe graph in worker processes.
 
-    Every worker runs a replica of the graph, in which each `sharding_filter` keeps the worker's share. Pipes before a
+    Every worker runs a replica of the graph, and each `sharding_filter` keeps only the worker's share. Pipes before a
     `sharding_round_robin_dispatch` run once, in a dispatching process, which sends their items to the workers in turn.
-    Pipes whose `is_replicable()` is False, and the pipes after them, stay in the main process. If several workers would
-    yield the same items, a `DataPipeLintWarning` is issued (see `torchdata.dataloader2.linter`).
+    Pipes that return False from `is_replicable()`, and all pipes after them, stay in the main process. If several
+    workers would yield the same items, a `DataPipeLintWarning` is issued (see `torchdata.dataloader2.linter`).
 
     A worker that is killed raises `torchdata.dataloader2.error.WorkerExitedError` within a second, after the items that
     it had sent were delivered. An exception in a worker is raised in the main process with its own type and the
@@ -67,7 +67,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     process has received are recomputed, compared by checksum and dropped, so the pipeline must repeat itself. Each
     restart is a `RuntimeWarning`. Three exits at the same item raise `WorkerExitedError` with the item's number. If
     there is a dispatching process, all processes are replaced together. Under "fork", a helper process is forked at the
-    start. Replacements are forked from it, so that threads and CUDA of the main process do no harm.
+    start. Replacements are forked from the helper process, so that threads and CUDA of the main process do no harm.
 
     `on_timeout="restart"` does the same for processes that hang, with their Python stacks in the warning. A process
     hangs if the main process has waited for it for `timeout` seconds, and no pipe in it has yielded an item. A filter
@@ -98,7 +98,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         on_worker_exit: "error" raises `WorkerExitedError` if a worker or the dispatching process exits. "restart"
             replaces it by a process that resumes from its last snapshot.
         on_timeout: "error" raises TimeoutError after `timeout` seconds without an item. "restart" kills the process
-            that hangs and replaces it. It does not replace processes that exit for other reasons.
+            that hangs and replaces it. "restart" does not replace processes that exit for other reasons.
         patience: with `on_timeout="restart"`, the seconds that a process gets if its threads have used, or waited for,
             a processor for a tenth of the time. None (the default) for `timeout`.
         snapshot_budget: bytes that the snapshots of all workers may use in the main process; 64 MiB by default, None
@@ -338,7 +338,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             return cls(0, worker_init_fn=init_fn, worker_reset_fn=reset_fn)
 
     def count_shares(self) -> Shares:
-        """Returns one share for each worker, unless a function of the user may change the graph there."""
+        """Returns one share for each worker, unless a function of the user may change the graph in the workers."""
         refuse_functions(self, worker_init_fn=self.worker_init_fn, worker_reset_fn=self.worker_reset_fn)
         if replaced_functions():
             raise TypeError(f"{', '.join(replaced_functions())} may change the graph in the workers")
@@ -376,7 +376,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             # As bytes, because pickling an object calls each reducer that torch has registered.
             in_workers, dispatching = (epochs.and_then(iter_reset_fn) for epochs in self._epochs)
             self._divide_anew(self._worker_output)
-            # The last seed is for the dispatching process, which draws shared seeds only, so its number has no effect.
+            # The last seed is for the dispatching process. Its number does not matter, because that process draws only
+            # shared seeds.
             seeds = [*(seeds_of(generator, shard) for shard in self._shards), generator.spawn(len(self._shards))]
             number = len(self._shards)
             self._worker_output.start_epoch(
@@ -400,7 +401,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         output.adopt(self._children, None if self.splits is None else own)
 
     def finalize_iteration(self) -> None:
-        """Ends the epoch, so that no process reads ahead for it."""
+        """Ends the epoch, so that no process reads ahead for this epoch."""
         if self._children is not None:
             self._children.collector.stop()
 
@@ -447,7 +448,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     def _main_graph(self) -> DataPipe:
         end = self._initialised()
         if self._worker_output is None:
-            raise RuntimeError("MultiProcessingReadingService pauses and resumes with more than 0 workers only")
+            raise RuntimeError("MultiProcessingReadingService can pause and resume only with at least one worker")
         return end
 
     def _initialised(self) -> DataPipe:

@@ -1,6 +1,7 @@
 """`RayReadingService`: the workers of a `MultiProcessingReadingService` on a Ray cluster.
 
-Role: checks the user's settings of the cluster, and starts the workers there. The graph in the workers, the order of
+Role: checks the user's settings of the cluster, and starts the workers on the cluster. The graph in the workers, the
+    order of
 the items and the contents of states are the same as with workers on this machine. Runs in main.
 """
 
@@ -26,8 +27,8 @@ _AHEAD = 1_000
 _OWN = {
     "concurrency_groups": "the service has its own",
     "max_concurrency": "the service has its own",
-    "max_restarts": "on_worker_exit says what becomes of a worker that dies",
-    "max_task_retries": "on_worker_exit says what becomes of a worker that dies",
+    "max_restarts": "on_worker_exit determines what happens when a worker exits",
+    "max_task_retries": "on_worker_exit determines what happens when a worker exits",
     "lifetime": "actors end with the loader",
     "name": "each worker has an actor of its own",
     "get_if_exists": "each worker has an actor of its own",
@@ -40,9 +41,9 @@ class RayReadingService(MultiProcessingReadingService):
     """Runs the pipe graph in workers on the machines of a Ray cluster. Experimental: names and defaults may change.
 
     The items, their order and the state of the loader are the same as with `MultiProcessingReadingService` and the same
-    number of workers. Each service can resume from states of the other. Each worker is a process next to a Ray actor,
-    and ends with the loader. The service joins a running cluster (`ray.init(address="auto")`), unless the program has
-    called `ray.init()` itself.
+    number of workers. A state that was saved with one service can be loaded with the other service. Each worker is a
+    process next to a Ray actor, and ends with the loader. The service joins a running cluster
+    (`ray.init(address="auto")`), unless the program has called `ray.init()` itself.
 
     The pipeline is pickled, with functions of the main program by value. All machines must have the modules that it
     imports (`runtime_env`), the same versions of Python, NumPy and this package, and its files. A

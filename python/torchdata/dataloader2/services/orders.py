@@ -27,8 +27,9 @@ class _Order:
         #: For each worker, the position of each checksum, and the checksum at each position.
         self._positions: dict[int, dict[int, int]] = {}
         self._at: dict[int, dict[int, int]] = {}
-        #: By the first of two neighboring workers: at how many positions they have different items, and how many items
-        #: they have at different positions. Each is counted once, whichever worker's note arrives first.
+        #: For each pair of neighboring workers, by the first: the number of positions with different items, and the
+        #: number of items at different positions. Each is counted once, with the first note that arrives from any
+        #: worker.
         self._differs: Counter[int] = Counter()
         self._moved: Counter[int] = Counter()
         #: For each worker, all its checksums, while they may cover a short source completely.
@@ -54,7 +55,7 @@ class _Order:
         return found or self._of_short_ones(worker, note)
 
     def _of_short_ones(self, worker: int, note: Note) -> tuple[int, int, int] | None:
-        """Compares sources whose items were all sampled."""
+        """Compares sources once all their items were sampled."""
         if note.start == 0:
             self._begun.setdefault(worker, []).extend(checksum for _, checksum in note.samples)
         if note.length is None or len(mine := self._begun.pop(worker, [])) != note.length:
@@ -102,7 +103,7 @@ class Orders:
         self._orders, self._shares = {}, {}
 
     def hear(self, worker: int, notes: Sequence[Note]) -> None:
-        """Compares the items of a worker with the items of the other workers.
+        """Compares the items of a worker with the items of all workers.
 
         Raises:
             RuntimeError: the orders differ, or workers have read the same part of a source that splits itself.

@@ -150,9 +150,9 @@ def process_reset_fn(
     Args:
         datapipe: the last pipe of the graph.
         worker_info: the number of this worker, and the number of workers.
-        seed_generator: the generator from which seeds are drawn; each worker has one (`SeedGenerator.spawn`).
-        distributed_shared_seed: whether all seeds come from the stream that workers and ranks share. The dispatching
-            process uses True, because there is only one dispatching process.
+        seed_generator: the generator for drawing seeds; each worker has one (`SeedGenerator.spawn`).
+        distributed_shared_seed: whether all seeds are drawn from the stream that workers and ranks share. The
+            dispatching process uses True, because there is only one dispatching process.
         iter_reset_fn: the reset function of the reading services before this one, such as that of a
             `DistributedReadingService`.
         custom_reset_fn: the user's reset function, which is called last.
@@ -352,7 +352,8 @@ class GraphProgram(EpochProgram):
             self._telling = tell_torch(self._shard.worker, self._shard.workers, self.datapipe, is_local=is_local)
 
     def _watch_order(self) -> None:
-        """Has the sharding filters sample what they read in this epoch, for main to compare with other workers."""
+        """Makes the sharding filters sample the items that they read in this epoch. The main process compares the
+        samples of all workers."""
         witnessing.current = None
         if self._child.num_workers > 1:
             if self._watched is None or self._watched[0] is not self.datapipe:
@@ -397,7 +398,7 @@ class GraphProgram(EpochProgram):
             raise
         except Exception as error:
             self._unsaved = error
-            # The reason is sent if there is no snapshot; an earlier snapshot is more useful.
+            # The reason is sent only if a snapshot is missing, because an earlier snapshot is more useful.
             return None if self._saved else (int(self._child.share is not None), (0, 0), reason(error))
 
     def _share_in(self, graph: Graph, entries: Sequence[PipeEntry]) -> _Share | None:

@@ -63,7 +63,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
     """Runs the pipe graph through several reading services, for example a distributed and a multi-process service.
 
     Args:
-        *reading_services: the services. Each takes over the result of the previous one.
+        *reading_services: the services. Each service takes over the result of the previous service.
 
     Raises:
         TypeError: an argument is not a reading service.
@@ -84,13 +84,14 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         self.reading_services = reading_services
 
     def initialize(self, datapipe: DataPipe) -> DataPipe:
-        """Passes the pipe through all services, each of which takes over the result of the previous one."""
+        """Passes the pipe through all services. Each service takes over the result of the previous service."""
         for service in self.reading_services:
             datapipe = service.initialize(datapipe)
         return datapipe
 
     def finalize(self) -> None:
-        """Finalizes all services, the last one first. An error in one service does not prevent the others' calls."""
+        """Finalizes all services, in reverse order. After an error in one service, the remaining services are still
+        called."""
         self._in_reverse("finalize")
 
     def initialize_iteration(
@@ -102,7 +103,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         return iter_reset_fn
 
     def finalize_iteration(self) -> None:
-        """Ends the epoch in all services, the last one first."""
+        """Ends the epoch in all services, in reverse order."""
         self._in_reverse("finalize_iteration")
 
     def _in_reverse(self, method: str) -> None:
@@ -119,7 +120,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
             raise first
 
     def set_prefetch_counts(self, main: PrefetchCount | None, worker: PrefetchCount | None) -> None:
-        """Sets the counts of all services that read ahead."""
+        """Sets the prefetch counts of all services that read ahead."""
         for service in self.reading_services:
             if hasattr(service, "set_prefetch_counts"):
                 service.set_prefetch_counts(main, worker)
@@ -131,7 +132,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         return seal(to_plain({"states": states}, "a reading service"))
 
     def restore(self, datapipe: DataPipe, serialized_state: bytes) -> DataPipe:
-        """Restores each service from its own state, or initializes a service that has no state.
+        """Restores each service from its own state, or initializes a service without a state.
 
         Raises:
             ValueError: the state was saved from another number of services, or has another origin, or is damaged.

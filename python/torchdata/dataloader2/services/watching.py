@@ -23,12 +23,13 @@ from torchdata.datapipes.state import is_one_to_one
 #: Types of plain data that all processes read in the same order.
 _ORDERED = (bytes, dict, list, range, str, tuple)
 
-#: Pipes whose order follows from the order of their source and from the seed that all workers share.
+#: Pipes with an order that follows from the order of their source and from the seed that all workers share.
 _KEEP_ORDER = (MapMapper, MapShuffler, ShardingFilter, Shuffler)
 
 
 def watched_filters(graph: Graph, *, is_seeded: bool) -> list[tuple[Any, str]]:
-    """Returns the filters whose workers may read different orders, and a description of each filter's sources.
+    """Returns the filters that may read different orders in different workers, and a description of each filter's
+    sources.
 
     Args:
         graph: the graph of a worker.

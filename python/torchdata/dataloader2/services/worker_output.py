@@ -39,7 +39,8 @@ class WorkerOutput(IterDataPipe[Any]):
 
     Args:
         children: the processes.
-        lasts: whether a pipe in the children keeps state beyond an epoch. Then each later epoch begins with snapshots.
+        lasts: whether a pipe in the children keeps state beyond an epoch. If so, each later epoch begins with
+            snapshots.
         in_order: whether main takes items in strict turn.
         lasts_in_workers: the names of the pipes in the workers that keep state beyond an epoch.
         lasts_dealt: the names of such pipes in the dispatching process.
@@ -185,8 +186,8 @@ class WorkerOutput(IterDataPipe[Any]):
     def shares(self) -> list[int] | None:
         """By shard, the number of items of the epoch; None if these numbers do not show which shards have ended.
 
-        In strict turn, a worker without items has ended if another one has given two, because it was asked first.
-        A dispatching process distributes items evenly among all workers.
+        In strict turn, if another worker has delivered two items, a worker without items has ended, because it was
+        asked before the second item. A dispatching process distributes items evenly among all workers.
         """
         run = self.run
         if not self.in_order or self.dispatches:

@@ -20,7 +20,7 @@ def describe(state: Mapping[str, Any]) -> str:
     Runs no code from the state, even if the state is forged, because nothing is unpickled.
 
     Args:
-        state: what `DataLoader2.state_dict` returned.
+        state: a result of `DataLoader2.state_dict`.
 
     Raises:
         TypeError, ValueError: `state` is not the state of a loader, or is damaged.

@@ -44,8 +44,9 @@ class Identity:
 
     @property
     def outline(self) -> Outline:
-        """The part that a state holds: the fingerprint, and the number of the pipe's bytes, or 0 if it was not pickled.
-        If a state does not contain the pipe, a hash of its bytes would make it possible to guess a password in it."""
+        """The part of the identity that a state contains: the fingerprint, and the number of the pipe's bytes, or 0 if
+        it was not pickled. If a state does not contain the pipe, a hash of its bytes would make it possible to guess a
+        password in it."""
         if self._in_words is None:
             self._in_words = json.dumps(self._fingerprint, separators=(",", ":"))
         return Outline(self._in_words, 0 if self._pickled is None else len(self._pickled))

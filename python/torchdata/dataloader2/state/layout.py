@@ -75,10 +75,11 @@ _KINDS: dict[str, set[type]] = {"given": {int}, "drop": {int}, "ended": {bool}, 
 _KINDS |= {"seconds": {float, NoneType}, "own_seeds": {bool, NoneType}}
 _SEALED = ("graph", "generators", "beginning")
 
-#: Types whose values are written into the text of a field as they are printed.
+#: Types of values that the text of a field contains as they are printed.
 _ATOMS = frozenset({NoneType, bool, int, float, str})
 
-#: Types of the parts of a field that a checksum covers. A service may return any object, whose text may vary.
+#: Types of the parts of a field that a checksum covers. A service may return any object, and the text of an object may
+#: vary.
 _SUMMED = frozenset({NoneType, bool, int, bytes})
 
 
@@ -255,7 +256,8 @@ def parse(state: Any, *, allow_pickle: bool = True) -> LoaderState:
 
 @contextmanager
 def _naming(field: str) -> Iterator[None]:
-    """Adds the name of the field to errors about invalid contents. Valid states have no cycles and little nesting."""
+    """Adds the name of the field to errors about invalid contents. Valid states do not contain cycles or deep
+    nesting."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -271,12 +273,12 @@ def _check_checksums(state: Mapping[str, Any], expected: Any) -> None:
         raise damaged(_CHECKSUMS, f"it is of type {type(expected).__name__} where checksums should be")
     for field in {**found, **expected}:
         if expected.get(field) != found.get(field):
-            raise damaged(field, "its checksum is not the one that was saved with it")
+            raise damaged(field, "its checksum differs from the saved checksum")
 
 
 def _parse_outline(outline: Any) -> Outline:
     if not isinstance(outline, dict) or type(outline.get("length")) is not int:
-        raise ValueError("it does not say what the pipeline is made of")
+        raise ValueError("it does not describe the pipeline")
     found = Outline(outline["fingerprint"], outline["length"])
     check_fingerprint(found.fingerprint)
     return found
@@ -286,10 +288,10 @@ def _ranks(ranks: Any) -> SavedRanks | None:
     if ranks is None:
         return None
     if not isinstance(ranks, (list, tuple)) or tuple(map(type, ranks)) != (int, int, bool):
-        raise ValueError(f"it is {ranks!r} where a rank, and how many there were, should be")
+        raise ValueError(f"it is {ranks!r} instead of a rank and the number of ranks")
     rank, count, keeps_seeds = ranks
     if not 0 <= rank < count:
-        raise ValueError(f"it says rank {rank} of {count}")
+        raise ValueError(f"it contains rank {rank} of {count}")
     return rank, count, keeps_seeds
 
 
@@ -309,7 +311,9 @@ def _randomness(packed: Any, is_of_0_9: bool) -> Randomness | None:
     first, second = (SeedGenerator() if is_of_0_9 else SeedGenerator.imported(each) for each in generators)
     is_due = True if is_of_0_9 else is_due
     if not (seed is None or (type(seed) is int and 0 <= seed < 2**64)) or type(is_due) is not bool:
-        raise ValueError(f"its seed is a {type(seed).__name__}, or too large, or it is not told whether it applies")
+        raise ValueError(
+            f"its seed is a {type(seed).__name__}, or too large, or the mark whether it applies is missing"
+        )
     return Randomness(seed, is_due, first, second)
 
 
@@ -369,7 +373,7 @@ def _workers(plain: Any) -> WorkersPosition:
             raise ValueError(f"it is the turn of worker {turn!r} of {len(workers)}, with {flags!r}")
         return WorkersPosition(shards, turn, flags[0], dealt, flags[1])
     except (TypeError, KeyError, ValueError, IndexError) as error:
-        raise ValueError(f"what it says of the workers does not fit together: {error}") from None
+        raise ValueError(f"its data about the workers is inconsistent: {error}") from None
 
 
 def _shard_position(worker: Any, whose: str) -> ShardPosition:
@@ -379,7 +383,7 @@ def _shard_position(worker: Any, whose: str) -> ShardPosition:
     sent, read_pass, share, content = worker["snapshot"]
     sent, share = _account(sent, f"the snapshot of {whose}"), _account(share, f"the share of {whose}")
     if sent[0] > given[0] or type(read_pass) is not int or not 0 <= read_pass < _MOST or not is_sealed(content):
-        raise ValueError(f"the snapshot of {whose} is of after what was given, or no snapshot")
+        raise ValueError(f"the snapshot of {whose} was taken after the saved position, or is not a snapshot")
     return ShardPosition(given, (sent, read_pass, share, content))
 
 

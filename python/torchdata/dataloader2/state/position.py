@@ -60,8 +60,8 @@ class ShardPosition(NamedTuple):
 
 
 class WorkersPosition(NamedTuple):
-    """The positions of all shards, whether main took items in turn and from which shard next, and the matching snapshot
-    of the dispatching process."""
+    """The positions of all shards, whether the main process took items in turn, its next shard, and the matching
+    snapshot of the dispatching process."""
 
     shards: Sequence[ShardPosition]
     turn: int
@@ -113,10 +113,10 @@ class Position(NamedTuple):
     untold: str | None = None
 
     def at(self, given: int, **known: Any) -> Position:
-        """Returns the position after more items were given, if nothing was dropped at this one.
+        """Returns the position after more items were delivered, if nothing was dropped at this position.
 
         Args:
-            given: the number of items that were given.
+            given: the number of items that were delivered.
             known: the values of other fields at that time.
         """
         return self._replace(given=given, drop=given - self.given, **known)

@@ -1,6 +1,6 @@
 """The shards of a resumed epoch, for a loader with other workers or ranks than at the beginning of the epoch.
 
-Role: pure functions over positions. An epoch keeps the shards with which it began. A loader that resumes it distributes
+Role: pure functions over positions. The shards of an epoch never change. A loader that resumes it distributes
 the shards among its workers, and the ranks take them in turn.
 """
 
@@ -42,7 +42,7 @@ def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Pos
         if workers.dispatches:
             raise ValueError(
                 "this state was saved inside an epoch with another number of ranks, each of which had a dispatching "
-                "process. Load it with as many ranks, or save a state between two epochs"
+                "process. Load it with the same number of ranks, or save a state between two epochs"
             )
         shards = [each if each.moved else each.of_rank(number, old) for each in shards_of(position)]
         by_rank.append([*zip(shards, workers.shards, strict=True)])
@@ -53,7 +53,7 @@ def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Pos
     if not own:
         raise ValueError(
             f"this state has {len(each)} {'shard' if len(each) == 1 else 'shards'}, one for each worker of each rank "
-            f"that saved it, so that rank {rank} of {ranks} gets none. Use as many ranks as there are shards, or fewer"
+            f"that saved it, so that rank {rank} of {ranks} gets none. Use at most as many ranks as there are shards"
         )
     first = _without_held(positions[0])
     turn = next((number for number, (at, _) in enumerate(own) if at >= first.turn), 0)
@@ -78,8 +78,8 @@ def _without_held(position: Position) -> WorkersPosition:
     workers, given = position.workers, position.given
     if workers is None:
         raise ValueError(
-            "this state was saved with another number of ranks, and there is no snapshot of the workers in it. Load it "
-            "with as many ranks, or save a state between two epochs"
+            "this state was saved with another number of ranks, and it does not contain a snapshot of the workers. "
+            "Load it with the same number of ranks, or save a state between two epochs"
         )
     read, count = sum(entry.given[0] for entry in workers.shards), len(workers.shards)
     if not position.drop and (position.graph is None or read == given):
@@ -87,7 +87,7 @@ def _without_held(position: Position) -> WorkersPosition:
     if any(entry.given[0] != len(range(shard, read, count)) for shard, entry in enumerate(workers.shards)):
         raise ValueError(
             "a pipe in the main process held items when this state was saved with another number of ranks, and some "
-            "shards had ended. Load the state with as many ranks, or save one between two epochs"
+            "shards had ended. Load the state with the same number of ranks, or save a state between two epochs"
         )
     anew = [ShardPosition((len(range(shard, given, count)), 0)) for shard in range(count)]
     return workers._replace(shards=anew, turn=given % count)

@@ -107,7 +107,8 @@ def unverified(place: WorkersPosition) -> WorkersPosition:
 
 
 def lasts(*datapipes: DataPipe | Graph | None) -> bool:
-    """Whether a pipe keeps state beyond an epoch, so that the seeds alone do not determine how the next one begins."""
+    """Whether a pipe keeps state beyond an epoch, so that the seeds alone do not determine how the next epoch
+    begins."""
     return any(_lasts(pipe) for datapipe in datapipes if datapipe is not None for pipe in graph_of(datapipe))
 
 

@@ -22,7 +22,7 @@ def arrays_of(table: Any, pipe: str, writable: bool = True) -> dict[str, Any]:
     - numbers and booleans: an array of that dtype; a null is NaN in floats and an error elsewhere;
     - dates, timestamps (in UTC, if they have a time zone) and durations: datetime64 and timedelta64; a null is NaT;
     - lists: an array of objects, one array per row, converted by the same rules; a null is None;
-    - tensors of one shape in a Ray Dataset: one array whose rows are tensors;
+    - tensors of one shape in a Ray Dataset: one array with a tensor in each row;
     - other types: an array of the objects that `to_pylist` returns (structs are dicts); a null is None.
 
     Raises:

@@ -26,7 +26,7 @@ def tables_of(
     Args:
         read: a function that returns the table of a part.
         parts: the numbers of the parts to read.
-        row: the row of the first part at which to begin.
+        row: the first row to read in the first part.
         size: rows per table, which may span several parts; the last table may have fewer. None yields one table per
             part.
         copy: whether each table owns its memory. A slice keeps the memory of its whole part alive and pickles all of

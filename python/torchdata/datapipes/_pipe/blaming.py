@@ -1,6 +1,6 @@
 """Names pipes in error messages. A pipe that only reads a dataset is named after the dataset's code.
 
-Pure functions, which run in the process in which the exception is raised.
+Pure functions, which run in the process that raises the exception.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def blamed_name(datapipe: Any, error: BaseException | None = None) -> str:
 
     Args:
         datapipe: the pipe.
-        error: the exception; None if it is no longer known.
+        error: the exception; None if it was not kept.
     """
     codes = codes_read_by(datapipe)
     if not codes and hasattr(datapipe, "iterable"):

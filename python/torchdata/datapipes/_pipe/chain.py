@@ -87,7 +87,7 @@ def _is_plain_container(value: Any) -> bool:
 
 
 def chain(datapipe: Any) -> str:
-    """Describes the graph that ends in a pipe, sources first. The numbers are those in exception notes."""
+    """Describes the graph that ends in a pipe, sources first. The pipes have the same numbers as in exception notes."""
     graph = Graph(datapipe)
     pipes = graph.pipes
     numbers = {id(pipe): number for number, pipe in enumerate(pipes, 1)}

@@ -1,4 +1,4 @@
-"""Checks of constructor arguments that many pipes share.
+"""Checks of common constructor arguments of pipes.
 
 Role: reports a wrong argument at construction with a clear message, instead of a confusing error in a worker. Pure
 functions; they run in the process that builds the pipe.
@@ -67,7 +67,8 @@ def check_generator_function(pipe: str, argument: str, function: Any) -> None:
         ) from error
 
 
-#: The pipes that wrap plain data: module and class name, by the base class of the pipe. Those modules import this one.
+#: The pipes that wrap plain data: module and class name, by the base class of the pipe. The modules are given by name,
+#: because they import this module.
 _wrappers: dict[type, tuple[str, str]] = {}
 
 
@@ -129,7 +130,7 @@ def check_sources(pipe: str, values: Collection[Any], kind: type = IterDataPipe,
         words: the error message of torchdata 0.9 for other values, if it is not the usual one.
 
     Raises:
-        ValueError: there are no values.
+        ValueError: `values` is empty.
         TypeError: one of the values is neither a pipe of this kind nor a dataset. Plain data must be wrapped explicitly
             because it may be a mistake.
     """
@@ -263,7 +264,7 @@ def check_hashable(pipe: str, argument: str, columns: Iterable[Any]) -> None:
 
 
 def check_output_col(pipe: str, function: Any, input_col: Any, output_col: Any) -> Any:
-    """Returns the single column that receives a function's result; None stands for the first of `input_col`.
+    """Returns the single column that receives a function's result; None means the first of `input_col`.
 
     Raises:
         ValueError: `output_col` is given without `input_col` or names several columns, or `input_col` is empty or does
@@ -287,7 +288,7 @@ def check_output_col(pipe: str, function: Any, input_col: Any, output_col: Any) 
 def check_input_col(pipe: str, function: Any, input_col: Any) -> None:
     """Raises ValueError if `function` does not accept one argument per column of `input_col`.
 
-    Functions without an inspectable signature, such as many C functions, are accepted.
+    Functions without an inspectable signature, such as some C functions, are accepted.
     """
     try:
         parameters = list(signature_of(function).parameters.values())
@@ -299,8 +300,8 @@ def check_input_col(pipe: str, function: Any, input_col: Any) -> None:
     keyword_only = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
     if keyword_only:
         raise ValueError(
-            f"{pipe}: the function {name} takes non-default keyword-only parameters ({', '.join(keyword_only)}), which "
-            "nobody passes; give them defaults or bind them with functools.partial"
+            f"{pipe}: the function {name} takes non-default keyword-only parameters ({', '.join(keyword_only)}), "
+            f"which the pipe does not pass; give them defaults or bind them with functools.partial"
         )
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     required = sum(p.default is p.empty for p in positional)
@@ -353,7 +354,7 @@ def check_mode(pipe: str, mode: Any, *, writes: bool = False) -> str:
 
 @contextmanager
 def explaining(pipe: object, action: str, path: Any, ending: str = "") -> Iterator[None]:
-    """Adds to exceptions of a library a note about what a pipe, or the pipe of this name, was doing with which file."""
+    """Adds a note to exceptions of a library: the pipe, its file, and the operation that failed."""
     try:
         yield
     except Exception as error:

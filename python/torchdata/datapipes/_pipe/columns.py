@@ -19,8 +19,8 @@ def chosen(*columns: Any) -> Any:
 
 
 def on_columns(function: Callable[..., Any], input_col: Any) -> Callable[[Any], Any]:
-    """Returns a function of an item that calls `function` with the columns `input_col`, or with the item if that is
-    None.
+    """Returns a function of an item that calls `function` with the columns `input_col`, or with the item if `input_col`
+    is None.
     """
     if input_col is None:
         return function
@@ -63,8 +63,8 @@ def replacing_columns(function: Callable[..., Any], input_col: Any, output_col: 
     """Returns a function that stores the result of `function` for the input columns in the item.
 
     The result is stored in `output_col` (-1 appends to a sequence). Without `output_col`, it replaces the first input
-    column, and the other input columns are removed. Tuples are replaced by new tuples, and other items are changed in
-    place.
+    column, and the remaining input columns are removed. Tuples are replaced by new tuples, and other items are
+    modified.
     """
     apply = on_columns(function, input_col)
     many = isinstance(input_col, (list, tuple))

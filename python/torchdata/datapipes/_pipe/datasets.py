@@ -1,7 +1,7 @@
 """Recognizes what users pass instead of a pipe: indexable datasets, iterables and generator functions.
 
-Pure functions without imports: they recognize PyTorch's classes only if other code has loaded PyTorch. They run in the
-process that builds the pipe.
+Pure functions without imports: they recognize PyTorch's classes only if other code has loaded PyTorch. These functions
+run in the process that builds the pipe.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _SHUFFLING = frozenset({"shuffle", "permutation", "permuted", "randperm", "sampl
 #: Stages of webdataset pipelines that split the shards among workers or draw different shards in each worker.
 _SPLITTING_STAGES = frozenset({"split_by_worker", "ResampledShards", "ResampledShardList"})
 
-#: Types whose `repr` is the same in every process.
+#: Types with the same `repr` in every process.
 _PLAIN = frozenset({str, bytes, int, bool, float, complex, type(None)})
 
 
@@ -109,7 +109,7 @@ def splits_itself(iterable: Any) -> bool:
 
 
 def is_known_to_split(iterable: Any) -> bool:
-    """Returns whether a self-splitting iterable comes from a known library. Otherwise, its code was inspected."""
+    """Returns whether a self-splitting iterable belongs to a known library. Otherwise, its code was inspected."""
     known = (*_SPLITTING, ("webdataset.pipeline", "DataPipeline"))
     return any(_instance_of(iterable, module, name) for module, name in known)
 
@@ -159,7 +159,7 @@ def in_fixed_order(iterable: Any) -> Any:
     """Returns an iterable with the same order in every process: a sorted list for a set, otherwise the iterable itself.
 
     Raises:
-        UnorderedSet: a member of the set has no process-independent name to sort by.
+        UnorderedSet: a member of the set cannot be sorted by a process-independent name.
     """
     if not isinstance(iterable, (set, frozenset)):
         return iterable
@@ -179,14 +179,14 @@ def has_fixed_order(iterable: Any) -> bool:
 
 
 class UnorderedSet(TypeError):
-    """Raised for a set whose members cannot be sorted, because its order would differ between processes."""
+    """Raised for a set if its members cannot be sorted, because its order would then differ between processes."""
 
 
 def _name_of_member(member: Any) -> str:
     """Returns a name for a member of a set. Equal members have equal names in every process; other members differ.
 
     Raises:
-        UnorderedSet: the member has no such name.
+        UnorderedSet: the member does not have such a name.
     """
     kind = type(member)
     if kind in _PLAIN:

@@ -1,4 +1,4 @@
-"""Computes which items of a sequence belong to which shard, for `sharding_filter`.
+"""Assigns the items of a sequence to shards, for `sharding_filter`.
 
 Role: pure functions over numbers. A sequence is dealt out in *units* of one item or of a block of consecutive items.
 """

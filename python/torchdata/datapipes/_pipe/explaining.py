@@ -1,4 +1,4 @@
-"""Adds a note to an exception that passes through a pipeline: which pipe raised the exception, and at which item.
+"""Adds a note to an exception that passes through a pipeline: the pipe that raised the exception, and its item.
 
 Role: pipe iterators call `explain` for every exception that passes through them, and only then. Runs in the process and
 thread that raised the exception. Keeps no state: the exception itself stores the position in the graph.
@@ -35,7 +35,7 @@ def explain(
     Args:
         error: the exception.
         frames: its traceback so far.
-        datapipe: the pipe whose iterator the exception passes through.
+        datapipe: the pipe; the exception passes through its iterator.
         yielded: the number of items that the pipe had yielded; None if its iteration had not begun.
         iterator: the pipe's own iterator, if the next item may be requested from it.
 

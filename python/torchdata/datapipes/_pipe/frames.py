@@ -98,9 +98,7 @@ class FrameFormat:
         return optional_import("pyarrow", extra="parquet", needed_by=self.pipe)
 
     def generated(self) -> FrameFormat:
-        """Returns the format with the dtype that `dtype_generator` returns now, or this format if there is no
-        generator.
-        """
+        """Returns the format with the dtype that `dtype_generator` returns now, or this format without a generator."""
         if self.dtype_generator is None:
             return self
         return FrameFormat(self.pipe, self.library, self.dtype_generator())

@@ -8,7 +8,7 @@ __all__ = ["GivenLength"]
 
 
 class GivenLength:
-    """A pipe whose length the user may set. Must precede the pipe's other base classes."""
+    """A pipe with a length that the user may set. Must precede the pipe's other base classes."""
 
     def _set_length(self, length: int) -> None:
         """Checks and stores the length.

@@ -15,7 +15,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class SameLength:
-    """A pipe with as many items as its first source. Must precede the pipe's other base classes."""
+    """A pipe with the same number of items as its first source. Must precede the pipe's other base classes."""
 
     def __len__(self) -> int:
         return length_of(self, sources_of(self)[0])

@@ -1,6 +1,6 @@
 """Reads rows of a Lance dataset by index: `LanceRows`.
 
-Role: a source of `ArrowParts` whose parts are ranges of rows. The source stores how to open the dataset in its version,
+Role: a source of `ArrowParts`; its parts are ranges of rows. The source stores how to open the dataset in its version,
 and each reading process opens the dataset itself, because a handle does not survive a fork. Listing requests only the
 number of rows. With a filter, Lance also reads the filter's columns. lance is imported where a source is created or
 read.
@@ -28,7 +28,7 @@ _inherited: list[Any] = []
 
 
 def lance_dataset(pipe: str, dataset: Any) -> Any:
-    """Returns the dataset: the given one, or the latest version of the one at a path or URI.
+    """Returns the given dataset, or opens the latest version of the dataset at a path or URI.
 
     Raises:
         TypeError: the value is neither a Lance dataset nor a path.
@@ -67,7 +67,7 @@ class LanceRows(ArrowSource):
     """Ranges of the rows of a Lance dataset that the filter does not exclude.
 
     Args:
-        dataset: the dataset, whose current version is read.
+        dataset: the dataset; its current version is read.
         filter: a SQL expression, a pyarrow expression, or None.
         part_rows: rows per part; the last part may have fewer.
     """

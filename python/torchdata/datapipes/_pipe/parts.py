@@ -17,10 +17,10 @@ from torchdata.datapipes.datapipe import DataChunk
 
 __all__ = ["SLICED", "Parts", "detached", "listed", "restored", "state_of_members"]
 
-#: Types that can be sliced, and whose iterators report the number of remaining items.
+#: Types that can be sliced, with iterators that report the number of remaining items.
 SLICED: frozenset[type] = frozenset({list, tuple, range, str, bytes, DataChunk})
 
-#: Types whose members are in memory, but must be converted to a list for slicing. The views of dicts are listed by
+#: Types with members in memory that must be converted to a list for slicing. The views of dicts are listed by
 #: their concrete types, because `isinstance` with abstract classes is slow.
 _LISTED: tuple[type, ...] = (
     list,
@@ -34,7 +34,7 @@ _LISTED: tuple[type, ...] = (
 
 
 def listed(result: Any) -> list[Any] | None:
-    """Returns the members of a result whose type is not in `SLICED`; None if the members are not in memory."""
+    """Returns the members of a result of a type that is not in `SLICED`; None if the members are not in memory."""
     in_memory = isinstance(result, _LISTED) or hasattr(type(result), "__array__")
     return list(result) if in_memory else None
 
@@ -96,7 +96,7 @@ class Parts:
             self.left = _Counted(source, done)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the remaining members, or the item from which to recreate them."""
+        """Returns the remaining members, or the item that recreates them."""
         if isinstance(self.left, _Counted):
             return {"item": self._item, "done": self.left.done}
         return state_of_members(self._members, self.left) or {"members": ()}

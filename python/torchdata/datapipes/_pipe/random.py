@@ -17,7 +17,8 @@ is_replica = False
 
 
 def draw_seed(last: int | None = None, follows: bool = False) -> int:
-    """Returns a new 63-bit seed from torch's global generator if torch is loaded, otherwise from Python's.
+    """Returns a new 63-bit seed from torch's global generator if torch is loaded, otherwise from Python's global
+    generator.
 
     `torch.manual_seed` (or, without torch, `random.seed`) therefore makes a run reproducible. The replicas of a pipe
     before a `sharding_filter` must draw the same numbers, because items would otherwise be lost or duplicated, but
@@ -27,7 +28,7 @@ def draw_seed(last: int | None = None, follows: bool = False) -> int:
 
     Args:
         last: the seed of the pipe's previous iteration.
-        follows: whether a loader seeds the pipe.
+        follows: whether the seeds follow from a seed of the loader, because the loader seeds the pipe.
     """
     if last is not None and (is_replica or follows):
         return random.Random(f"after {last}").getrandbits(63)

@@ -1,6 +1,6 @@
 """Reads the blocks of a materialized Ray Dataset: `RayBlocks`.
 
-Role: a source of `ArrowParts` whose parts are blocks. The blocks stay in Ray's object store, possibly on several
+Role: a source of `ArrowParts`; its parts are blocks. The blocks stay in Ray's object store, possibly on several
 machines, and a process requests only the blocks that it reads. A worker process joins the cluster at its first read. A
 forked process cannot join, because Ray uses threads, which a fork does not copy. ray is imported where a source is
 created or read.
@@ -53,7 +53,7 @@ class RayBlocks(ArrowSource):
             f"block {number} of {len(told)} ({rows} rows, checksum {checksum:08x})"
             for number, (rows, checksum, _) in enumerate(told)
         ]
-        # Empty blocks may have no columns.
+        # An empty block may lack columns.
         full = [schema for rows, _, schema in told if rows] or [schema for *_, schema in told]
         if not full:
             full = [optional_import("pyarrow", extra="parquet", needed_by="ArrowParts").schema([])]
@@ -91,8 +91,9 @@ def _join(ray: Any, address: str) -> None:
     with _joining:
         if _joined not in (None, os.getpid()):
             raise RuntimeError(
-                "a forked process cannot read the blocks of a Ray Data set: Ray lives in threads, which a fork leaves "
-                "behind. Use MultiProcessingReadingService(…, multiprocessing_context='spawn') or 'forkserver', or a "
+                "a forked process cannot read the blocks of a Ray Data set: Ray needs threads, and a fork does not "
+                "copy them. Use MultiProcessingReadingService(…, multiprocessing_context='spawn') or 'forkserver', "
+                "or a "
                 "RayReadingService"
             )
         if not ray.is_initialized():

@@ -1,7 +1,7 @@
 """Functional forms: the method names under which pipes are available on other pipes.
 
-Role: one registry per kind of pipe (iter, map). `functional_datapipe` fills it at import time, and `register_late`
-registers pipes whose module is imported on first use.
+Role: one registry per kind of pipe (iter, map). `functional_datapipe` fills it at import time, and `register_late` adds
+pipes without importing their modules.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class FunctionalForms:
     ) -> None:
         """Makes the pipe class `cls_to_register` available as `pipe.function_name(...)`.
 
-        `enable_df_api_tracing` is accepted for compatibility and has no effect, because this package does not include
+        `enable_df_api_tracing` is accepted for compatibility and ignored, because this package does not include
         PyTorch's data frame tracing.
         """
         cls.register_function(function_name, _constructor(cls, function_name, cls_to_register))
@@ -125,7 +125,7 @@ def _no_attribute(pipe: Any, name: str) -> AttributeError:
 
 
 class LateForm:
-    """The functional form of a pipe whose module is imported when the form is first used or inspected.
+    """The functional form of a pipe that imports the pipe's module when the form is first used or inspected.
 
     Args:
         base: the base class for this kind of pipe.
@@ -163,7 +163,7 @@ def _constructor(base: type[FunctionalForms], name: str, pipe: type) -> Callable
             raise
 
     functools.update_wrapper(construct, pipe, assigned=("__module__", "__doc__"), updated=())
-    # `help` shows this name, and pickle finds the bound method by it.
+    # `help` shows this name, and pickle finds the bound method by this name.
     construct.__name__, construct.__qualname__ = name, f"{base.__name__}.{name}"
     with contextlib.suppress(ValueError):  # the class has a constructor that is written in C
         # The constructor returns None, but the form returns the new pipe.
@@ -200,7 +200,8 @@ def _without(parameter: str | None, docstring: str | None) -> str | None:
 
 
 def _may_replace(before: Any, now: Any) -> bool:
-    """Returns whether `now` is a newer version of the class behind the form `before`, as when a notebook cell is rerun.
+    """Returns whether `now` is a newer version of the class that the form `before` creates, as when a notebook cell is
+    rerun.
 
     This also applies when the module of a late form is imported.
     """

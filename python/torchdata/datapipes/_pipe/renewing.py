@@ -1,9 +1,10 @@
 """Recreates iterators of this package's pipes after a skipped exception.
 
 Role: a generator that has raised has ended, but the `__iter__` of a pipe resumes from the state that its class lists,
-as it does from a loaded state. A pass whose exceptions are skipped therefore uses a chain of iterators of the same
-pipe. Each one continues where the previous one raised, and reads the existing iterators of the sources. Used by
-`skipping`, in the process that iterates the pipe. The chain owns the renewal, which owns the sources' iterators.
+as it does from a loaded state. If exceptions of a pass are skipped, the pass therefore uses a chain of iterators of the
+same pipe. Each iterator continues where the previous iterator raised, and reads the existing iterators of the sources.
+Used by `skipping`, in the process that iterates the pipe. The chain owns the renewal, which owns the sources'
+iterators.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torchdata.datapipes._pipe.state.record import existing_record, record_of, t
 
 __all__ = ["Renewal", "keep_for_reader", "renewal_of", "taken_again"]
 
-#: Modules whose pipes have an `__iter__` that resumes from the declared state after any exception.
+#: The prefix of modules with pipes that can resume from their declared state after any exception, by `__iter__`.
 _OURS = "torchdata.datapipes."
 
 
@@ -30,7 +31,7 @@ class Renewal(Iterator[Iterator[Any]]):
     Args:
         datapipe: the pipe.
         function: the pipe's own `__iter__`.
-        sources: the pipes whose progress shows whether the next iterator would raise at the same item.
+        sources: the pipes that show, by their progress, whether the next iterator would raise at the same item.
     """
 
     __slots__ = (
@@ -49,7 +50,7 @@ class Renewal(Iterator[Iterator[Any]]):
         self._datapipe, self._function, self._sources = datapipe, function, sources
         self._first: Iterator[Any] | None = None
         self._is_broken = False
-        #: The iterators of the sources, and those that the next iterator of this pipe must continue with.
+        #: The iterators of the sources, and the iterators that the next iterator of this pipe must continue with.
         self._guards: dict[int, Iterator[Any]] = {}
         self._again: dict[int, Iterator[Any]] = {}
         #: The number of items that the pipe and its sources had yielded when the last iterator raised.
@@ -77,7 +78,7 @@ class Renewal(Iterator[Iterator[Any]]):
         return self._function(datapipe)
 
     def renew(self) -> bool:
-        """Replaces an iterator that has raised; returns False if the new one would raise at the same item."""
+        """Replaces an iterator that has raised; returns False if the new iterator would raise at the same item."""
         seen = [token_of(pipe).yielded for pipe in (self._datapipe, *self._sources)]
         if seen == self._seen:
             return False
@@ -97,7 +98,7 @@ def renewal_of(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Renew
     """Prepares a pass for skipped exceptions; returns None if the pipe cannot continue after one.
 
     Args:
-        datapipe: the pipe whose pass begins.
+        datapipe: the pipe that begins a pass.
         function: the pipe's own `__iter__`.
     """
     record, kind = record_of(datapipe), type(datapipe)
@@ -118,7 +119,7 @@ def renewal_of(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Renew
 
 
 def taken_again(datapipe: Any) -> Iterator[Any] | None:
-    """Returns the running iterator of a pipe whose reader was recreated; None if the pipe must begin."""
+    """Returns the running iterator of a pipe after its reader was recreated; None if the pipe must begin."""
     renewal = _reader_of(datapipe)
     return None if renewal is None else renewal.take_again(datapipe)
 

@@ -1,4 +1,4 @@
-"""Reads a stream without a state. Its position is a number of items, and a resume reads the stream up to this position.
+"""Reads a stream without a state. The position is a number of items, and a resume reads the stream up to this position.
 
 Role: each reading samples the stream, so that a resume detects a stream that does not repeat itself. The sampled
 positions become sparser, and no Python code runs between two of them. Runs where the source of a pipeline is read.
@@ -69,8 +69,8 @@ class SampledStream:
         Args:
             make: a function that begins to iterate over the stream.
             position: the number of items to skip.
-            is_strict: whether to compare the skipped items with those that were read before the state was saved.
-            if_empty: a function that is called if the stream has no items.
+            is_strict: whether to compare the skipped items with the items that were read before the state was saved.
+            if_empty: a function that is called if the stream is empty.
         """
         if position or self._generators is not None:
             return chain.from_iterable(self._resumed(make, position, is_strict))
@@ -99,7 +99,7 @@ class SampledStream:
         """Warns, or raises RuntimeError, because the stream does not repeat itself.
 
         Args:
-            position: the number of items that were read again.
+            position: the number of items that were reread.
             is_noise: whether only numbers differ that may be drawn for each item.
         """
         if is_noise:

@@ -31,7 +31,7 @@ class Seeded:
         return self._seed if token_of(self).current == 0 and self._seed is not None else self._epoch_seed
 
     def _take_seed(self) -> int:
-        """Returns the seed of the iteration that begins: the one from `set_seed`, or a new one."""
+        """Returns the seed of the iteration that begins: the value passed to `set_seed`, or a new seed."""
         seed = draw_seed(self._epoch_seed, record_of(self).seeded) if self._seed is None else self._seed
         self._epoch_seed, self._seed = seed, None
         return seed

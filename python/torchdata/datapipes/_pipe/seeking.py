@@ -44,10 +44,10 @@ _SAMPLES: tuple[Any, ...] = (
     array("I"),
 )
 
-#: Types for which iterating and indexing with 0, 1, … give the same items.
+#: Types that give the same items by iterating and by indexing with 0, 1, ….
 _PLAIN = frozenset({array, list, range, tuple})
 
-#: Iterators whose `__setstate__(n)` continues at item n.
+#: Iterators that continue at item n after `__setstate__(n)`.
 _SEEKABLE = frozenset(type(iter(sample)) for sample in _SAMPLES)
 
 

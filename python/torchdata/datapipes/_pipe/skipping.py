@@ -57,8 +57,8 @@ __all__ = [
     "write_line",
 ]
 
-#: The number of this worker, "dispatch" in the dispatching process, or None in the main process. The loader sets it and
-#: reports what its processes skip.
+#: The number of this worker, "dispatch" in the dispatching process, or None in the main process. The loader sets this
+#: number, and reports the skipped items of its processes.
 worker: int | str | None = None
 
 #: The epoch, from 0, of the loader that this worker process belongs to.
@@ -142,7 +142,7 @@ def skipped_of(owner: Any) -> dict[tuple[str, str], int]:
 
 
 def plus_one(kinds: dict[str, int], kind: str) -> dict[str, int]:
-    """Returns the counts with one more for `kind`, as a new dict, because a state may hold the old one."""
+    """Returns the counts with one more for `kind`, as a new dict, because a state may refer to the old dict."""
     return {**kinds, kind: kinds.get(kind, 0) + 1}
 
 
@@ -187,7 +187,7 @@ def too_many(
         skipped: the counts of skipped items.
         limit: the limit, see `check_limit`.
         name: the argument's name.
-        items: the items of which a fraction may be skipped; the last word is a noun for items.
+        items: a description of the items that may be skipped; the last word is a noun for items.
         where: the processes and epochs with these items.
         last: a line about the last exception.
     """
@@ -224,7 +224,8 @@ def limit_error(owner: Any, *, at_the_end: bool = False) -> TooManySkipped | Non
 
 
 def skip(error: BaseException, datapipe: Any, yielded: int, iterator: Any) -> bool | TooManySkipped:
-    """Skips the item at which a claimed pipe has raised; returns False if the item cannot or must not be skipped.
+    """Skips the item that made a claimed pipe raise an exception; returns False if the item cannot or must not be
+    skipped.
 
     Args:
         error: the exception, as raised by this pipe.

@@ -1,9 +1,10 @@
 """Stops sources from splitting their items among workers if a `sharding_filter` already does so.
 
-Role: such sources ask `torch.utils.data.get_worker_info()` for their worker. Before a filter that splits among workers,
-the source would yield a part, of which the filter would keep only a part. While such a source is asked for an item,
-PyTorch therefore reports a single worker in that thread. Runs in workers of this package and of PyTorch. In these
-workers, PyTorch's function returns an object of this package, which shows the true values to all other code.
+Role: such sources ask `torch.utils.data.get_worker_info()` for their worker. If a filter that splits among workers
+reads such a source, the source would yield a part, and the filter would keep only a part of this part. While such a
+source is asked for an item, PyTorch therefore reports a single worker in that thread. Runs in workers of this package
+and of PyTorch. In these workers, PyTorch's function returns an object of this package, which shows the true values to
+all other code.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _WORKER = "torch.utils.data._utils.worker"
 #: The module that defines the base classes of pipes.
 _BASES = "torchdata.datapipes.datapipe"
 
-#: Libraries whose iterables never call `get_worker_info`.
+#: Libraries with iterables that never call `get_worker_info`.
 _INNOCENT = frozenset({"itertools", "numpy", "pandas", "polars", "pyarrow", "torchdata"})
 
 #: The pipes that a filter reads and that may call `get_worker_info`.
@@ -40,13 +41,13 @@ _depth = _Depth()
 
 
 def read_whole(datapipes: Iterable[Any]) -> bool:
-    """Makes pipes that may yield only a worker's share yield everything in their next iterations.
+    """Prevents pipes from splitting their items among workers: in their next iterations, they yield all items.
 
     Args:
         datapipes: all pipes that a `sharding_filter` reads from.
 
     Returns:
-        Whether some of the pipes belong to PyTorch. Their reader must then call `begin_whole`.
+        Whether some of the pipes belong to PyTorch. If so, their reader must call `begin_whole`.
     """
     theirs = False
     for datapipe in datapipes:

@@ -19,7 +19,7 @@ PLAIN_TYPES: frozenset[type] = frozenset({int, float, str, bytes, bool, type(Non
 
 
 def close_dropped(item: Any) -> None:
-    """Closes every wrapped stream in `item`, which will not be read again."""
+    """Closes every wrapped stream in `item`, because the item is no longer used."""
     if type(item) in PLAIN_TYPES:
         return
     # if the module is not loaded, no stream was wrapped
@@ -29,7 +29,7 @@ def close_dropped(item: Any) -> None:
 
 
 def with_detached_streams(item: Any) -> Any:
-    """Returns `item`, or a copy whose wrapped streams reopen their files when they are read.
+    """Returns `item`, or a copy with wrapped streams that reopen their files when they are read.
 
     Used for items that a pipe keeps after its iteration. A stream's file is closed once no other code refers to the
     stream. Streams that cannot be reopened are kept as they are.
@@ -53,7 +53,7 @@ def _exchanged(item: Any, exchange: Callable[[Any], Any]) -> Any:
         return item
     if isinstance(item, streams.StreamWrapper):
         return exchange(item)
-    # Only exact types, because it is not known how to recreate a subclass.
+    # Only exact types, because a subclass may not be recreated in the same way.
     if kind is dict:
         values = [_exchanged(value, exchange) for value in item.values()]
         changed = any(map(is_not, values, item.values()))

@@ -133,5 +133,5 @@ class Unfolding:
         self._load_declared({})  # type: ignore[attr-defined]
         resume = state_dict["unfolding"]
         if resume is not None and "members" not in resume and not ("item" in resume and type(resume["done"]) is int):
-            raise KeyError("it is told neither what is left of an item, nor which item that is")
+            raise KeyError("it contains neither the remaining part of an item, nor the number of this item")
         self._resume = resume

@@ -80,8 +80,8 @@ def begin_sharing(datapipe: Any) -> Iterator[Any]:
     """Starts an iteration for a reader that takes a share. The iterator can skip other shares' items if the pipe
     supports this.
 
-    Such a pipe defines `_can_pass_over` and `_iter_by_index`, which replaces `__iter__` and yields the same items, in
-    its own class. Subclasses do not inherit this support.
+    To support this, the class of the pipe itself defines `_can_pass_over` and `_iter_by_index`, which replaces
+    `__iter__` and yields the same items. Subclasses do not inherit this support.
     """
     record, kind = existing_record(datapipe), type(datapipe)
     is_claimed = record is not None and record.claim is not None

@@ -33,7 +33,7 @@ _MOST_SAMPLES = 1 << 13
 #: The witness of the current epoch in this process, if this is one of several workers.
 current: Witness | None = None
 
-#: Types whose values are the same in every process.
+#: Types with values that are the same in every process.
 _PLAIN = frozenset({str, bytes, int, bool, float, complex, type(None)})
 
 #: How many elements of an array or tensor are sampled.
@@ -46,7 +46,7 @@ class Note(NamedTuple):
     Args:
         number: the number of the filter in the graph.
         source: a description of the filter's source.
-        start: the position at which the filter began to read.
+        start: the position where the filter began to read.
         samples: positions and checksums of items.
         length: the number of items that the source had; None if it has not ended.
         splits_itself: whether the source is assumed to split itself among workers, which then read different items.
@@ -66,7 +66,7 @@ class SampleWatch:
     Args:
         number: the number of the filter in the graph.
         source: a description of the source.
-        start: the position at which the filter begins to read.
+        start: the position where the filter begins to read.
         splits_itself: see `Note`.
     """
 
@@ -106,7 +106,7 @@ class Witness:
     """The watches of one epoch in one worker.
 
     Args:
-        filters: the sharding filters whose items are sampled, each with a description of its sources.
+        filters: the sharding filters to take samples of, each with a description of its sources.
     """
 
     def __init__(self, filters: Sequence[tuple[Any, str]]) -> None:
@@ -168,7 +168,7 @@ class SampleDigest:
         self.next = sample_behind(self.next)
 
     def add_missing(self) -> None:
-        """Skips the next sampled position, because there is no item at this position."""
+        """Skips the next sampled position, because this position is after the last item."""
         self.next = sample_behind(self.next)
 
     def agrees_with(self, other: SampleDigest) -> bool:
@@ -177,7 +177,8 @@ class SampleDigest:
 
     @staticmethod
     def differ_in_numbers_alone(one: int, other: int) -> bool:
-        """Returns whether two checksums cover the same discrete parts, in the same order."""
+        """Returns whether two checksums differ only in floating-point numbers: their discrete parts are equal, in the
+        same order."""
         return one >> 32 == other >> 32
 
 

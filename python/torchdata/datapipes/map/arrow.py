@@ -1,7 +1,7 @@
 """The map pipe over the parts of a table: ArrowParts, and `from_ray_data`, which reads a Ray Dataset by them.
 
-Role: provides the numbers of parts, which are shuffled and sharded before the table is read. It owns the list of parts,
-which is created when the pipe is built. Runs in any process that requests an item.
+Role: provides the numbers of parts, which are shuffled and sharded before the table is read. The pipe owns the list of
+parts, which is created when the pipe is built. Runs in any process that requests an item.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pipes that read a map-style pipe in another order: Shuffler, IndexSampler. They are iterable-style pipes, because
+"""Pipes that read a map-style pipe in another order: Shuffler, IndexSampler. Both are iterable-style pipes, because
 they only determine an order.
 
 These pipes run in the process that iterates the pipeline, and own the order of the current iteration.
@@ -108,7 +108,7 @@ def _sampled(indices: Sequence[Any], seed: int | None) -> Sequence[Any]:
 
 
 class IndexSampler(Seeded, ReadsByIndex[T_co]):
-    """Yields the items of a map pipe in the order of a sampler, which is read again in each epoch.
+    """Yields the items of a map pipe in the order of a sampler, which is reread in each epoch.
 
     Functional form of MapDataPipe: `sample_by`.
 
@@ -138,7 +138,7 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
     _epoch: int = state(0, lasts=True, copied=True)
     #: The reading of a sampler without a length.
     _stream: SampledStream | None = state(None, saved=False)
-    #: Whether indices that are read again after a resume are compared with those before.
+    #: Whether indices that are reread after a resume are compared with the original indices.
     _is_strict = True
 
     def __init__(self, datapipe: MapDataPipe[T_co], sampler: Iterable[Any]) -> None:
@@ -146,7 +146,8 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
         check_iterable("IndexSampler", "sampler", sampler)
         if hasattr(type(sampler), "__next__"):
             raise TypeError(
-                f"IndexSampler: sampler is read anew in each epoch, but {sampler!r} of type {type(sampler).__name__} "
+                f"IndexSampler: sampler is iterated again in each epoch, but {sampler!r} of type "
+                f"{type(sampler).__name__} "
                 "can be read once; give a list of its indices"
             )
         self.datapipe = datapipe

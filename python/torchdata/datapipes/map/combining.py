@@ -22,7 +22,7 @@ R = TypeVar("R")
 
 @functional_datapipe("concat")
 class Concater(MapDataPipe[T_co]):
-    """Joins pipes end to end: the indices of each pipe begin where those of the previous one end.
+    """Joins pipes end to end: the indices of each pipe continue the indices of the previous pipe.
 
     Args:
         *datapipes: pipes or datasets with a length and the indices 0, 1, …

@@ -1,7 +1,7 @@
 """Map pipes that begin a pipeline: SequenceWrapper over a sequence, IterToMapConverter over an iterable pipe.
 
-Role: these pipes own the data that all other map-style pipes read by index. They run in any process that requests an
-item.
+Role: these pipes own the data that all other map-style pipes read by index. The pipes run in any process that requests
+an item.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class SequenceWrapper(MapDataPipe[T_co]):
 
     Args:
         sequence: the object to read.
-        deepcopy: whether a deep copy is made once, so that later changes of `sequence` have no effect; True by default.
+        deepcopy: whether a deep copy is made once, so that later changes of `sequence` are ignored; True by default.
             If `sequence` cannot be copied, the original is read, with a warning.
 
     Raises:
-        TypeError: `sequence` has no `__getitem__`.
+        TypeError: `sequence` does not have `__getitem__`.
 
     Example:
         >>> from torchdata.datapipes.map import SequenceWrapper
@@ -66,8 +66,8 @@ class SequenceWrapper(MapDataPipe[T_co]):
 class IterToMapConverter(MapDataPipe[Any]):
     """Reads an iterable pipe into a dict when the first item is requested, and provides its items by their keys.
 
-    Its functional form is `to_map_datapipe` of iterable pipes. If several items have the same key, the last one counts,
-    and a warning names the key. The dict is part of the pipe's state.
+    The functional form is `to_map_datapipe` of iterable pipes. If several items have the same key, the last item is
+    used, and a warning names the key. The dict is part of the pipe's state.
 
     Args:
         datapipe: the iterable pipe to read.

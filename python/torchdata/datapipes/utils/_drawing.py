@@ -31,14 +31,14 @@ _SOURCE_COLOR, _END_COLOR = "lightblue", "darkolivegreen1"
 
 
 def to_graph(dp: Any, *, debug: bool = False) -> graphviz.Digraph:
-    """Draws the graph of pipes that ends in `dp`: an arrow goes from each pipe to those that read from it.
+    """Draws the graph of pipes that ends in `dp`: an arrow leads from each pipe to its readers.
 
     For a loader or its statistics, the drawing shows what each process runs. A hotter color means that the pipe takes
     more of its process's time (with `stats="full"`), and the arrows show the number of items per second. `picture()` of
     both draws the same without the program `dot`.
 
     Pipes without sources are blue, and the last pipe is green. A pipe that was split by `fork`, `demux` and similar
-    pipes is one node, from which the readers of all children are reached.
+    pipes is one node, with arrows to the readers of all children.
 
     Args:
         dp: the last pipe of the graph, a `DataLoader2`, or the result of its `stats()`.

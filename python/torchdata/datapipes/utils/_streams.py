@@ -1,4 +1,4 @@
-"""Streams that pipes pass on: they close themselves when they are no longer needed, and can be reopened.
+"""Streams that pipes pass on: they close themselves after their last use, and can be reopened.
 
 Role: `StreamWrapper` is the file object of every pipe that yields streams. The wrapper belongs to the process that
 opened it, and owns the file object. A wrapper of this package contains (or determines) a *recipe* to reopen the stream:
@@ -226,13 +226,13 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
                 self._leave_parent()
 
     def autoclose(self) -> None:
-        """Closes the stream once it has no open child streams, or at once if there are none."""
+        """Closes the stream once all its child streams are closed."""
         self.close_on_last_child = True
         if self.child_counter == 0:
             self.close()
 
     def detach_from_parent(self, file_obj: Any) -> None:
-        """Replaces the file object with one that has the same contents and needs no parent stream."""
+        """Replaces the file object with a file object that has the same contents, but not a parent stream."""
         self.file_obj, self._recipe = file_obj, None
         self._leave_parent()
 
@@ -286,7 +286,8 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
             return _reopening, (recipe, self._offset(), self.name)
         if isinstance(self.file_obj, io.IOBase) and not isinstance(self.file_obj, (io.BytesIO, io.StringIO)):
             raise TypeError(
-                f"{self!r} cannot be pickled or copied, because nothing tells how it is opened again; read it before "
+                f"{self!r} cannot be pickled or copied, because it does not have a recipe to reopen it; read it "
+                f"before "
                 "this point of the pipeline, or give its wrapper a recipe: StreamWrapper(file, recipe=...)"
             )
         return StreamWrapper, (self.file_obj, None, self.name)
@@ -325,7 +326,7 @@ def _closed_stream(name: str | None) -> StreamWrapper:
 
 
 def detached(stream: Any, offset: int | None = None) -> Any:
-    """Returns a stand-in for `stream` without an open file, at `offset` (None: the stream's current position).
+    """Returns a placeholder for `stream` without an open file, at `offset` (None: the stream's current position).
 
     In-memory files, moved to `offset`, and streams that cannot be reopened are returned unchanged.
     """
@@ -333,7 +334,7 @@ def detached(stream: Any, offset: int | None = None) -> Any:
     file_obj: Any = wrapper.__dict__.get("file_obj") if wrapper is not None else stream
     if wrapper is not None and wrapper.closed:
         return stream
-    # torch's wrappers have no recipe
+    # torch's wrappers do not have a recipe
     own_recipe: Recipe | None = None if wrapper is None else vars(wrapper).get("_recipe")
     if wrapper is not None and file_obj is None and own_recipe is not None:
         return StreamWrapper.reopening(own_recipe, wrapper._reopen_at if offset is None else offset, wrapper.name)

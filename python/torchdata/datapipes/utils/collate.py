@@ -1,6 +1,6 @@
 """Collating: converts a batch of items to one item with arrays, or with tensors if PyTorch is imported.
 
-Role: the default function of `collate`, and the function behind its argument `conversion`. Runs in the process that
+Role: the default function of `collate`, and the function for its argument `conversion`. Runs in the process that
 iterates the pipe. Stacked arrays are allocated by `torchdata.empty`, so that a worker builds them where they need not
 be copied again.
 """
@@ -204,7 +204,7 @@ def is_stackable(torch: Any, batch: Any) -> bool:
 
 
 def stacked_tensors(torch: Any, batch: Any) -> Any:
-    """Stacks the tensors of a batch, in memory from which a worker sends its items.
+    """Stacks the tensors of a batch, in memory that a worker sends directly.
 
     Raises:
         RuntimeError: the shapes differ, or a tensor requires a gradient.
@@ -215,7 +215,7 @@ def stacked_tensors(torch: Any, batch: Any) -> Any:
 
 
 def arrays_as_tensor(torch: Any, batch: Any) -> Any:
-    """Stacks the arrays of a batch to a tensor, in memory from which a worker sends its items.
+    """Stacks the arrays of a batch to a tensor, in memory that a worker sends directly.
 
     Returns None unless all are arrays of one shape and of a type that torch supports. Converting each one then reports
     the error.

@@ -1,7 +1,7 @@
 """Decodes the contents of files by their extension: the handlers of `routed_decode`.
 
 A handler is a function of an extension and the file's contents, which returns None for unsupported extensions. Handlers
-for torch's pipes can be used unchanged, including those in `torch.utils.data.datapipes.utils.decoder`.
+for torch's pipes can be used unchanged, including the handlers in `torch.utils.data.datapipes.utils.decoder`.
 
 Role: the built-in handlers. Runs in the process that iterates the pipe, and keeps no state.
 """
@@ -158,11 +158,11 @@ class ImageHandler:
     """Decodes images (`jpg`, `jpeg`, `png`, `ppm`, `pgm`, `pbm`, `pnm`) with Pillow.
 
     Args:
-        imagespec: the form of the result. It consists of a prefix (none: a NumPy array of height, width and channels;
-            `torch`: a tensor of channels, height and width; `pil`: a Pillow image), the channels (`l`, `rgb` or `rgba`;
-            `torch` and `pil` alone mean `rgb`), and for arrays and tensors either `8` (integers from 0 to 255) or
-            nothing (32-bit floats from 0 to 1). If PyTorch is not imported, a NumPy array of the same shape replaces
-            the tensor.
+        imagespec: the form of the result. The form consists of a prefix (none: a NumPy array of height, width and
+            channels; `torch`: a tensor of channels, height and width; `pil`: a Pillow image), the channels (`l`, `rgb`
+            or `rgba`; `torch` and `pil` alone mean `rgb`), and for arrays and tensors either `8` (integers from 0 to
+            255) or nothing (32-bit floats from 0 to 1). If PyTorch is not imported, a NumPy array of the same shape
+            replaces the tensor.
 
     Raises:
         AssertionError: the specification is unknown.

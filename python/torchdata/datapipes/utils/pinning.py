@@ -15,17 +15,17 @@ __all__ = ["pin_memory_fn"]
 
 
 def pin_memory_fn(data: Any, device: Any = None) -> Any:
-    """Copies `data` to pinned (page-locked) memory: tensors, and those in mappings, sequences and named tuples.
+    """Copies `data` to pinned (page-locked) memory: tensors, also within mappings, sequences and named tuples.
 
     An object with a method `pin_memory` is pinned by calling it without arguments. Other objects, such as numbers and
     strings, are returned unchanged.
 
     Args:
         data: the item to pin. Containers are rebuilt, with their own types where possible.
-        device: the CUDA device for which memory is pinned; None (the default) for the current device.
+        device: the CUDA device to pin memory for; None (the default) for the current device.
 
     Raises:
-        RuntimeError: `data` contains a tensor, but there is no CUDA device.
+        RuntimeError: `data` contains a tensor, but CUDA is not available.
 
     Example:
         >>> from torchdata.datapipes.utils import pin_memory_fn

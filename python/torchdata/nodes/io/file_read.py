@@ -19,7 +19,7 @@ _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd", "dis
 
 
 class FileReader(ParallelMapper[dict[str, Any]]):
-    """Reads whole files. It is a `ParallelMapper`, by default without workers.
+    """Reads whole files. The node is a `ParallelMapper`, by default without workers.
 
     An item of the source is a dict with the path or URL in `"data"`, as `FileLister` yields it. The result has the
     contents in `"data"`, and the item's `"metadata"` with an additional `"file_path"`.

@@ -20,7 +20,7 @@ _CRITERIA = (
 
 
 class NothingThere(Exception):
-    """Signals that the chosen source has no item, so that another source must be chosen."""
+    """Signals that the chosen source is exhausted, so that another source must be chosen."""
 
 
 class MultiNode(BaseNode[T]):
@@ -94,7 +94,7 @@ class MultiNode(BaseNode[T]):
 
         Raises:
             StopIteration: the epoch is over.
-            NothingThere: the source has no item.
+            NothingThere: the source is exhausted.
         """
         if self._datasets_exhausted[name] and self.stop_criteria == StopCriteria.ALL_DATASETS_EXHAUSTED:
             raise NothingThere
@@ -143,7 +143,7 @@ class MultiNode(BaseNode[T]):
         """Returns the number of items per epoch.
 
         Raises:
-            TypeError: a source has no length, or the criterion does not determine the length.
+            TypeError: the length of a source is unknown, or the criterion does not determine the length.
         """
         lengths = [len(self.source_nodes[name]) for name in self.dataset_names]  # type: ignore[arg-type]
         if self.stop_criteria == StopCriteria.ALL_DATASETS_EXHAUSTED:

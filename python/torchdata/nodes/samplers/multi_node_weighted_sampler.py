@@ -46,7 +46,7 @@ class MultiNodeWeightedSampler(MultiNode[T]):
 
     Raises:
         TypeError: a source is not a node, or a number is not an integer.
-        ValueError: there are no sources, `weights` has other names or contains values other than positive finite
+        ValueError: `source_nodes` is empty, `weights` has other names or contains values other than positive finite
             numbers, `stop_criteria` is unknown, or the rank is out of range; while reading, an item already has the
             key.
 

@@ -13,8 +13,8 @@ __all__ = ["get_rank_and_world_size"]
 def get_rank_and_world_size() -> tuple[int, int]:
     """Returns the rank of this process and the number of ranks.
 
-    They come from `torch.distributed` if it is initialized, otherwise from the variables RANK and WORLD_SIZE, and are
-    otherwise 0 and 1.
+    Both are taken from `torch.distributed` if it is initialized, otherwise from the variables RANK and WORLD_SIZE, and
+    are otherwise 0 and 1.
 
     Raises:
         ValueError: the rank is negative, or not less than the number of ranks.
@@ -35,7 +35,8 @@ def get_rank_and_world_size() -> tuple[int, int]:
 
 
 def _get_rank_seed(seed: int, generator_rank: torch.Generator, rank: int, world_size: int, epoch: int) -> int:
-    """Returns the seed of an epoch on a rank. It equals that of torchdata 0.11, so that the orders are the same.
+    """Returns the seed of an epoch on a rank. The seed is the same as in torchdata 0.11, so that the orders are the
+    same.
 
     Args:
         seed: the user's seed.

@@ -1,8 +1,8 @@
 //! Reads `tf.train.Example` and `tf.train.SequenceExample` from protocol buffers without copying.
 //!
-//! Both are maps from names to features. A SequenceExample also has a map from names to lists of features (see
-//! TensorFlow's `example.proto` and `feature.proto`). Common fields have the same number, so one reader suffices for
-//! both. As required for protocol buffers, unknown fields are skipped, repeated messages are merged, and lists of
+//! These messages are maps from names to features. A SequenceExample also has a map from names to lists of features
+//! (see TensorFlow's `example.proto` and `feature.proto`). Common fields have the same number, so one reader suffices
+//! for both. As required for protocol buffers, unknown fields are skipped, repeated messages are merged, and lists of
 //! numbers may be packed or not.
 
 use crate::formats::wire::{Fields, WireError, WireValue};
@@ -27,7 +27,7 @@ pub struct Feature<'a> {
 }
 
 impl<'a> Feature<'a> {
-    /// The type of the values, or None if the feature has no list of values, not even an empty one.
+    /// The type of the values, or None if the feature lacks a list of values, even an empty list.
     pub fn kind(&self) -> Option<FeatureKind> {
         self.kind
     }
@@ -93,7 +93,7 @@ pub struct Example<'a> {
 }
 
 impl<'a> Example<'a> {
-    /// Reads a record. Skips features with names for which `wanted` returns false.
+    /// Reads a record. Skips features if `wanted` returns false for their names.
     pub fn parse(record: &'a [u8], wanted: impl Fn(&str) -> bool) -> Result<Self, WireError> {
         let mut example = Self::default();
         for field in Fields::new(record) {

@@ -22,7 +22,7 @@ pub enum PlainError {
         /// The instruction.
         opcode: u8,
     },
-    /// The bytes end within an instruction, or before the last one.
+    /// The bytes end within an instruction, or before the last instruction.
     #[error("they end within the instruction at byte {0}")]
     Short(usize),
     /// Bytes follow the last instruction.

@@ -1,8 +1,8 @@
 //! Reads the headers of regular files in tar archives, and checks the format of extended headers.
 //!
 //! Of the many kinds of tar headers (see tar(5)), only one is frequent in datasets: a regular file with a short name.
-//! This module reads such headers. A complete reader of the format reads all other blocks. That reader can rely on
-//! [`pax_records`] having checked the format of extended headers.
+//! This module reads such headers. A complete reader of the format reads all other blocks. The complete reader can rely
+//! on [`pax_records`] having checked the format of extended headers.
 
 /// Bytes of a header, and the unit for padding data.
 pub const BLOCK: usize = 512;
@@ -45,7 +45,8 @@ fn octal(field: &[u8]) -> Option<u64> {
     })
 }
 
-/// The maximum number of consecutive digits in a pax header. Readers search for numbers starting at each digit.
+/// The maximum number of consecutive digits in a pax header. A reader that searches for a number tries each digit as
+/// its start, so a long run of digits costs quadratic time.
 const LONGEST_NUMBER: usize = 100;
 /// Bytes of the shortest record: `5 a=\n`.
 const SHORTEST_RECORD: usize = 5;
@@ -53,7 +54,7 @@ const SHORTEST_RECORD: usize = 5;
 /// Why an extended header is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PaxError {
-    /// There is no valid record at this offset.
+    /// The record at this offset is invalid.
     #[error("there is no valid record at byte {0} of its extended header")]
     Record(usize),
     /// The header contains an implausibly long number.

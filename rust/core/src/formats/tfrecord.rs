@@ -41,7 +41,7 @@ pub enum RecordError {
     Truncated {
         /// The number of available bytes, including checksums.
         found: u64,
-        /// The expected number of bytes, including checksums. If the file ends before the length, that of the head.
+        /// The expected number of bytes, including checksums. If the file ends within the head, the size of the head.
         wanted: u64,
     },
 }

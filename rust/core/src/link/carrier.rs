@@ -1,7 +1,7 @@
 //! Carries units and control words between two machines: out of a link on one machine, into its copy on the other.
 //!
 //! A worker on another machine has a control link and a data link there, and the main process has a copy of each. On
-//! both machines a carrier connects the pair: it is the consumer of one link and the producer of the other.
+//! both machines a carrier connects the pair: it is the consumer of one link and the producer of the second link.
 //!
 //! ```text
 //! main  ── control ──►  carrier  ┄┄ frames ┄┄►  carrier  ── control ──►  child
@@ -10,10 +10,10 @@
 //!
 //! Units are carried without being decoded, with the stream and kind that their producer set. Fragments are joined
 //! first. The control words in the header of a link are carried separately (see [`Words`]). A word may arrive late,
-//! because only the latest value matters and no process waits for an older one. A word may also arrive before units
+//! because only the latest value matters and no process waits for an older value. A word may also arrive before units
 //! that were published earlier, because even on one machine it can be read before them. Words never wait for units,
-//! because the units may need room that only appears after a word is read. The caller must put each frame once and in
-//! the order in which frames were taken, and the same for words.
+//! because the units may need room that only appears after a word is read. The caller must put each frame once, in the
+//! order of taking, and the same for words.
 //!
 //! A frame consists of a head and separate large buffers. Frames are not trusted: inconsistent data is reported as
 //! [`Corrupted`].
@@ -41,9 +41,9 @@ const TIDY_EVERY: Duration = Duration::from_secs(1);
 /// The fields of a unit in the head: stream, length of the payload, kind, number of buffers.
 const UNIT_HEAD: usize = 16;
 
-/// The control words of a carrier's two links that the other side needs, in sealed form. From the inbound link: the
-/// order, and the epoch in which the producer starves. From the outbound link: the grant, and the number of acknowledged
-/// messages.
+/// The control words of a carrier's two links that the carrier on the second machine needs, in sealed form. From the
+/// inbound link: the order, and the epoch in which the producer starves. From the outbound link: the grant, and the
+/// number of acknowledged messages.
 pub type Words = [u64; 4];
 
 /// Units in transit.
@@ -178,7 +178,7 @@ pub struct Carrier {
 
 impl Carrier {
     /// Takes the consumer end of `inbound` and the producer end of `outbound`. The process with bell `peer` has the
-    /// other ends.
+    /// opposite ends.
     pub fn new(inbound: &Link, outbound: &Link, peer: BellRef) -> Result<Self, OpenError> {
         Ok(Self {
             inbound: inbound.consumer(peer.clone())?,
@@ -209,12 +209,12 @@ impl Carrier {
     /// Returns whether a word has changed since the last call of `take`, or, if `units` is true, whether a unit is
     /// pending.
     pub fn has_news(&mut self, units: bool) -> bool {
-        // An error counts as news, so that `take` reports it.
+        // Returns true after an error, too, so that `take` is called and reports the error.
         self.words() != self.given || units && self.inbound.readable().unwrap_or(true)
     }
 
-    /// Takes units until the link is empty or the frame has `most` bytes. With `most` = 0, takes no units. Returns the
-    /// words if any of them has changed.
+    /// Takes units until the link is empty or the frame has reached `most` bytes. With `most` = 0, takes no units.
+    /// Returns the words if any of them has changed.
     pub fn take(&mut self, frame: &mut Frame, most: usize) -> Result<Option<Words>, TakeError> {
         let words = self.words();
         while frame.len < most {
@@ -226,7 +226,7 @@ impl Carrier {
         Ok(have_changed.then_some(words))
     }
 
-    /// Stores words from the other machine for the processes on this machine.
+    /// Stores words from the remote machine for the processes on this machine.
     pub fn put_words(&self, [order, starving, granted, acknowledged]: Words) {
         let (incoming, outgoing) = (self.incoming.header(), self.outgoing.header());
         // SYNC(order): pairs with Probe::is_superseded.
@@ -240,7 +240,7 @@ impl Carrier {
         self.peer.ring();
     }
 
-    /// Puts a frame into the outbound link. Returns false if the link had no room for all of it. The caller then
+    /// Puts a frame into the outbound link. Returns false if the frame did not fit completely. The caller then
     /// retries with the same frame after [`Carrier::has_room`] returns true.
     pub fn put(&mut self, head: &[u8], beside: &[&[u8]]) -> Result<bool, Corrupted> {
         loop {
@@ -326,7 +326,7 @@ impl Carrier {
 
     /// Returns whether the reason why a frame could not be put is gone.
     pub fn has_room(&mut self) -> bool {
-        // An error counts as room, so that `put` reports it.
+        // Returns true after an error, too, so that `put` is called and reports the error.
         match self.lack {
             Lack::Nothing => true,
             Lack::Block => self.outbound.worth_allocating().unwrap_or(true),

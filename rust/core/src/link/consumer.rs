@@ -54,7 +54,7 @@ pub struct Unit {
     pub shard: u16,
     /// The inline payload.
     pub payload: Vec<u8>,
-    /// The large buffers, in the order in which they were sent.
+    /// The large buffers, in the order of sending.
     pub buffers: Vec<Buffer>,
     /// A hash of the contents, independent of the position in the ring. The hash is 0 for units with unstable bytes.
     pub digest: u64,
@@ -74,7 +74,7 @@ pub struct Consumer {
     receiving: Receiving,
     /// The last grant that was stored for the producer.
     told: Grant,
-    /// Whether the next unit belongs to a later stream. Nothing is readable until that stream begins.
+    /// Whether the next unit belongs to a later stream. If so, the link cannot be read until that stream begins.
     early: bool,
     /// Whether items of this link wake this process.
     wanted: bool,
@@ -119,7 +119,7 @@ impl Consumer {
         &self.peer
     }
 
-    /// Continues the stream and the counters of `earlier`. Its leases keep their own memory.
+    /// Continues the stream and the counters of `earlier`. Leases of `earlier` keep their own memory.
     pub(super) fn follow(&mut self, earlier: &Self) {
         self.count_into(earlier.flow.clone());
         self.begin(earlier.receiving.stream(), earlier.receiving.window());
@@ -136,7 +136,7 @@ impl Consumer {
         &self.flow
     }
 
-    /// Begins a stream in which the producer may be `window` items ahead.
+    /// Begins a stream. The producer may be `window` items ahead.
     pub fn begin(&mut self, stream: Stream, window: u64) {
         self.before = self.before.wrapping_add(self.taken);
         self.taken = 0;
@@ -162,7 +162,7 @@ impl Consumer {
     }
 
     /// Sets whether items of this link wake this process while it sleeps. Call it before checking for items, because
-    /// items published before this call do not wake the process. All other units always do.
+    /// items published before this call do not wake the process. Units other than items always wake the process.
     #[inline]
     pub fn want_items(&mut self, wanted: bool) {
         if wanted == self.wanted {
@@ -173,12 +173,12 @@ impl Consumer {
         if wanted { word.raise() } else { word.lower() }
     }
 
-    /// Ends this pass: the producer need not send more of it.
+    /// Ends this pass: the producer need not send further items of the pass.
     pub fn leave(&mut self) {
         self.tell(self.receiving.leave());
     }
 
-    /// Ends this epoch, even if it was not read: the producer need not send more of it.
+    /// Ends this epoch, even if it was not read: the producer need not send further items of the epoch.
     pub fn finish(&mut self, epoch: u32) {
         let grant = self.receiving.finish(epoch);
         self.tell(grant);
@@ -230,8 +230,8 @@ impl Consumer {
         }
     }
 
-    /// Counts an item that was received before its turn, and grants another one even if the window is 0, because
-    /// another process waits for this producer.
+    /// Counts an item that was received before its turn. Grants one more item even if the window is 0, because another
+    /// process waits for this producer.
     pub fn item_taken_in(&mut self) {
         self.count();
         self.receiving.take();
@@ -292,7 +292,7 @@ impl Consumer {
         }
     }
 
-    /// Returns whether a unit of this stream, or a leftover of an earlier one, is available.
+    /// Returns whether a unit of this stream, or a leftover unit of an earlier stream, is available.
     #[inline]
     pub fn readable(&mut self) -> Result<bool, Corrupted> {
         Ok(!self.early && self.cursor.available(&self.layout.header().tail)? > 0)

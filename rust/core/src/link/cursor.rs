@@ -2,7 +2,7 @@
 //!
 //! Positions count from the creation of the ring and never wrap, because a `u64` lasts for centuries. The index in the
 //! ring is the position modulo the capacity. Each side keeps its own cursor privately and publishes it in shared
-//! memory. Each side reads the other cursor only if the cached copy is not sufficient. Therefore only an empty or a
+//! memory. Each side reads the peer's cursor only if the cached copy is not sufficient. Therefore only an empty or a
 //! full ring causes a cache miss.
 //!
 //! In shared memory, a cursor is a sealed word (see `seal`), so a stray write is detected by the reader instead of
@@ -18,7 +18,7 @@ pub const BIRTH: u64 = seal(0);
 /// The producer's view of a ring.
 #[derive(Debug)]
 pub struct ProducerCursor {
-    /// Next position to write. The shared copy is never ahead of it.
+    /// Next position to write. The shared copy is never ahead of this position.
     tail: u64,
     /// Cached head of the consumer, which can only be too small, which is safe.
     head: u64,
@@ -71,7 +71,7 @@ impl ProducerCursor {
 pub struct ConsumerCursor {
     /// Next position to read.
     head: u64,
-    /// Cached tail of the producer, which can only be too small, which is safe.
+    /// Cached tail of the producer. The cached value can only be too small, which is safe.
     tail: u64,
     capacity: u64,
 }
@@ -109,8 +109,8 @@ impl ConsumerCursor {
 
     /// Checks that this side's cursor in shared memory is intact.
     ///
-    /// Call it before sleeping. The producer reads this cursor only when it runs out of room, and a probe that compares
-    /// the two cursors would never notice the damage.
+    /// Call this function before sleeping. The producer reads this cursor only when it runs out of room, and a probe
+    /// that compares the two cursors would never notice the damage.
     #[inline]
     pub fn check(&self, shared_head: &AtomicU64) -> Result<(), Corrupted> {
         if shared_head.load(Ordering::Relaxed) == seal(self.head) {

@@ -21,7 +21,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// Creates a link. Sizes are rounded up to those that the layout requires.
+    /// Creates a link. Sizes are rounded up as the layout requires.
     pub fn create(config: LinkConfig) -> Result<Self, OpenError> {
         Ok(Self { layout: Arc::new(Layout::create(config)?) })
     }
@@ -82,7 +82,7 @@ impl Link {
         Probe { layout: Arc::clone(&self.layout) }
     }
 
-    /// Returns a handle with which the producer process reports starvation to the consumer. `peer` is the bell of the
+    /// Returns a handle for reporting starvation of the producer process to the consumer. `peer` is the bell of the
     /// consumer.
     pub fn announcer(&self, peer: BellRef) -> Announcer {
         Announcer { layout: Arc::clone(&self.layout), peer }
@@ -95,7 +95,7 @@ impl Link {
     }
 }
 
-/// Checks the state of a link without an end of it.
+/// Checks the state of a link from a process that has neither end.
 #[derive(Debug, Clone)]
 pub struct Probe {
     layout: Arc<Layout>,
@@ -110,7 +110,7 @@ impl Probe {
         header.tail.load(Ordering::Relaxed) != header.head.load(Ordering::Relaxed)
     }
 
-    /// Returns whether `epoch` is obsolete because the producer has ordered a later one, or a stop.
+    /// Returns whether `epoch` is obsolete because the producer has ordered a later epoch, or a stop.
     #[inline]
     pub fn is_superseded(&self, epoch: u32) -> Result<bool, Corrupted> {
         // SYNC(order): pairs with Producer::order.

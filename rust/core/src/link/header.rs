@@ -1,4 +1,4 @@
-//! The layout of a link's shared memory, and how the two sides agree on it.
+//! The layout of a link's shared memory, and how producer and consumer agree on it.
 //!
 //! ```text
 //! 0          Header (one page)
@@ -50,7 +50,7 @@ impl Default for LinkConfig {
 }
 
 impl LinkConfig {
-    /// Rounds the sizes up to those that the layout requires.
+    /// Rounds the sizes up as the layout requires.
     pub fn rounded(self) -> Self {
         Self {
             ring_capacity: self.ring_capacity.clamp(4096, 1 << 30).next_power_of_two(),
@@ -102,13 +102,15 @@ pub(crate) struct Header {
     pub head: Word,
     /// Return ring: total entries written, sealed. Written only by the consumer.
     pub return_tail: Word,
-    /// Return ring: total entries read, sealed. Written only by the producer.
+    /// Return ring: the total number of entries that were read. The word is sealed (see `integrity`). Written only by
+    /// the producer.
     pub return_head: Word,
     /// The grant of the consumer (see `protocol::Grant`). Written only by the consumer.
     pub granted: Word,
     /// Raised while the producer waits for returned blocks. Written only by the producer.
     pub blocks_wanted: CachePadded<Wanted>,
-    /// The epoch in which the producer waits for another process, otherwise 0. Written by the producer process.
+    /// The number of the epoch while the producer waits for another process, otherwise 0. Written by the producer
+    /// process.
     pub starving: Word,
     /// Control links: the latest epoch that the main process has ordered. Written only by the producer.
     pub order: Word,
@@ -159,7 +161,7 @@ pub(crate) fn returned_offset(position: u64, entry: u64) -> Option<u64> {
     (return_entry(position, offset) == entry).then_some(offset)
 }
 
-/// A region whose layout was checked.
+/// A region with a checked layout.
 #[derive(Debug)]
 pub(crate) struct Layout {
     region: Region,
@@ -248,7 +250,7 @@ impl Layout {
         unsafe { &*self.region.as_mut_ptr().add(place as usize).cast::<AtomicU64>() }
     }
 
-    /// Allocates memory for a part of the arena. Returns false if the system has no room.
+    /// Allocates memory for a part of the arena. Returns false if the system is out of memory.
     pub fn reserve_arena(&self, offset: u64, len: u64) -> bool {
         self.region.reserve((self.config.arena_offset() + offset) as usize, len as usize).is_ok()
     }

@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 
 /// Bytes of a chunk, the size of a huge page.
 const CHUNK: u64 = 2 << 20;
-/// The time for which a chunk must be idle. Pages are returned after one to two periods.
+/// The minimum idle time of a chunk. Pages are returned after one to two periods.
 pub const PERIOD: Duration = Duration::from_secs(2);
 
 /// The last touch of each chunk.
 #[derive(Debug)]
 pub struct IdleChunks {
-    /// By chunk: the period of its last touch, or None if it has no free pages to return. Chunks beyond the end were
-    /// never touched.
+    /// By chunk: the period of its last touch, or None if it does not have free pages to return. Chunks beyond the end
+    /// were never touched.
     touched: Vec<Option<u64>>,
     /// The number of entries that are Some.
     known: usize,

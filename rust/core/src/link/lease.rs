@@ -1,6 +1,6 @@
 //! Leases: blocks of a producer's arena that the consumer uses, and how they are returned.
 //!
-//! Leases exist in the process that receives the items. They can be dropped on any thread.
+//! Leases exist in the process that receives the items. A lease can be dropped on any thread.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,7 +27,7 @@ pub(super) struct Returns {
 #[derive(Debug)]
 struct Queue {
     cursor: ProducerCursor,
-    /// Blocks for which the return ring had no room. This only happens if a producer sends one block many times,
+    /// Blocks that did not fit into the return ring. This only happens if a producer sends one block many times,
     /// because the ring has an entry for every allocated block.
     overflow: Vec<u64>,
 }

@@ -20,7 +20,7 @@ use crate::protocol::{Account, Ahead, Permit, Reader, Sending, Stream};
 use crate::sampled_clock::SampledClock;
 use crate::stats::{FlowRef, add};
 
-/// The number of items for which a sleeping consumer is woken.
+/// A sleeping consumer is woken after this number of items.
 const WAKE_BATCH: u32 = 64;
 
 /// The minimum and maximum number of items between two calls of `tidy`. If two calls are less than `TIDY_NEAR` apart,
@@ -77,9 +77,9 @@ pub struct Producer {
     ahead: VecDeque<(u64, u64)>,
     ahead_bytes: u64,
     sending: Sending,
-    /// Items that went out in the current shard in this epoch, or pass, by earlier runs of it, too.
+    /// Items of the current shard that were sent in this epoch, or pass, including earlier runs.
     account: Account,
-    /// The shard that units are of.
+    /// The shard that the pushed units belong to.
     current: u16,
     /// The account of each shard, and its number of items to recompute. `account` and `sending` contain the values of
     /// the current shard.
@@ -147,7 +147,7 @@ impl Producer {
         self.current = 0;
     }
 
-    /// Makes a shard the current one.
+    /// Makes a shard the current shard.
     ///
     /// # Panics
     /// If `shard` is out of range.
@@ -161,7 +161,7 @@ impl Producer {
         }
     }
 
-    /// Begins a stream. Its items are counted from zero.
+    /// Begins a stream. The items of the stream are counted from zero.
     pub fn begin(&mut self, stream: Stream) {
         self.sending.begin(stream);
         self.account = Account::default();
@@ -172,7 +172,8 @@ impl Producer {
         self.layout.header().blocks_wanted.lower();
     }
 
-    /// Goes on inside a shard, after what `account` says; the first `again` items are made again.
+    /// Continues inside a shard after the items that `account` counts. The next `again` items are recomputed and
+    /// dropped.
     pub fn go_on_from(&mut self, account: Account, again: u64) {
         self.account = account;
         self.sending.repeat(again);
@@ -188,7 +189,7 @@ impl Producer {
         self.all_shards().map(|shard| shard.account)
     }
 
-    /// Returns the first shard whose items must still be recomputed, or None.
+    /// Returns the first shard that must still recompute items, or None.
     pub fn owing(&self) -> Option<u16> {
         self.all_shards().position(|shard| shard.owed > 0).map(|shard| shard as u16)
     }
@@ -239,7 +240,7 @@ impl Producer {
             .expect("callers check `fits` first")
     }
 
-    /// Abandons the unit for which fragments were pushed, if any.
+    /// Abandons the unit that fragments were pushed for, if any.
     pub fn give_up(&mut self) {
         self.streaming = false;
     }
@@ -319,7 +320,7 @@ impl Producer {
         open(word).ok_or(Corrupted("the number of acknowledged messages cannot be read"))
     }
 
-    /// Allocates a block of `len` bytes. Returns None if the arena has no room.
+    /// Allocates a block of `len` bytes. Returns None if the arena is full.
     pub fn allocate(&mut self, len: usize) -> Result<Option<Block>, Corrupted> {
         self.arena.reclaim()?;
         Ok(self.arena.allocate(len))
@@ -365,7 +366,7 @@ impl Producer {
     /// Pushes an item. The item counts toward the grant, and the wake-up of the consumer may be delayed.
     ///
     /// # Panics
-    /// Like the other push methods: if the unit is longer than [`Producer::fits`] allows, or if a block is from another
+    /// Like all push methods: if the unit is longer than [`Producer::fits`] allows, or if a block is from another
     /// arena.
     pub fn push_item(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
         // A producer that never waits calls `tidy` here.
@@ -449,7 +450,7 @@ impl Producer {
         }
     }
 
-    /// Writes and publishes a unit. Also returns its digest.
+    /// Writes and publishes a unit. The result contains the digest of the unit.
     #[inline]
     fn write(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<(Push, u64), Corrupted> {
         let unit = self.header(kind, parts.len(), payload.len());
@@ -472,7 +473,7 @@ impl Producer {
         let before;
         let place = self.layout.ring_ptr(start);
         // SAFETY: the cursor's check ensures that `needed` bytes after the tail are free; `total` of them are
-        // contiguous at `place`; and only this side writes to free bytes. Units start at multiples of 8.
+        // contiguous at the offset `place`; and only this side writes to free bytes. Units start at multiples of 8.
         unsafe {
             let mut entry = place.cast::<[u64; 3]>().add(1).cast::<[u64; 2]>();
             for part in parts {

@@ -13,7 +13,7 @@ pub(crate) const KIND_FRAGMENT: u16 = u16::MAX;
 /// Kind of the first fragment for a unit. Preceding fragments belong to an abandoned unit.
 pub(crate) const KIND_FIRST_FRAGMENT: u16 = u16::MAX - 1;
 
-/// Set in the kind of an item whose bytes may differ between runs although the item is the same, for example a pickle.
+/// Set in the kind of an item if its bytes may differ between runs although the item is the same, for example a pickle.
 pub const OPAQUE: u16 = 0x200;
 
 /// Bits of a buffer's length in the block table. The upper bits contain the sample.
@@ -36,7 +36,7 @@ pub(crate) fn bare_len(sampled: u64) -> u64 {
 /// Start of every unit in the ring. The byte order is that of the machine, because both sides run on one machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct UnitHeader {
-    /// Bytes from this header to the next one.
+    /// Bytes from this header to the next header.
     pub total: u32,
     /// Bytes of the inline payload.
     pub payload: u32,
@@ -71,8 +71,8 @@ impl First {
         word(total, pad_check(position, total))
     }
 
-    /// Reads the first word at `position`. `available` bytes are published from there, and `until_wrap` bytes remain
-    /// before the end of the ring.
+    /// Reads the first word at `position`. `available` bytes are published from `position` on, and `until_wrap` bytes
+    /// remain before the end of the ring.
     #[inline]
     pub fn read(first: u64, position: u64, available: u64, until_wrap: u64) -> Result<Self, Corrupted> {
         let (total, check) = (first as u32, (first >> 32) as u32);

@@ -6,14 +6,14 @@
 //! are published; only the wake-up is delayed. The first sleeps of a consumer are short, so it finds items if a fast
 //! producer becomes slow and the wake-up is late.
 //!
-//! A consumer that reads several links in turn sleeps for one of them. Items of the other links do not wake it.
+//! A consumer that reads several links in turn sleeps for one of them. Items of further links do not wake it.
 
 use std::time::{Duration, Instant};
 
 use crate::process::bell::Wanted;
 use crate::process::board::BellRef;
 
-/// The maximum delay of an item, and the interval between items from which a producer counts as slow.
+/// The maximum delay of an item. A producer counts as slow from this interval between items on.
 const PATIENCE: Duration = Duration::from_micros(50);
 
 /// The wake-up decisions of one producer.
@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_micros(50);
 pub struct WakePolicy {
     /// Items published since the consumer was last seen awake.
     waiting: u32,
-    /// The number of items for which the consumer is woken.
+    /// The consumer is woken after this number of items.
     batch: u32,
     /// When the previous item was published to a sleeping consumer.
     last: Option<Instant>,

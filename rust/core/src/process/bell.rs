@@ -1,8 +1,8 @@
 //! Doorbells: a process sleeps on its bell until another process rings it.
 //!
 //! Wake-ups are never lost. A sleeper (1) reads the word, (2) increments the count of sleepers, (3) executes a fence,
-//! (4) checks once more whether there is work, and then sleeps while the word is unchanged. A ringer (1) publishes its
-//! change, (2) executes a fence, (3) reads the count. The two fences are totally ordered. If the sleeper's fence is
+//! (4) checks a second time whether there is work, and then sleeps while the word is unchanged. A ringer (1) publishes
+//! its change, (2) executes a fence, (3) reads the count. The two fences are totally ordered. If the sleeper's fence is
 //! first, the ringer sees the count and changes the word. If the ringer's fence is first, the sleeper's check sees the
 //! change. A ring between the check and the sleep changes the word, so the sleep returns at once.
 //!
@@ -78,7 +78,7 @@ impl Bell {
         }
     }
 
-    /// Returns whether a thread sleeps, or is about to, without having seen what the caller published before.
+    /// Returns whether a thread sleeps, or is about to sleep, without having seen the caller's last publication.
     #[inline]
     pub fn has_sleeper(&self) -> bool {
         // SYNC(doorbell): pairs with the fence in `wait`.
@@ -115,8 +115,8 @@ impl Bell {
 /// need not ring the bell each time.
 ///
 /// No event is lost, for the same reason as with the bell. The waiting thread raises the word, executes a fence and
-/// checks. The other thread publishes, executes a fence and reads the word. Either the check sees the event, or the
-/// other thread sees the word and rings.
+/// checks. The other thread publishes, executes a fence and reads the word. Either the waiting thread's check sees the
+/// event, or the publishing thread sees the word and rings the bell.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct Wanted(AtomicU32);

@@ -6,11 +6,11 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 static GENERATION: AtomicU64 = AtomicU64::new(0);
-/// Whether a thread has registered the hook. There is no lock, because a fork might copy a lock while another thread
+/// Whether a thread has registered the hook. Locks are not used, because a fork might copy a lock while another thread
 /// holds it. Threads that race register the hook several times, so that a fork counts several times, which is harmless.
 static HOOKED: AtomicBool = AtomicBool::new(false);
 
-/// Neither an atomic addition nor a system call can panic, so nothing unwinds into the C library.
+/// Atomic additions and system calls cannot panic, so nothing unwinds into the C library.
 extern "C" fn in_child() {
     GENERATION.fetch_add(1, Relaxed);
     super::inherited::wipe_what_is_the_parents();

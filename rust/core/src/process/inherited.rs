@@ -2,9 +2,10 @@
 //!
 //! A worker started by `fork` inherits everything of the main process: the links of its siblings and of all other
 //! loaders. While it keeps them mapped, their memory is not freed, even if all other processes have unmapped them.
-//! Therefore all of them are registered here, and a child drops those that it does not need, before it starts threads.
+//! Therefore all links are registered here, and a child drops the links that it does not need, before it starts
+//! threads.
 //!
-//! The list has no lock. A fork can happen while another thread registers an entry, and the child would find the lock
+//! The list is not locked. A fork can happen while another thread registers an entry, and the child would find the lock
 //! held forever. The child ignores an incomplete entry and keeps that mapping.
 
 use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
@@ -104,7 +105,8 @@ impl Mapping {
         self.0.pins.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Replaces the mapping by private zeros in every child that is forked from now on, before any code runs there.
+    /// Replaces the mapping by private zeros in every child that is forked from now on, before any code runs in the
+    /// child.
     pub fn wipe_on_fork(&self) {
         // SYNC(noted): pairs with `wipe_what_is_the_parents`.
         self.0.state.store(OWN_MAPPING, Ordering::Release);
@@ -163,7 +165,7 @@ impl Drop for Descriptor {
     }
 }
 
-/// Call in a forked child that has no other threads. Drops everything that was registered before, except the mappings
+/// Call in a forked child with a single thread. Drops everything that was registered before, except the mappings
 /// in `keep` and pinned mappings.
 ///
 /// Dropped mappings are replaced by private zeros, so that objects that refer to them stay harmless.
@@ -199,7 +201,7 @@ fn span(entry: &InheritedEntry) -> (usize, usize) {
     (start, start + len.next_multiple_of(SMALLEST_PAGE))
 }
 
-/// Merges adjacent spans. The system places the links of many workers next to each other, so one call replaces all of
+/// Merges adjacent spans. The system maps the links of many workers next to each other, so one call replaces all of
 /// them.
 fn joined(mut spans: Vec<(usize, usize)>) -> Vec<(usize, usize)> {
     spans.sort_unstable();
@@ -223,8 +225,7 @@ unsafe fn wipe(entry: &InheritedEntry) {
     unsafe { put_zeros(entry.start.load(Ordering::Relaxed), entry.len.load(Ordering::Relaxed)) };
 }
 
-/// # Safety
-/// The range consists of mappings that are no longer needed.
+/// # Safety The range consists of unused mappings.
 unsafe fn put_zeros(start: usize, len: usize) {
     let access = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
@@ -271,8 +272,8 @@ mod tests {
         let watch = crate::process::liveness::Watch::open(std::process::id() as i32).unwrap();
         let inodes: Vec<u64> = links.iter().map(|link| rustix::fs::fstat(link.fd()).unwrap().st_ino).collect();
         links[1].region().mapping().pin();
-        // SAFETY: the child reads /proc, changes its mappings and exits. These steps need no lock that another thread
-        // might hold.
+        // SAFETY: the child reads /proc, changes its mappings and exits. These steps do not take a lock that another
+        // thread might hold.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             let before = descriptors();

@@ -27,7 +27,7 @@ pub(super) fn is_whole() -> bool {
 pub(super) struct Linux;
 
 impl System for Linux {
-    /// A memfd. In contrast to `/dev/shm`, it is not limited by the size of a mount.
+    /// A memfd. In contrast to a file in `/dev/shm`, a memfd is not limited by the size of a mount.
     fn memory_file(&self, name: &str, len: usize) -> io::Result<File> {
         let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&fd, len as u64)?;
@@ -40,7 +40,7 @@ impl System for Linux {
         fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK))
     }
 
-    /// A memfd counts toward the memory of the machine and of the cgroup. Neither can be reserved.
+    /// A memfd counts toward the memory of the machine and of the cgroup. Memory cannot be reserved for it in either.
     fn reserve(&self, _file: BorrowedFd<'_>, _offset: u64, _len: u64) -> io::Result<()> {
         Ok(())
     }

@@ -46,7 +46,7 @@ impl Watch {
 
     /// Returns whether the process has exited, according to its id.
     fn number_exited(&self) -> bool {
-        // A parent that has exited but was not reaped keeps its id, but has no children.
+        // A parent that has exited but was not reaped keeps its id, but not its children.
         if self.parent { parent_id() != self.pid } else { has_exited(self.pid) }
     }
 
@@ -104,8 +104,8 @@ fn has_exited(pid: i32) -> bool {
         if libc::waitid(libc::P_PID, pid as libc::id_t, &mut info, flags) == 0 {
             return info.si_signo != 0;
         }
-        // Not a child of this process: check the id. This can mistake a process with a reused id for the watched one,
-        // which only the fallback accepts.
+        // Not a child of this process: check the id. This can mistake a process with a reused id for the watched
+        // process, which only the fallback accepts.
         if libc::kill(pid, 0) != 0 {
             return std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
         }

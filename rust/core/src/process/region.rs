@@ -5,7 +5,7 @@
 //! `punch` frees pages. Each process owns its mapping. The memory is freed with the last mapping and descriptor, no
 //! matter how the processes exit.
 //!
-//! If a file system has no space for a page that is touched, the process receives SIGBUS. Therefore the fallback
+//! If a file system is full when a new page is touched, the process receives SIGBUS. Therefore the fallback
 //! reserves space before it is used, and reports an ordinary error if there is none. A memfd counts toward the memory
 //! of the machine and of the cgroup. If these are exhausted, the kernel kills a process.
 
@@ -49,8 +49,8 @@ impl Region {
         Ok(region)
     }
 
-    /// Ensures that `offset..offset + len`, which must not contain data yet, can be used. Fails if the system has no
-    /// space.
+    /// Ensures that `offset..offset + len`, which must not contain data yet, can be used. Fails if the system is out of
+    /// memory.
     pub fn reserve(&self, offset: usize, len: usize) -> io::Result<()> {
         let system = system();
         if system.keeps_files() { system.reserve(self.fd(), offset as u64, len as u64) } else { Ok(()) }
@@ -70,7 +70,7 @@ impl Region {
         Self::map(File::from(fd))
     }
 
-    /// Maps a region of another process for reading. The result has no descriptor.
+    /// Maps a region of another process for reading. The result does not have a descriptor.
     ///
     /// The file must be sealed against shrinking, because reading a removed page causes SIGBUS.
     pub(crate) fn observe(file: &File) -> Result<Self, OpenError> {
@@ -96,7 +96,7 @@ impl Region {
     pub fn fd(&self) -> BorrowedFd<'_> {
         let fd = self.fd.load(Ordering::Relaxed);
         assert!(fd >= 0, "the descriptor of this region was closed after all processes had received it");
-        // SAFETY: open until `close`, whose callers ensure that it is not in use.
+        // SAFETY: open until `close`; the callers of `close` ensure that it is not in use.
         unsafe { BorrowedFd::borrow_raw(fd) }
     }
 
@@ -152,7 +152,7 @@ impl Drop for Region {
     }
 }
 
-/// Must be called in a forked child that has no other threads. Drops the regions and watches of the parent, except the
+/// Must be called in a forked child with a single thread. Drops the regions and watches of the parent, except the
 /// regions in `own` and pinned ones (see `inherited`).
 pub fn drop_inherited(own: &[&Region]) {
     let own: Vec<&Mapping> = own.iter().map(|region| region.mapping()).collect();

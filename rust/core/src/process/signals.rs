@@ -9,8 +9,8 @@ use std::io;
 /// to exit, and would otherwise continue with data that was never computed.
 ///
 /// The handler runs on the stack of the thread, and blocks all other signals. Python's handlers run on the alternate
-/// stack if `faulthandler` has created one. That stack has room for a few signals, and many simultaneous signals would
-/// overflow it.
+/// stack if `faulthandler` has created one. The alternate stack has space for a few signals, and many simultaneous
+/// signals would overflow it.
 pub fn take_no_notice(number: i32) -> io::Result<()> {
     act(number, obey_own as extern "C" fn(_, _, _) as libc::sighandler_t, libc::SA_RESTART | libc::SA_SIGINFO)
 }

@@ -10,8 +10,8 @@ use memmap2::MmapRaw;
 
 /// The operating system, as the engine needs it.
 pub(super) trait System: Sync {
-    /// Creates a file of `len` zero bytes that several processes can map. `name` is shown in `/proc` if the file has a
-    /// name there.
+    /// Creates a file of `len` zero bytes that several processes can map. `name` is shown in `/proc` on systems that
+    /// show names of such files.
     fn memory_file(&self, name: &str, len: usize) -> io::Result<File>;
 
     /// Returns whether such a file can never shrink.

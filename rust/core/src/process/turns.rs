@@ -1,14 +1,14 @@
 //! Decides how often a waiting thread yields the processor before it sleeps.
 //!
-//! If both sides of a link share a core, yielding lets the other side fill or empty the ring, and saves a sleep and a
+//! If both processes of a link share a core, yielding lets the peer fill or empty the ring, and saves a sleep and a
 //! wake-up. With small windows on 2 cores this is 3 to 6 times faster. Yielding is bad in two cases, and each has a
-//! rule. First, the other side may be slow. Yielding then does not help, and each yield costs two context switches, so
+//! rule. First, the peer may be slow. Yielding then does not help, and each yield costs two context switches, so
 //! every wait that yielding did not shorten halves the number of yields. Second, an unrelated thread may share the
-//! core, and use the core for several milliseconds. Such yields may take one eighth of the time. Beyond that, waits
-//! sleep for about fifty times the duration of the last such yield.
+//! core, and use the core for several milliseconds. Yields to unrelated threads may take one eighth of the time. Beyond
+//! that, waits sleep for about fifty times the duration of the last such yield.
 //!
-//! One `Turns` serves all threads of a process. Its fields are statistics and synchronize nothing. Callers pass the
-//! time in nanoseconds.
+//! One `Turns` serves all threads of a process. The fields of `Turns` only collect statistics, so they are accessed
+//! without synchronization. Callers pass the time in nanoseconds.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -41,7 +41,7 @@ pub struct Turns {
     turns: AtomicU32,
     /// The number of waits without yields since the last try.
     since_tried: AtomicU32,
-    /// The time at which all yields to unrelated threads are compensated.
+    /// The time when all yields to unrelated threads will be compensated.
     paid: AtomicU64,
 }
 

@@ -1,7 +1,7 @@
 //! Detects calls that do not return: a thread regularly reads counters that callers maintain anyway.
 //!
-//! A watched caller has a [`Pulse`], which it updates in each call by plain stores. One thread per process reads all of
-//! them. The thread holds no Python lock and sleeps on a [`Parker`]. The thread runs while at least one caller is
+//! A watched caller has a [`Pulse`], which it updates in each call by plain stores. One thread per process reads all
+//! pulses. The thread holds no Python lock and sleeps on a [`Parker`]. The thread runs while at least one caller is
 //! watched, except during forks. The thread stops before a fork, so that the child does not inherit half-written state,
 //! and the parent has one thread less. The next call of a watched caller restarts the thread. A child creates its own
 //! [`Watch`], in case the fork did not stop the thread.
@@ -34,7 +34,7 @@ const FORGOTTEN: Duration = Duration::from_millis(50);
 /// The id of the calling thread, as returned by `pthread_self`.
 #[inline]
 pub fn this_thread() -> u64 {
-    // SAFETY: has no preconditions and cannot fail.
+    // SAFETY: can always be called, and cannot fail.
     unsafe { libc::pthread_self() as u64 }
 }
 
@@ -171,7 +171,7 @@ pub struct Watch {
 static WATCH: AtomicPtr<Watch> = AtomicPtr::new(std::ptr::null_mut());
 static OVER: AtomicBool = AtomicBool::new(false);
 
-/// The watch of this process. Its thread calls `tell` without holding a lock.
+/// The watch of this process. The watching thread calls `tell` without holding a lock.
 ///
 /// Callers exclude each other because they hold the GIL.
 pub fn watch(tell: fn(&Stall)) -> &'static Watch {
@@ -311,7 +311,7 @@ pub fn over() {
 
 fn thread_number() -> u64 {
     #[cfg(target_os = "linux")]
-    // SAFETY: has no preconditions and cannot fail.
+    // SAFETY: can always be called, and cannot fail.
     return unsafe { libc::syscall(libc::SYS_gettid) } as u64;
     #[cfg(not(target_os = "linux"))]
     0

@@ -1,4 +1,4 @@
-//! The reader's records of an epoch: the items received from each peer, and the snapshots from which a later run can
+//! The reader's records of an epoch: the items received from each peer, and the snapshots that allow a later run to
 //! resume.
 //!
 //! A writer sends snapshots of its graph between items. The reader keeps those that it may need, without decoding them.
@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 
 use super::account::Account;
 
-/// The number of dispatched items that a worker has read. The default is the beginning of an epoch, from which a worker
+/// The number of dispatched items that a worker has read. The default is the beginning of an epoch, where a worker
 /// without a snapshot starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Share {
@@ -42,7 +42,7 @@ pub struct Snapshot<S> {
 pub struct Dealt<S> {
     /// The pass.
     pub pass: u32,
-    /// By worker: the items of that pass that were dispatched to it.
+    /// By worker: the items of the pass that were dispatched to the worker.
     pub accounts: Vec<Account>,
     /// The serialized graph.
     pub content: S,
@@ -67,7 +67,7 @@ struct Peer<S> {
     ended: bool,
     /// Whether no position that may be requested is before the first snapshot.
     begun: bool,
-    /// Ordered by age. Only the first one is at or before the position that the user has reached.
+    /// Ordered by age. Only the first snapshot is at or before the position that the user has reached.
     snapshots: VecDeque<Snapshot<S>>,
 }
 
@@ -80,7 +80,7 @@ pub struct PeerPosition<'a, S> {
     pub snapshot: Option<&'a Snapshot<S>>,
 }
 
-/// The number of additional deliveries in the log, besides those that the user has not received yet.
+/// The number of additional deliveries in the log, besides the items that the user has not received yet.
 const LOOK_BACK: usize = 64;
 /// The length of the log if it is unknown how many items the user has received.
 const LONG_LOOK_BACK: usize = 1 << 16;
@@ -103,7 +103,7 @@ pub struct Books<S> {
     /// Snapshots of the dispatching process, ordered by age.
     dealt: VecDeque<Dealt<S>>,
     memory: KeptDeliveries,
-    /// The length from which the log is shortened.
+    /// The log is shortened once it has this length.
     longest: usize,
     /// The peers that had the turn at the beginning, and at the latest delivery.
     first: usize,
@@ -116,9 +116,9 @@ impl<S> Books<S> {
         Self::remembering(peers, LOOK_BACK, LONG_LOOK_BACK)
     }
 
-    /// Creates empty records with the given lengths of the log: `beyond` deliveries besides those that the user has not
-    /// received, or `unknown` if that number is unknown. The model checker uses short logs, so that the logs of small
-    /// loaders are shortened, too.
+    /// Creates empty records with the given lengths of the log: `beyond` deliveries besides the items that the user has
+    /// not received, or `unknown` if that number is unknown. The model checker uses short logs, so that the logs of
+    /// small loaders are shortened, too.
     pub fn remembering(peers: usize, beyond: usize, unknown: usize) -> Self {
         let peers = (0..peers)
             .map(|_| Peer { taken: Account::default(), ended: false, begun: false, snapshots: VecDeque::new() })
@@ -235,7 +235,7 @@ impl<S> Books<S> {
         !self.dealt.is_empty()
     }
 
-    /// Returns the latest snapshot of the dispatching process from which all workers can resume at `shares`, the shares
+    /// Returns the latest snapshot of the dispatching process that allows all workers to resume at `shares`, the shares
     /// in their own snapshots.
     pub fn dealt_before(&self, shares: &[Share]) -> Option<&Dealt<S>> {
         let is_before = |dealt: &&Dealt<S>| (0..shares.len()).all(|worker| dealt.is_behind(worker, shares[worker]));
@@ -247,8 +247,8 @@ impl<S> Books<S> {
         self.peers.iter().map(share).collect()
     }
 
-    /// Keeps a snapshot of a peer, and removes older ones that are no longer needed. `lag` is the number of deliveries
-    /// that the user has not received yet.
+    /// Keeps a snapshot of a peer, and removes older snapshots that this one replaces. `lag` is the number of
+    /// deliveries that the user has not received yet.
     ///
     /// Returns the removed snapshots.
     pub fn keep(&mut self, peer: usize, snapshot: Snapshot<S>, lag: Option<u64>) -> Vec<S> {
@@ -268,7 +268,8 @@ impl<S> Books<S> {
         snapshots.drain(..superfluous).map(|snapshot| snapshot.content).collect()
     }
 
-    /// Keeps a snapshot of the dispatching process, and removes those that are older than the snapshots of all workers.
+    /// Keeps a snapshot of the dispatching process, and removes snapshots that are older than the snapshots of all
+    /// workers.
     ///
     /// Returns the removed snapshots.
     pub fn keep_dealt(&mut self, dealt: Dealt<S>) -> Vec<S> {
@@ -285,7 +286,7 @@ impl<S> Books<S> {
     }
 }
 
-/// The order in which snapshots of the dispatching process were taken.
+/// The order of the snapshots of the dispatching process.
 fn order<S>(dealt: &Dealt<S>) -> (u32, u64) {
     (dealt.pass, dealt.items())
 }

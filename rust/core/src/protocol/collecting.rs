@@ -1,4 +1,5 @@
-//! Decides from which peer a reader of several links takes the next item, and what it does while that item is missing.
+//! Chooses the peer for the next item of a reader of several links, and what the reader does while that item is
+//! missing.
 
 use crate::round_robin::RoundRobin;
 
@@ -7,7 +8,7 @@ use crate::round_robin::RoundRobin;
 pub enum Next {
     /// Deliver the next item of this peer.
     Deliver(usize),
-    /// Receive the next item of this peer, and store it until its turn. The peer whose turn it is cannot make progress
+    /// Receive the next item of this peer, and store it until its turn. The next peer in turn cannot make progress
     /// before.
     TakeIn(usize),
     /// Wait.
@@ -21,10 +22,10 @@ pub enum Next {
 /// The order of the peers, and whether a process has exited.
 ///
 /// **Receiving early.** In strict order, each worker has a window that limits how far it can be ahead. With a
-/// dispatching process, this could deadlock. The worker whose turn it is waits for an item from the dispatching
-/// process. That process waits until another worker, which is next in its order, accepts an item. The other worker has
-/// used up its window, so it waits for the main process. Therefore a worker reports when it waits for a dispatched
-/// item, and meanwhile the main process receives items of the other workers early.
+/// dispatching process, this could deadlock. The next worker in turn waits for an item from the dispatching process.
+/// The dispatching process waits until another worker, which is next in its order, accepts an item. The other worker
+/// has used up its window, so it waits for the main process. Therefore a worker reports when it waits for a dispatched
+/// item, and meanwhile the main process receives items of further workers early.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Collecting {
     turn: RoundRobin,
@@ -54,7 +55,7 @@ impl Collecting {
         self.turn.is_in_order()
     }
 
-    /// The peer whose turn it is, or None if all have ended.
+    /// The next peer in turn, or None if all have ended.
     pub fn turn(&self) -> Option<usize> {
         self.turn.next()
     }
@@ -84,7 +85,7 @@ impl Collecting {
         self.to_take_in(arrived, |peer| peer == current && starves(peer)).map_or(Next::Wait, Next::TakeIn)
     }
 
-    /// Returns a peer from which to receive early because another peer starves, or None.
+    /// Returns a peer to receive from early because another peer starves, or None.
     ///
     /// Call this directly when the main process waits for something other than an item.
     pub fn to_take_in(

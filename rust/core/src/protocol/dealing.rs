@@ -1,4 +1,4 @@
-//! Decides to which reader a writer of several links sends the next item, and when a pass ends.
+//! Chooses the reader for the next item of a writer of several links, and decides when a pass ends.
 
 use super::grant::Reader;
 use super::sending::Permit;
@@ -18,8 +18,8 @@ pub enum Deal {
     Nobody,
 }
 
-/// The turns of the readers. The order does not depend on what the readers do, so the number of an item alone
-/// determines its reader.
+/// The turns of the readers. The order is independent of the readers, so the number of an item alone determines its
+/// reader.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Dealing {
     turn: RoundRobin,
@@ -76,7 +76,7 @@ impl Dealing {
         (0..self.turn.peers()).filter(|&reader| !self.turn.is_ended(reader))
     }
 
-    /// Passes the turn on after an item was sent or dropped.
+    /// Gives the turn to the next reader, after an item was sent or dropped.
     #[inline]
     pub fn advance(&mut self) {
         self.turn.advance();

@@ -1,4 +1,4 @@
-//! The word with which a reader informs the writer of a link. A single word cannot be read half-written.
+//! The word for messages from the reader of a link to its writer. A single word cannot be read half-written.
 //!
 //! ```text
 //! 63    48 47       34 33   32 31 30 29            0
@@ -27,7 +27,7 @@ pub enum Wish {
     Done,
 }
 
-/// The current stream of a reader, and what it wants from it.
+/// The current stream of a reader, and what the reader wants from this stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Grant {
     stream: Stream,
@@ -41,7 +41,7 @@ pub enum Reader {
     Behind,
     /// The reader is in this stream and wants this number of items in total.
     Here(u32),
-    /// The reader has left this pass, but may request the next one.
+    /// The reader has left this pass, but may request the next pass.
     Left,
     /// The reader has requested the next pass.
     Ahead,
@@ -104,7 +104,7 @@ impl Grant {
         })
     }
 
-    /// Returns how many items a reader that wants `wanted` in total allows after `sent`. Both count modulo 2^30.
+    /// Returns how many items a reader that wants `wanted` in total allows after `sent`. Both numbers are modulo 2^30.
     #[inline]
     pub fn credit(wanted: u32, sent: u32) -> u32 {
         difference(u64::from(wanted), u64::from(sent), COUNT_BITS).max(0) as u32

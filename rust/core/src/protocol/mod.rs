@@ -18,7 +18,7 @@
 //! | [`Obedience`] | a child | how a command affects the running epoch, and when it is acknowledged |
 //! | [`Replacing`] | the main process | which children are replaced after an exit, and when to give up |
 //!
-//! The model checker verifies three properties. There is no deadlock. No item is lost, duplicated or delivered to
+//! The model checker verifies three properties. Deadlocks are impossible. No item is lost, duplicated or delivered to
 //! another epoch. The exit of a process causes an error, and never looks like a normal end.
 
 mod account;

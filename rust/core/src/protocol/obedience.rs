@@ -14,8 +14,8 @@ pub enum Command {
 }
 
 impl Command {
-    /// The word that the main process publishes before it sends the command, or None if the command does not abandon an
-    /// epoch.
+    /// The value of the word `order` that the main process publishes before it sends the command, or None if the
+    /// command does not abandon an epoch.
     pub fn order(self) -> Option<u64> {
         match self {
             Self::Epoch(epoch) | Self::Repeat(epoch) => Some(u64::from(epoch)),
@@ -45,8 +45,8 @@ pub enum Acknowledged {
     Begun,
     /// After the last item, because the main process waits for the restored state.
     Done,
-    /// Both before and after. A dispatching process finishes an epoch only after its readers do, and the main process
-    /// commands them next.
+    /// Both before the first item and after the last item. A dispatching process finishes an epoch only after its
+    /// readers do, and the main process commands them next.
     Both,
 }
 

@@ -28,7 +28,7 @@ pub struct Receiving {
 }
 
 impl Receiving {
-    /// Begins a stream in which the writer may be `window` items ahead.
+    /// Begins a stream. The writer may be `window` items ahead.
     pub fn begin(&mut self, stream: Stream, window: u64) -> Grant {
         self.stream = stream;
         self.taken = 0;

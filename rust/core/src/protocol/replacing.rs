@@ -1,7 +1,7 @@
 //! Decides which children are replaced after a process exits, when to give up, and what the replacements do first.
 //!
 //! Without a dispatching process, each worker is replaced on its own. With one, all children are replaced together,
-//! because some items of the others existed only in their memory.
+//! because the remaining processes do not know which items existed only in the memory of the exited process.
 
 /// The number of exits of one child at the same item after which the loader gives up.
 pub const TRIES: usize = 3;
@@ -56,7 +56,7 @@ impl Replacing {
         }
     }
 
-    /// Records that an epoch begins, for which all children are needed again.
+    /// Records that an epoch begins. From then on, all children are needed.
     pub fn begin(&mut self) {
         self.resting.fill(false);
         self.repeating = false;
@@ -105,8 +105,7 @@ impl Replacing {
         if child < self.workers { received[child] } else { received.iter().sum() }
     }
 
-    /// Returns whether the replacement repeats an epoch from which the main process has received everything, instead of
-    /// running it.
+    /// Returns whether the replacement only repeats an epoch, because the main process has received all its items.
     pub fn repeats(&mut self, child: usize, ended: &[bool]) -> bool {
         let repeats = child < self.workers && ended[child];
         self.repeating |= repeats && self.dispatches;

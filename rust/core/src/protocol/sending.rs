@@ -19,9 +19,9 @@ pub enum Permit {
 /// The limit for read-ahead in bytes: how many bytes of large buffers a writer may have in flight.
 ///
 /// A window is a number of items, which may amount to gigabytes if items are large. An item of any size can be sent
-/// while no other item is in flight. The limit doubles if a reader had to wait after it took as many bytes as the
-/// limit. The limit halves if the reader had to wait although fewer bytes were in flight, because a higher limit would
-/// not help.
+/// while no other item is in flight. The limit doubles if a reader had to wait after it took all bytes up to the limit.
+/// The limit halves if the reader had to wait although fewer bytes were in flight, because a higher limit would not
+/// help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Ahead {
     allowed: u64,
@@ -70,7 +70,7 @@ pub struct Sending {
     /// The number of further items that the reader wanted when its word was last read. The reader may have granted more
     /// items by now, or fewer if it has paused the writer.
     credit: u32,
-    /// The number of items to recompute before the first one is sent.
+    /// The number of items to recompute before the first item is sent.
     owed: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Identifies the stream of a unit: an epoch, and a pass of the dispatching process in it.
+//! Identifies the stream of a unit: an epoch, and a pass of the dispatching process in this epoch.
 
 use std::fmt;
 

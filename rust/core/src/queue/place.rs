@@ -5,7 +5,7 @@
 //! The consumer records each result that it receives, in order or not. Therefore the position does not depend on items
 //! in flight. To resume, the source is restored from the mark, and the results that were already delivered are dropped.
 //!
-//! Marks that are no longer needed are collected in [`QueuePosition::spent`]. Dropping a mark that is a Python object may run
+//! Superseded marks are collected in [`QueuePosition::spent`]. Dropping a mark that is a Python object may run
 //! arbitrary code, which must not happen while the position is locked.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,7 +21,7 @@ pub struct QueuePosition<M> {
     steps: u64,
     /// The number of the first item that was not delivered.
     next: Index,
-    /// Numbers of delivered items after the gap, and their marks. Empty in strict order.
+    /// Numbers of items that were delivered although an earlier item is missing. Empty in strict order.
     ahead: BTreeSet<Index>,
     marks: BTreeMap<Index, M>,
     /// Marks to drop.

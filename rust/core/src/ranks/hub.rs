@@ -146,7 +146,7 @@ impl Hub {
         std::mem::take(&mut self.outgoing)
     }
 
-    /// Finishes the operation if all values are there, or if a missing rank can never send its value.
+    /// Finishes the operation if all values have arrived, or if a missing rank can never send its value.
     fn go_on(&mut self) {
         // If a rank has timed out, the operation fails for all ranks, even if the last value arrives now.
         if self.verdict.is_some() || self.trial.is_some() {
@@ -186,7 +186,7 @@ impl Hub {
         }
     }
 
-    /// Decides when each missing rank has sent a message, or when the waiting time is over.
+    /// Decides the cause of a failure once each missing rank has sent a message, or once the waiting time is over.
     fn judge(&mut self, now: Instant) {
         let Some(trial) = &self.trial else { return };
         let unheard = |&rank: &u32| match self.seats[rank as usize] {

@@ -1,8 +1,8 @@
 //! Transmits the messages of hub and members: sockets, the thread that serves them, and the waits of callers.
 //!
 //! A [`Meeting`] belongs to the process that created it. Until [`Meeting::serve`] starts its thread, callers serve the
-//! sockets while they wait. Therefore a program that creates meetings and then forks workers has no thread at the fork.
-//! The thread needs only the lock of the table, which is never held during a wait. Therefore the thread sends
+//! sockets while they wait. A program that creates meetings and then forks workers is therefore single-threaded at the
+//! fork. The thread needs only the lock of the table, which is never held during a wait. The thread therefore sends
 //! heartbeats no matter what the program does.
 
 use std::collections::VecDeque;
@@ -29,7 +29,7 @@ pub const LONGEST_SLICE: Duration = Duration::from_millis(100);
 /// The time that a new connection has to identify itself.
 const HELLO: Duration = Duration::from_secs(5);
 
-/// The maximum number of unidentified connections, in addition to one per rank. Each uses a descriptor.
+/// The maximum number of unidentified connections, in addition to one per rank. Each connection uses a descriptor.
 const STRANGERS: usize = 16;
 
 #[derive(Debug)]
@@ -66,7 +66,7 @@ impl Door {
                 Ok((socket, _)) => self.callers.extend(RankStream::new(socket).ok().map(|stream| (stream, now))),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                // The process has no free descriptor. An unidentified connection may use one.
+                // The process has reached its limit of open descriptors. An unidentified connection may use one.
                 Err(_) => return drop(self.callers.pop_front()),
             }
             if self.callers.len() > most {
@@ -80,7 +80,7 @@ fn is_equal(one: Token, other: Token) -> bool {
     std::hint::black_box(one.iter().zip(other).fold(0, |differs, (a, b)| differs | (a ^ b))) == 0
 }
 
-/// The secrets with which a member and the hub identify themselves.
+/// The secrets that identify a member and the hub to each other.
 #[derive(Debug, Clone, Copy)]
 pub struct Tokens {
     /// The secret of members.
@@ -179,7 +179,7 @@ struct Shared {
     table: Mutex<Table>,
     /// Notified when an operation may have ended.
     changed: Condvar,
-    /// Written to wake the thread, which polls the other end.
+    /// Written to wake the thread, which polls the opposite end.
     wake: UnixStream,
 }
 
@@ -308,7 +308,7 @@ impl Meeting {
         }
     }
 
-    /// Reports that this rank has timed out in an operation. Its result follows soon in any case.
+    /// Reports that this rank has timed out in an operation. The result of the operation follows soon in any case.
     pub fn give_up(&self, operation: u64) {
         let mut table = self.shared.lock();
         let now = Instant::now();
@@ -325,7 +325,7 @@ impl Meeting {
         self.send(table);
     }
 
-    /// The descriptors that a forked child inherits. They keep the connections open.
+    /// The descriptors that a forked child inherits. These descriptors keep the connections open.
     pub fn descriptors(&self) -> Vec<i32> {
         use std::os::fd::AsRawFd;
         let sources = self.shared.lock().sources();
@@ -349,7 +349,7 @@ impl Meeting {
 }
 
 impl Drop for Meeting {
-    /// Tells the other ranks that this rank leaves, and stops the thread. All sockets are closed.
+    /// Notifies all ranks that this rank leaves, and stops the thread. All sockets are closed.
     fn drop(&mut self) {
         let mut table = self.shared.lock();
         either!(&mut table.role, role => role.part());

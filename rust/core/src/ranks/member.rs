@@ -12,12 +12,12 @@ const HUB: u32 = 0;
 #[derive(Debug, Clone, Hash)]
 pub struct Member {
     rank: u32,
-    /// The current or next operation. 0 is the opening, for which the hello message counts as value.
+    /// The current or next operation. 0 is the opening; its value is the hello message.
     operation: u64,
     /// The time of the last message from the hub, or None before its first heartbeat.
     heard: Option<Instant>,
     parted: bool,
-    /// The operation in which this rank has timed out, and the time of the timeout.
+    /// The operation that this rank has timed out in, and the time of the timeout.
     gave_up: Option<(u64, Instant)>,
     last: Option<(u64, i64)>,
     verdict: Option<Verdict>,

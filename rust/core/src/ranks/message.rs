@@ -2,7 +2,7 @@
 
 use super::{Fault, Verdict};
 
-/// The secret with which two ranks of a group recognize each other, because any program can connect to a port.
+/// The secret that two ranks of a group recognize each other by, because any program can connect to a port.
 pub type Token = [u8; 16];
 
 /// A message.

@@ -11,8 +11,8 @@
 //! operation has failed, and all ranks receive the same verdict. A member decides itself only if the hub is
 //! disconnected or silent.
 //!
-//! Both are pure state machines: they process events and times, and produce messages. [`meeting`] transmits the
-//! messages over sockets. This module uses a thread that does not depend on the program, so that a busy rank still
+//! Member and hub are pure state machines: they process events and times, and produce messages. [`meeting`] transmits
+//! the messages over sockets. This module uses a thread that does not depend on the program, so that a busy rank still
 //! sends heartbeats.
 
 pub mod hub;

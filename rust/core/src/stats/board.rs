@@ -51,7 +51,8 @@ impl Role {
 pub struct Board {
     region: Region,
     config: BoardConfig,
-    /// The descriptor with which the memory is passed on and found from outside. None in observers and after attaching.
+    /// The descriptor for passing the memory to other processes, and for finding it from outside. None in observers and
+    /// after attaching.
     fd: Option<Descriptor>,
     generation: u64,
 }
@@ -276,7 +277,7 @@ impl PageRef {
         self.header().first.end(nanoseconds());
     }
 
-    /// Sets the peer from which the first item is expected.
+    /// Sets the peer that is expected to send the first item.
     pub fn set_first_whom(&self, flow: Option<usize>) {
         self.header().first.whom.store(flow.map_or(0, |flow| flow as u32 + 1), Relaxed);
     }
@@ -285,8 +286,8 @@ impl PageRef {
         &self.header().span
     }
 
-    /// Begins the epoch `epoch`, or with None the epoch after the current one. In the main process, it begins with the
-    /// first item.
+    /// Begins the epoch `epoch`, or with None the epoch after the current one. In the main process, the measured time
+    /// span begins with the first item.
     pub fn begin_span(&self, epoch: Option<u32>) {
         self.span().end(nanoseconds());
         let next = || self.header().epoch.load(Relaxed).wrapping_add(1);
@@ -394,7 +395,7 @@ impl PipeRef {
         &self.page
     }
 
-    /// The word in which the process stores the running pipe, and the value for this pipe. 0 means none.
+    /// The word that contains the running pipe of the process, and the value for this pipe. 0 means none.
     pub fn running(&self) -> (&AtomicU32, u32) {
         (&self.page.header().current, self.index as u32 + 1)
     }

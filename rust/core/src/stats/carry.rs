@@ -1,12 +1,12 @@
 //! Copies the counters of a process on another machine to the main process.
 //!
-//! The process counts on a board of its own machine. A copy of its page is sent to the main process and written into
-//! the board there, where it looks like the page of a local process. A page sent in the opposite direction lets a
-//! replacement continue the counts of its predecessor.
+//! The process counts on a board on its own machine. A copy of the process's page is sent to the main process and
+//! written into its board, where the copy looks like the page of a local process. A page sent in the opposite direction
+//! lets a replacement continue the counts of its predecessor.
 //!
-//! All values keep their meaning, except times, which belong to the clock of the other machine. They are shifted by the
-//! difference between the clocks at the arrival of the page, so they are too late by the transfer time. A received page
-//! is not trusted: its lengths are checked against the capacity, and readers check the other values.
+//! All values keep their meaning, except times, which belong to the clock of the remote machine. Times are shifted by
+//! the difference between the clocks at the arrival of the page, so they are too late by the transfer time. A received
+//! page is not trusted: its lengths are checked against the capacity, and readers check the remaining values.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::{self, Relaxed};
@@ -62,7 +62,7 @@ fn spans(flows_at: usize, pipes: usize, flows: usize) -> Vec<Span> {
     spans
 }
 
-/// Converts a time to the other clock.
+/// Converts a time to the clock of this machine.
 fn moved(moment: u64, by: u64) -> u64 {
     if moment == 0 { 0 } else { moment.wrapping_add(by).max(1) }
 }
@@ -183,7 +183,7 @@ mod tests {
         Board::create(BoardConfig { pages: 2, flows, pipes }, true).unwrap()
     }
 
-    /// A board of another machine. Its process waits for space and for a command, and has used all counters.
+    /// A board of another machine. The process on it waits for space and for a command, and has used all counters.
     fn elsewhere() -> (Arc<Board>, PageRef) {
         let board = board(2, 3);
         let page = board.page(1).unwrap();

@@ -94,7 +94,7 @@ pub(super) struct BoardHeader {
 pub struct Sequence(AtomicU32);
 
 impl Sequence {
-    /// Changes the guarded data. Also repairs a number that a killed owner has left odd.
+    /// Changes the guarded data. It also repairs a version number that a killed owner has left odd.
     #[inline]
     pub fn change<T>(&self, change: impl FnOnce() -> T) -> T {
         let odd = self.0.load(Relaxed) | 1;
@@ -184,7 +184,7 @@ pub struct Flow {
     pub copies: AtomicU64,
     /// See `copies`.
     pub copied: AtomicU64,
-    /// The page of the process at the other end.
+    /// The page of the process at the opposite end.
     pub peer: AtomicU32,
     /// 0: unused, 1: the owner sends, 2: the owner receives.
     pub direction: AtomicU32,

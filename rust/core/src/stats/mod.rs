@@ -1,8 +1,8 @@
 //! Counters that other processes can read while their owners work, with a page for each process of a loader.
 //!
-//! A [`Board`] is shared memory that all processes of a loader map. Each process writes only its own page, with stores
-//! that are as cheap as those of a private counter. The main process and external observers only read. Counters that
-//! belong together are guarded by a sequence number that is odd during changes (a seqlock). Counters never influence
+//! A [`Board`] is shared memory that all processes of a loader map. Each process writes only its own page. Its stores
+//! are as cheap as for a private counter. The main process and external observers only read. Counters that belong
+//! together are guarded by a sequence number that is odd during changes (a seqlock). Counters never influence
 //! decisions. A process on another machine has its own board, and the main process copies its page.
 
 mod board;

@@ -1,4 +1,4 @@
-//! Converts a page to plain data. The names are those of the fields in the layout.
+//! Converts a page to plain data. The names are the same as in the layout.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{self, Relaxed};

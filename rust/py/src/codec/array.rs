@@ -95,7 +95,7 @@ fn extents<'a>(array: &'a Bound<'_, PyAny>) -> (&'a [npy_intp], &'a [npy_intp]) 
     if dimensions == 0 {
         return (&[], &[]); // the pointers may be null
     }
-    // SAFETY: an array of `nd` dimensions has that many lengths and strides.
+    // SAFETY: an array of `nd` dimensions has `nd` lengths and strides.
     unsafe {
         let shape = std::slice::from_raw_parts(fields.dimensions, dimensions);
         (shape, std::slice::from_raw_parts(fields.strides, dimensions))
@@ -132,8 +132,8 @@ pub fn parts<'a>(array: &'a Bound<'_, PyAny>) -> Option<ArrayParts<'a>> {
 /// The caller ensures that only the item refers to the array.
 pub fn sole_block(array: &Bound<'_, PyAny>, parts: &ArrayParts<'_>) -> Option<Arc<Block>> {
     let mut object = array.as_ptr();
-    // SAFETY: reads types, reference counts and fields of existing objects under the GIL. Each object whose fields are
-    // read has the type of the array, an exact ndarray.
+    // SAFETY: reads types, reference counts and fields of existing objects under the GIL. Fields are only read from
+    // objects of the array's own type, an exact ndarray.
     unsafe {
         let class = ffi::Py_TYPE(object);
         while ffi::Py_TYPE(object) == class {
@@ -241,7 +241,7 @@ pub fn make_scalar<'py>(py: Python<'py>, dtype: Dtype, bytes: &[u8]) -> PyResult
     }
 }
 
-/// Creates a one-dimensional array with these elements.
+/// Creates a one-dimensional array of the given elements.
 pub fn array_of<'py, T: Element>(py: Python<'py>, elements: &[T]) -> PyResult<Bound<'py, PyAny>> {
     let count = npy_intp::try_from(elements.len()).map_err(|_| PyValueError::new_err("the array is too long"))?;
     let array = make(py, Dtype::number(T::NUMBER), &Order::C, &mut [count], size_of_val(elements), None)?;

@@ -21,7 +21,7 @@ use crate::errors;
 
 /// Decodes an item from its inline part and its large buffers.
 ///
-/// If `may_lease` is true, arrays use the memory of leased buffers. Otherwise it is copied.
+/// If `may_lease` is true, arrays use the memory of leased buffers. Otherwise the memory is copied.
 pub fn decode<'py>(
     py: Python<'py>,
     payload: &[u8],

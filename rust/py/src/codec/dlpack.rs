@@ -1,8 +1,8 @@
 //! Exchanges tensors with torch through DLPack, the binary interface of array libraries (dmlc.github.io/dlpack).
 //!
 //! If torch has the function table `__dlpack_c_exchange_api__` of DLPack 1.2, a tensor is described without an
-//! additional object, and created without a capsule. Older releases only have `torch.utils.dlpack`. Both are public,
-//! and the results are the same.
+//! additional object, and created without a capsule. Older releases only have `torch.utils.dlpack`. Both functions are
+//! public, and the results are the same.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -92,7 +92,7 @@ const MAJOR: u32 = 1;
 /// Whether torch has failed to describe a tensor in this process, typically a sparse one. The exception costs a
 /// millisecond, so after the first one the layout of each tensor is checked first.
 static HAS_REFUSED: AtomicBool = AtomicBool::new(false);
-/// The name of a capsule from which no tensor was taken yet.
+/// The name of a capsule that still owns its tensor.
 const UNUSED: &CStr = c"dltensor";
 
 /// The parts of torch that are used here.
@@ -206,8 +206,8 @@ impl<'py> Exported<'py> {
         if self.tensor.dimensions == 0 {
             return &[]; // the pointers may be null
         }
-        // SAFETY: a tensor with this number of dimensions has that many lengths and strides, as long as the tensor or
-        // the capsule exists.
+        // SAFETY: a tensor has one length and one stride for each dimension, as long as the tensor or the capsule
+        // exists.
         unsafe { std::slice::from_raw_parts(of, self.tensor.dimensions as usize) }
     }
 
@@ -219,7 +219,7 @@ impl<'py> Exported<'py> {
         self.shape().iter().fold(self.size, |len, &count| len.saturating_mul(count as usize))
     }
 
-    /// Bytes from the first element to the end of the last one.
+    /// Bytes from the first element to the end of the last element.
     pub fn reach(&self) -> usize {
         let strides = self.extents(self.tensor.strides);
         reach(self.size, self.shape(), strides).unwrap_or(usize::MAX)
@@ -261,7 +261,7 @@ impl<'py> Exported<'py> {
     }
 }
 
-/// Bytes from the first element to the end of the last one, or None if they exceed the address space.
+/// Bytes from the first element to the end of the last element, or None if they exceed the address space.
 pub fn reach(size: usize, shape: &[i64], strides: &[i64]) -> Option<usize> {
     let last = shape.iter().zip(strides).try_fold(0_usize, |last, (&count, &stride)| {
         let steps = usize::try_from(count).ok()?.checked_sub(1)?;
@@ -287,7 +287,7 @@ impl Torch {
         let py = item.py();
         if let Some(describe) = self.exchange.and_then(|exchange| exchange.describe) {
             let mut described = MaybeUninit::uninit();
-            // SAFETY: an exact tensor of the class to which the table belongs. The description is written, unless -1 is
+            // SAFETY: an exact tensor of the class that the table belongs to. The description is written, unless -1 is
             // returned with an exception set.
             return unsafe {
                 if describe(item.as_ptr(), described.as_mut_ptr()) == 0 {

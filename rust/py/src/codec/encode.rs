@@ -56,7 +56,7 @@ impl Within<'_> {
 }
 
 enum Stop {
-    /// The item must be pickled as a whole. Either an object appears twice in it, or it may appear twice because a
+    /// The item must be pickled as a whole. Either an object appears twice in the item, or may appear twice because a
     /// member is pickled, or the nesting is too deep.
     Whole,
     Error(PyErr),
@@ -109,7 +109,8 @@ impl Encoder {
     pub fn clear(&mut self) {
         self.payload.clear();
         self.buffers.clear();
-        // Clearing a table takes time in proportion to its capacity, so one large item must not slow down all others.
+        // Clearing a table takes time in proportion to its capacity, and one large item must not slow down all later
+        // items.
         if !self.visited.is_empty() {
             self.visited.clear();
             self.visited.shrink_to(MOST_REMEMBERED);
@@ -249,7 +250,7 @@ impl Encoder {
             if !tuple.is_empty() {
                 self.visit(item)?;
             }
-            // SAFETY: an exact tuple. Its members are borrowed while it exists.
+            // SAFETY: an exact tuple. The members are borrowed while the tuple exists.
             let member = |index: usize| unsafe { ffi::PyTuple_GetItem(object, index as ffi::Py_ssize_t) };
             // SAFETY: as above.
             if unsafe { numbers::put_block(&mut self.payload, Tag::Tuple, tuple.len(), member) } {
@@ -290,7 +291,7 @@ impl Encoder {
             Kind::Tensor => self.tensor(item, place),
             Kind::DataChunk => {
                 self.visit(item)?;
-                // SAFETY: the class derives from list, and its members are read like those of a list.
+                // SAFETY: the class derives from list, and its members are read like a list's members.
                 let list = unsafe { item.cast_unchecked::<PyList>() };
                 self.sequence(Tag::DataChunk, list, place.within(item))
             }
@@ -301,7 +302,7 @@ impl Encoder {
     fn sequence(&mut self, tag: Tag, list: &Bound<'_, PyList>, within: Within<'_>) -> Result<(), Stop> {
         let len = list.len();
         let object = list.as_ptr();
-        // SAFETY: a list of this length. Its members are borrowed while no other code can change it.
+        // SAFETY: a list of this length. The members are borrowed while no other code can change the list.
         let member = |index: usize| unsafe { ffi::PyList_GetItem(object, index as ffi::Py_ssize_t) };
         // SAFETY: as above.
         if unsafe { numbers::put_block(&mut self.payload, tag, len, member) } {

@@ -1,11 +1,12 @@
 //! Ints of at most 64 bits, and sequences of ints, floats or bools as one block.
 //!
 //! ```text
-//! block := Tag::Numbers container element len value*    (container and element are tags, a value has no tag)
+//! block := Tag::Numbers container element len value* (container and element are tags, a value is written without a
+//! tag)
 //! ```
 //!
 //! A sequence becomes a block if it has at least two members, and all have the same exact type: ints that fit into the
-//! same kind of word, floats, or bools. Neither Python nor pickle preserves the identity of numbers.
+//! same kind of word, floats, or bools. Python and pickle do not preserve the identity of numbers either.
 
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -99,8 +100,8 @@ pub unsafe fn put_block(
     }
 }
 
-/// Appends ints, and writes at `place` whether their words are signed. Returns false if some ints are negative and
-/// others exceed `i64`.
+/// Appends ints, and writes at the offset `place` whether their words are signed. Returns false if some ints are
+/// negative and others exceed `i64`.
 unsafe fn put_ints(
     payload: &mut Vec<u8>,
     place: usize,

@@ -1,4 +1,4 @@
-//! The memory from which large buffers of an item are copied.
+//! The memory to copy large buffers of an item from.
 
 use std::sync::Arc;
 

@@ -31,8 +31,8 @@ impl Layout {
     }
 }
 
-/// Returns how to copy elements with gaps, and their strides afterwards. The strides are those of `torch.clone`, which
-/// keeps the memory order of the dimensions. Returns None if a dimension repeats its elements.
+/// Returns how to copy elements with gaps, and their strides afterwards. The strides are the same as after
+/// `torch.clone`, which keeps the memory order of the dimensions. Returns None if a dimension repeats its elements.
 fn without_gaps(size: usize, shape: &[i64], strides: &[i64]) -> Option<(Strided, Vec<i64>)> {
     if shape.iter().zip(strides).any(|(&count, &stride)| stride == 0 && count > 1) {
         return None;

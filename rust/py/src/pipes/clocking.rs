@@ -1,13 +1,13 @@
 //! Measures the time of pipes by sampling calls, so that the cost is low for all kinds of items.
 //!
-//! Guards that measure time call their iterator through `next_timed`. A call that is not nested in another one is a
+//! Guards that measure time call their iterator through `next_timed`. A call that is not nested in another call is a
 //! root call. About one root call per `interval` is measured, with all calls in it. The own time of a pipe is the time
 //! of its calls without that of the pipes that it reads in the same thread. The interval depends on the time of root
 //! calls, and varies at random, so that it does not coincide with a rhythm of the pipeline. A call never represents
 //! more than the time since the last measured call.
 //!
-//! Each item of a root call costs many nested calls. A guard that was nested at its last call skips this module while
-//! no root call is measured ([`is_measuring`]). Such a guard checks again from time to time, because its reader may
+//! Each item of a root call costs many nested calls. A guard does not call this module if its last call was nested and
+//! no root call is being measured ([`is_measuring`]). The guard still checks from time to time, because its reader may
 //! have changed.
 
 use std::cell::Cell;
@@ -123,7 +123,7 @@ pub struct Timed {
     pub passed: u64,
 }
 
-/// Makes a call, and measures it if it is due. Also returns whether it is nested in another call.
+/// Makes a call, and measures it if it is due. The result also shows whether the call is nested in another call.
 #[inline]
 pub fn timed<T>(call: impl FnOnce() -> T) -> (T, bool, Option<Timed>) {
     CLOCKING.with(|thread| {
@@ -156,7 +156,7 @@ fn unmeasured_root<T>(thread: &Clocking, call: impl FnOnce() -> T) -> (T, Option
     (result, (took >= NOTICED).then(|| notice(thread, took)))
 }
 
-/// After a slow unmeasured call, the next one is measured, because it may be slow too.
+/// After a slow unmeasured call, the next call is measured, because it may be slow too.
 #[cold]
 fn notice(thread: &Clocking, took: u64) -> Timed {
     thread.usual.set((7 * thread.usual.get() + took) / 8);

@@ -1,6 +1,6 @@
 //! The delivery of a loader's items to its user, one at a time, with a count.
 //!
-//! This code runs in the threads that read the loader, one after the other. A [`Delivery`] belongs to a loader, and
+//! This code runs in the threads that read the loader, in one thread at a time. A [`Delivery`] belongs to a loader, and
 //! contains the number of the valid iterator, the source that it reads, and the number of items of the epoch that the
 //! user has received. Another thread may begin an epoch or shut the loader down during a read. The result of that read
 //! then belongs to no epoch, and the reader is informed. The count changes exactly when an item is returned, without
@@ -269,7 +269,7 @@ impl Delivery {
     }
 }
 
-/// The base class of loader iterators. Subclasses implement the cases in which the next item is not just returned.
+/// The base class of loader iterators. Subclasses implement the cases that need more than returning the next item.
 #[pyclass(subclass, frozen, module = "torchdata._native")]
 pub struct DeliveryIterator {
     delivery: Py<Delivery>,

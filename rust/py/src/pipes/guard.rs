@@ -62,8 +62,8 @@ struct Guard {
     /// Decides which calls `next_metered` measures. `next_timed` uses its countdown for checking whether this guard is
     /// still nested.
     metering: Metering,
-    /// Whether an explicit StopIteration comes from a function of the user. The built-in `map` passes it on, and it
-    /// must not end the iteration as if there were no more data (PEP 479).
+    /// Whether an explicit StopIteration was raised by a function of the user. The built-in `map` passes the exception
+    /// on, and it must not end the iteration as if the data had ended (PEP 479).
     sealed: bool,
     /// How ranges are created if PyTorch is loaded: a boxed `Ranging`, otherwise NULL. Freed with the guard.
     ranging: *mut Ranging,
@@ -151,7 +151,8 @@ pub fn guard_iterator<'py>(
         )));
     };
     let sealed = class.is(PyModule::import(py, "builtins")?.getattr("map")?);
-    // SAFETY: a new object of the guard type, zeroed after its header. Its fields are set before other code sees it.
+    // SAFETY: a new object of the guard type, zeroed after its header. The fields are set before other code sees the
+    //     object.
     // The garbage collector runs in this thread and skips NULLs. The references are transferred to the guard.
     unsafe {
         let object = ffi::PyType_GenericAlloc(guard_type(py)?.as_type_ptr(), 0);
@@ -265,7 +266,7 @@ unsafe extern "C" fn next_metered(object: *mut ffi::PyObject) -> *mut ffi::PyObj
 /// Makes a measured call. Nothing in it can panic.
 #[inline(never)]
 unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
-    // SAFETY: as in `next_metered`. The token is not kept across the call, which may bind it to another place.
+    // SAFETY: as in `next_metered`. The record is not kept across the call, which may bind the token to another record.
     unsafe {
         let first = (*guard).metering.measured == 0;
         begin_first(guard, first);
@@ -438,9 +439,9 @@ unsafe fn goes_on(guard: *mut Guard) -> bool {
     caught(false, || unsafe { Python::attach_unchecked(ended) })
 }
 
-/// Returns whether the current exception is a panic from below. Taking it would panic again.
+/// Returns whether the current exception is a panic from below. Fetching this exception would panic again.
 fn is_panic(py: Python<'_>) -> bool {
-    // SAFETY: `PyErr_ExceptionMatches` requires an exception, which is checked first. Both calls only read.
+    // SAFETY: `PyErr_ExceptionMatches` requires an exception, which is checked first. The two calls only read.
     unsafe {
         !ffi::PyErr_Occurred().is_null() && ffi::PyErr_ExceptionMatches(py.get_type::<PanicException>().as_ptr()) != 0
     }
@@ -516,7 +517,8 @@ fn describe(pipe: &Bound<'_, PyAny>) -> String {
 /// Attributes that the guard lacks are looked up in the pipe's own iterator, for example `close` of a generator. Only
 /// calls C.
 unsafe extern "C" fn get_attribute(object: *mut ffi::PyObject, name: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: the interpreter calls the slot with an existing guard and a str. NULL results come with an exception set.
+    // SAFETY: the interpreter calls the slot with an existing guard and a str. If a call returns NULL, an exception is
+    //     set.
     unsafe {
         let found = ffi::PyObject_GenericGetAttr(object, name);
         let iterator = (*object.cast::<Guard>()).iterator;

@@ -1,12 +1,12 @@
-//! An iterator whose items Python code hands over, without losing an item to Ctrl-C.
+//! An iterator that lets Python code hand over its items, without losing an item to Ctrl-C.
 //!
 //! Python handles signals between any two instructions. If the handler raises after an item was taken and before it is
 //! returned, the item would be lost. Therefore there are two steps. Waiting can be interrupted anywhere, and leaves the
 //! item for the next call. Handing over is short: a Ctrl-C during this step is recorded, and raised after the item was
 //! returned, without Python code in between.
 //!
-//! It runs in any threads that read, one after the other. Only the main thread handles signals, so this does nothing in
-//! other threads.
+//! The iterator runs in any threads that read, in one thread at a time. Only the main thread handles signals, so this
+//! does nothing in other threads.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -138,7 +138,7 @@ impl<'py> Deferred<'py> {
     }
 }
 
-/// The native part of Python's module `signal`. Its functions run no Python code. Created at import.
+/// The native part of Python's module `signal`. The functions of this module run no Python code. Created at import.
 pub fn signals(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {
     static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
     MODULE.get_or_try_init(py, || py.import("_signal").map(Bound::unbind)).map(|module| module.bind(py))

@@ -9,7 +9,8 @@ use pyo3::types::PyType;
 
 unsafe extern "C" {
     /// Part of the stable ABI since CPython 3.12, and also exported by 3.11, although the headers of its limited API do
-    /// not declare it. The functions that they declare create a tuple or read variable arguments for each item.
+    /// not declare it. The functions that these headers declare create a tuple or read variable arguments for each
+    /// item.
     fn PyObject_Vectorcall(
         callable: *mut ffi::PyObject,
         arguments: *const *mut ffi::PyObject,
@@ -48,7 +49,7 @@ pub fn next_of<'py>(py: Python<'py>, iterator: &Py<PyAny>) -> PyResult<Option<Bo
 pub struct FilterIterator {
     source: Py<PyAny>,
     predicate: Py<PyAny>,
-    /// Types for which `on_dropped` is not called.
+    /// Types of items that `on_dropped` is not called for.
     plain: Vec<Py<PyType>>,
     on_dropped: Py<PyAny>,
     to_bool: Py<PyAny>,

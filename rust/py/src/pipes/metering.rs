@@ -1,7 +1,7 @@
 //! Measures the time that a program spends in `next` of a loader, by sampling calls.
 //!
 //! [`Metering`] decides which calls are measured. A measured call represents the calls before it. [`Meter`] counts and
-//! measures the items of iterators other than pipes. Both run in the reading thread, with the GIL held.
+//! measures the items of iterators other than pipes. Both are used in the reading thread, with the GIL held.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering::Relaxed;
@@ -19,7 +19,7 @@ pub struct Metering {
     gap: u32,
     random: Cell<u64>,
     most: Cell<u64>,
-    /// When the last measured call ended, or 0 before the first one.
+    /// The time of the end of the last measured call, or 0 before the first measured call.
     pub measured: u64,
 }
 

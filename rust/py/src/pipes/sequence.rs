@@ -1,6 +1,6 @@
 //! Iterates over a sequence by index, and can skip items: [`SequenceIterator`].
 //!
-//! It runs in any process and thread that iterates the pipes. The GIL orders all accesses.
+//! The iterator runs in any process and thread that iterates the pipes. The GIL orders all accesses.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 

@@ -1,10 +1,10 @@
 //! Shares of a source that is read by index: items of other shares are skipped, and never read.
 //!
 //! On request, a source iterates with a `SequenceIterator` (`sequence.rs`), which skips items by an addition. A
-//! [`ShareIterator`] reads it through the guard of the source, which counts skipped items as yielded. Therefore
-//! positions, states and counts are the same as if all items were read and the others dropped. Only the time differs:
-//! it does not grow with the number of shares. This code runs in any process and thread that iterates the pipes. The
-//! GIL orders all accesses.
+//! [`ShareIterator`] reads it through the guard of the source, which counts skipped items as yielded. Positions, states
+//! and counts are therefore the same as if all items were read and the skipped items dropped. Only the time differs: it
+//! does not grow with the number of shares. This code runs in any process and thread that iterates the pipes. The GIL
+//! orders all accesses.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -21,15 +21,15 @@ pub struct ShareIterator {
     source: Py<PyAny>,
     run: usize,
     between: usize,
-    /// The number of items to skip before the next one, and the remaining length of the run after them.
+    /// The number of items to skip before the next item is yielded, and the remaining length of the run after them.
     before: AtomicUsize,
     left: AtomicUsize,
 }
 
 #[pymethods]
 impl ShareIterator {
-    /// Skips `before` items of `source`, the guard of a `SequenceIterator`, and yields `left` items. Then it
-    /// alternately skips `between` items and yields `run` items. `left` and `run` are positive.
+    /// Skips `before` items of `source`, the guard of a `SequenceIterator`, and yields `left` items. After these, the
+    /// iterator alternately skips `between` items and yields `run` items. `left` and `run` are positive.
     #[new]
     fn new(source: &Bound<'_, PyAny>, before: usize, left: usize, between: usize, run: usize) -> PyResult<Self> {
         if !source.get_type().is(guard::guard_type(source.py())?) {

@@ -1,8 +1,8 @@
 //! The token of a pipe: which of its iterators is valid, and how many items that iterator has yielded.
 //!
-//! It runs in any process and thread that iterates the pipe. A pipe owns one [`IterationToken`]. Each iterator of the
-//! pipe is an `IteratorGuard` (see `guard_type`), which stores the number that the token had when the iterator was
-//! created.
+//! The token is used in any process and thread that iterates the pipe. A pipe owns one [`IterationToken`]. Each
+//! iterator of the pipe is an `IteratorGuard` (see `guard_type`), which stores the number that the token had when the
+//! iterator was created.
 
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering::Relaxed};
@@ -12,10 +12,10 @@ use torchdata_core::stats::PipeRef;
 
 use crate::pipes::clocking::Timed;
 
-/// The place of a pipe on a board.
+/// The record of a pipe on a board of counters.
 pub struct BoardSlot {
     pub pipe: PipeRef,
-    /// Whether it is the last pipe of its process, and of the loader.
+    /// Whether the pipe is the last pipe of its process, and of the loader.
     pub root: bool,
     pub main: bool,
     _before: Option<Box<BoardSlot>>,
@@ -36,15 +36,15 @@ impl BoardSlot {
 #[pyclass(frozen, module = "torchdata._native")]
 #[repr(C)]
 pub struct IterationToken {
-    /// The number of the valid iterator, or 0 before the first one. Incremented by each `begin`.
+    /// The number of the valid iterator, or 0 before the first iterator. Incremented by each `begin`.
     current: AtomicU64,
     /// The number of items that the valid iterator has yielded, including restored and skipped ones. States contain
     /// this number.
     own: AtomicU64,
-    /// The place on a board, which also counts the items for display: a boxed `BoardSlot`, or null. Another token may also
-    /// count in this record, if this token has replaced it in a loader.
+    /// The record on a board, which also counts the items for display: a boxed `BoardSlot`, or null. Another token may
+    /// also count in this record, if this token has replaced it in a loader.
     place: AtomicPtr<BoardSlot>,
-    /// The place from the next `begin` on.
+    /// The record to use from the next `begin` on.
     pending: AtomicPtr<BoardSlot>,
     finished: AtomicBool,
     /// Whether the next `begin` resumes from a loaded state instead of resetting the pipe.
@@ -52,7 +52,7 @@ pub struct IterationToken {
 }
 
 impl IterationToken {
-    /// Returns whether iterator `id` is the valid one.
+    /// Returns whether iterator `id` is valid.
     #[inline]
     pub fn is_current(&self, id: u64) -> bool {
         self.current.load(Relaxed) == id
@@ -69,7 +69,7 @@ impl IterationToken {
     }
 
     /// The record of the pipe on a board of counters, if there is one. Do not keep it across a call into Python, which
-    /// may bind the token to another place.
+    /// may bind the token to another record.
     #[inline]
     pub fn place(&self) -> Option<&BoardSlot> {
         // SAFETY: null, or a box that exists as long as the token.
@@ -94,8 +94,8 @@ impl IterationToken {
         drop((!old.is_null()).then(|| unsafe { Box::from_raw(old) }));
     }
 
-    /// Activates the pending place. The previous place stays allocated, because a guard during a call may still count
-    /// there.
+    /// Activates the pending record. The previous record stays allocated, because a guard that is in the middle of a
+    /// call may still count into it.
     pub fn activate(&self) {
         let pending = self.pending.swap(ptr::null_mut(), Relaxed);
         if pending.is_null() {
@@ -106,7 +106,7 @@ impl IterationToken {
         let yielded = self.yielded();
         place.pipe.record().restart(yielded, true);
         let old = self.place.load(Relaxed);
-        // SAFETY: also created by `into_raw`, below, and owned by the new place from now on.
+        // SAFETY: also created by `into_raw`, below, and owned by the new record from now on.
         place._before = (!old.is_null()).then(|| unsafe { Box::from_raw(old) });
         self.place.store(Box::into_raw(place), Relaxed);
     }
@@ -222,7 +222,7 @@ impl IterationToken {
         self.finished.load(Relaxed)
     }
 
-    /// Copying or unpickling a token creates a new one.
+    /// Copying or unpickling a token creates a new token.
     fn __reduce__(slf: &Bound<'_, Self>) -> PyResult<(Py<PyAny>, ())> {
         Ok((slf.get_type().into_any().unbind(), ()))
     }

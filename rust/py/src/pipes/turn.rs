@@ -1,8 +1,8 @@
-//! Turns of reading: threads that share an iterator read one after the other, in the order of their requests.
+//! Turns of reading: threads that share an iterator read one at a time, in the order of their requests.
 //!
-//! It runs in any threads that read. Shared state is accessed with the GIL held, which orders the accesses. A waiting
-//! thread sleeps without the GIL, in slices, so that Ctrl-C works. If a thread asks again during its own read, in a
-//! signal handler or a function of the pipeline, it gets an error, because it would wait for itself.
+//! This code runs in all threads that read. Shared state is accessed with the GIL held, which orders the accesses. A
+//! waiting thread sleeps without the GIL, in slices, so that Ctrl-C works. If a thread asks again during its own read,
+//! in a signal handler or a function of the pipeline, it gets an error, because it would wait for itself.
 
 use std::collections::VecDeque;
 use std::sync::OnceLock;

@@ -8,7 +8,7 @@ use crate::gil_cell::GilCell;
 
 /// A hold on a queue: no worker starts an item until the last hold is released.
 ///
-/// A forked child has no workers, and may have inherited a held lock, so it does not release the hold.
+/// A forked child does not inherit the workers, but may have inherited a held lock, so it does not release the hold.
 #[pyclass(frozen, name = "ReadAheadHold", module = "torchdata._native")]
 pub struct ReadAheadHold {
     /// The held queue, or None after the release.

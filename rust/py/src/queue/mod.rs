@@ -3,8 +3,9 @@
 //!
 //! Several Python threads work and another one consumes, through one [`ReadAheadQueue`]. References enter and leave the
 //! queue only with the GIL held, so the garbage collector, which holds the GIL, sees an unchanging queue. A result is
-//! taken and its position recorded in one call, in which no signal is handled. A forked child has no worker threads and
-//! may have inherited a held lock. There, methods that need the lock raise an error, and nothing is dropped.
+//! taken and its position recorded in one call, without handling signals in between. A forked child does not inherit
+//! the worker threads, but may have inherited a held lock. There, methods that need the lock raise an error, and
+//! nothing is dropped.
 
 mod hold;
 mod reading;
@@ -32,8 +33,8 @@ struct Entry {
     content: Py<PyAny>,
     /// The number of the item, if positions are recorded.
     index: Option<Index>,
-    /// The state of the source after the item. If the item has no number, this is an object that the worker stores with
-    /// the content.
+    /// The state of the source after the item. If the item is not numbered, this is an object that the worker stores
+    /// with the content.
     mark: Option<Py<PyAny>>,
     /// Whether holds need not wait for the worker of this item.
     is_plain: bool,
@@ -85,7 +86,8 @@ pub struct ReadAheadQueue {
     name: String,
     /// Whether buffered objects are kept when the queue is closed.
     keeps: bool,
-    /// The error message for a consumer of a closed queue. Without it, the consumer sees the end.
+    /// The error message for a consumer of a closed queue. Without this message, the consumer of a closed queue sees
+    /// the end.
     when_closed: Option<String>,
 }
 
@@ -130,7 +132,7 @@ impl ReadAheadQueue {
         }
     }
 
-    /// Changes the position, and drops the marks that are no longer needed. Usually there is one, so that no vector is
+    /// Changes the position, and drops superseded marks. Usually there is one, so that no vector is
     /// allocated.
     fn note(&self, py: Python<'_>, change: impl FnOnce(&mut QueuePosition<Py<PyAny>>)) {
         let spent = self.place.with(py, |place| {
@@ -308,7 +310,7 @@ impl ReadAheadQueue {
         self.settle(Some(slot), Outcome::Error(Entry { index, mark, ..Entry::new(error) }))
     }
 
-    /// Puts an error of the source, which is read again after the consumer has received the error.
+    /// Puts an error of the source. After the consumer has received the error, the source is read further.
     fn break_off(&self, slot: Slot, error: Py<PyAny>) -> PyResult<()> {
         self.settle(Some(slot), Outcome::Break(Entry::new(error)))
     }
@@ -319,7 +321,7 @@ impl ReadAheadQueue {
         self.settle(slot, Outcome::End(error.map(Entry::new)))
     }
 
-    /// Submits an item for the workers. Holds do not wait for a plain one, because workers cannot change it.
+    /// Submits an item for the workers. Holds do not wait for a plain item, because workers cannot change it.
     fn submit(&self, item: Py<PyAny>, is_plain: bool) -> PyResult<()> {
         self.get()?.submit(Entry { is_plain, ..Entry::new(item) });
         Ok(())

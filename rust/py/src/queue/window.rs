@@ -33,8 +33,8 @@ impl Window {
         usize::try_from(self.row / GROWTH).map_or(self.most, |size| size.clamp(self.least, self.most))
     }
 
-    /// Records a delivered item; `given` is the number of all delivered items. Its slot was freed before the size
-    /// changes.
+    /// Records a delivered item; `given` is the number of all delivered items. The slot of the item was freed before
+    /// the size changes.
     pub fn note(&mut self, is_small: bool, given: u64) {
         let before = self.size();
         self.row = if is_small { self.row.saturating_add(1) } else { 0 };
@@ -52,8 +52,7 @@ const SHORT: ffi::Py_ssize_t = 256;
 /// Tuples with at most this many small members are small.
 const FEW: usize = 16;
 
-/// Returns whether an object uses little memory and is immutable, so that many can be read ahead and processed
-/// together.
+/// Returns whether an object is immutable and small enough to read many of its kind ahead and process them together.
 pub(super) fn is_small(object: &Bound<'_, PyAny>) -> bool {
     let is_member = |object: &Bound<'_, PyAny>| {
         let pointer = object.as_ptr();

@@ -1,7 +1,7 @@
 //! Access to the reader: by one thread at a time, for one epoch.
 //!
 //! Any thread can stop or pause the reader, or begin another epoch, and so can a signal handler that runs while the
-//! reader waits. Such calls set signs, which the reading thread checks in its waits.
+//! reader waits. These calls set flags, which the reading thread checks in its waits.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -16,7 +16,7 @@ use super::owning::OwningProcess;
 use super::reader::{Reader, Signs};
 use crate::enter;
 
-/// The reader, and the signs that other threads set for it.
+/// The reader, and the flags that other threads set for it.
 pub struct Access {
     reader: Exclusive<Reader>,
     signs: Signs,
@@ -47,12 +47,12 @@ impl Access {
         self.owner.check()
     }
 
-    /// Returns the current epoch, and the pass at which an iterator begins: 0 if its first item begins a pass.
+    /// Returns the current epoch, and the first pass of an iterator: 0 if its first item begins a pass.
     pub fn epoch(&self) -> (u32, u64) {
         (self.signs.epoch.load(Relaxed) as u32, u64::from(!self.on_demand))
     }
 
-    /// Returns the reader, unless a thread is reading, including the current one.
+    /// Returns the reader, unless any thread is reading, including the current thread.
     pub fn try_hold(&self) -> Option<Held<'_, Reader>> {
         self.reader.try_hold()
     }
@@ -143,8 +143,8 @@ impl Access {
         self.set_paused(true);
     }
 
-    /// Replaces the processes `dead`, and all others that have exited. Returns false if another thread is reading,
-    /// which then replaces them.
+    /// Replaces the processes in `dead`, and all further processes that have exited. Returns false if another thread is
+    /// reading, which then replaces them.
     pub fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
         self.owner.check()?;
         self.refuse_here("a process has died and cannot be replaced while this thread waits for an item")?;

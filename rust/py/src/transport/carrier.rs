@@ -1,7 +1,7 @@
 //! Python class for carriers: frames to and from another machine.
 //!
-//! It runs in the main process, and in the process that hosts a worker on another machine. Several threads of that
-//! process may call it. The lock is never held while waiting for the GIL.
+//! A carrier runs in the main process, and in the process that hosts a worker on another machine. Several threads of
+//! that process may call it. The lock is never held while waiting for the GIL.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -38,8 +38,8 @@ impl PyCarrier {
 
 #[pymethods]
 impl PyCarrier {
-    /// Takes the consumer end of `inbound` and the producer end of `outbound`. The process `peer` has the other ends.
-    /// Processes are identified by the indices of their bells.
+    /// Takes the consumer end of `inbound` and the producer end of `outbound`. The process `peer` has the opposite
+    /// ends. Processes are identified by the indices of their bells.
     #[new]
     fn new(
         inbound: &Bound<'_, PyLink>,
@@ -52,8 +52,9 @@ impl PyCarrier {
         Ok(Self { carrier: Mutex::new(carrier), own: bell(board, own)?, rung: AtomicBool::new(false) })
     }
 
-    /// Takes units until the link is empty or the frame has `most` bytes. Returns (words, frame). The words are None if
-    /// they have not changed. The frame consists of a head and large buffers, and is empty without units.
+    /// Takes units until the link is empty or the frame has `most` bytes. Returns (words, frame). The control words are
+    /// None if they have not changed since the last call. The frame consists of a head and large buffers, and is empty
+    /// without units.
     fn take<'py>(&self, py: Python<'py>, most: usize) -> PyResult<(Option<Words>, Bound<'py, PyList>)> {
         let (words, frame) = py
             .detach(|| {
@@ -75,7 +76,7 @@ impl PyCarrier {
         Ok((words, parts))
     }
 
-    /// Puts a frame. Returns False if there was no room for all of it. The caller then retries with the same frame.
+    /// Puts a frame. Returns False if the frame did not fit completely. The caller then retries with the same frame.
     fn put(&self, py: Python<'_>, frame: Vec<PyBuffer<u8>>) -> PyResult<bool> {
         let mut parts = Vec::with_capacity(frame.len());
         for buffer in &frame {
@@ -111,7 +112,7 @@ impl PyCarrier {
         py.detach(|| self.held().tidy(Instant::now())).map_err(errors::corrupted)
     }
 
-    /// Ends the current wait, or the next one.
+    /// Ends the current wait, or the next wait.
     fn ring(&self) {
         self.rung.store(true, Relaxed);
         self.own.ring();

@@ -1,4 +1,5 @@
-//! The time that a reader waits for one item: its limit, what happens when it is exceeded, and the warnings before.
+//! The time that a reader waits for one item: its limit, the action when the limit is exceeded, and the earlier
+//! warnings.
 
 use std::time::{Duration, Instant};
 
@@ -36,7 +37,7 @@ pub struct Clock {
     stall: Option<Stall>,
     hang: Option<Hang>,
     /// The number of processes killed because this item did not arrive. Each attempt has twice the time of the previous
-    /// one.
+    /// attempt.
     tries: u32,
 }
 
@@ -60,7 +61,7 @@ impl Clock {
         self.limit
     }
 
-    /// Begins a wait, or continues the current one.
+    /// Begins a wait, or continues the current wait.
     pub fn start(&mut self) {
         if self.began.is_none() {
             self.began = Some(Instant::now());
@@ -74,7 +75,7 @@ impl Clock {
         self.began = None;
     }
 
-    /// Records that an item has arrived or is no longer needed.
+    /// Records that an item has arrived or was abandoned.
     #[inline]
     pub fn came(&mut self) {
         self.began = None;

@@ -1,8 +1,9 @@
 //! The receiving side: takes the items of all workers in turn, or the items that the dispatching process sends to a
 //! worker.
 //!
-//! It runs in the consumer process, in the thread that requests the next item: the main thread, or the thread of a pipe
-//! that reads ahead. This file contains the Python class. `access.rs` decides who may read, and `reader.rs` reads.
+//! This code runs in the consumer process, in the thread that requests the next item: the main thread, or the thread of
+//! a pipe that reads ahead. This file contains the Python class. `access.rs` decides who may read, and `reader.rs`
+//! reads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -51,10 +52,11 @@ impl Collector {
 
     /// Takes the consumer's end of each link.
     ///
-    /// `peers` are the processes behind the links, `own` is this one: indices of bells. So many `shards` send over the
-    /// links, each over link number shard modulo links; None for one shard over each link. Shards are also called
-    /// peers. `on_error(peer, description)` is called for a failure and must raise. With `on_demand`, a sender begins
-    /// when an iterator asks for its first item, and sends once more for each further iterator.
+    /// `peers` are the processes at the opposite ends of the links, and `own` is this process, given as indices of
+    /// bells. `shards` is the number of shards that send over the links; shard i uses link number i modulo the number
+    /// of links. None means one shard per link. Shards are also called peers. `on_error(peer, description)` is called
+    /// for a failure and must raise. With `on_demand`, a sender begins a pass when an iterator requests its first item,
+    /// and begins a further pass for each further iterator.
     #[new]
     #[pyo3(signature = (
         links, board, own, peers, on_error, *, in_order = true, timeout = None, name = "worker process", on_demand = false,
@@ -98,15 +100,16 @@ impl Collector {
         self.access.hold()?.watch.watch(processes, on_exit).map_err(errors::open)
     }
 
-    /// Watches processes, and replaces those that exit.
+    /// Watches processes, and replaces processes that exit.
     ///
-    /// Once processes have exited, `on_death(dead, received, ended, paused)` is called. `received` holds the number of
-    /// items received from each peer, `ended` whether each peer has ended, and `paused` whether all are paused. The
-    /// callback returns the processes to replace, which have all exited by then.
+    /// Once processes have exited, `on_death(dead, received, ended, paused)` is called. `dead` are the numbers of these
+    /// processes. `received` holds the number of items received from each peer, `ended` whether each peer has ended,
+    /// and `paused` whether all are paused. The callback returns the processes to replace, which have all exited by
+    /// then.
     ///
-    /// Then `on_replace(dead, places, ended)` is called. `places` holds, by peer, the number of items received and the
-    /// newest snapshot, followed by the snapshot of the dispatching process. For each process, the callback returns the
-    /// number, the link to this side or None, and the id or descriptor of the replacement.
+    /// After that, `on_replace(dead, places, ended)` is called. `places` contains the position of each peer: the number
+    /// of items received, the newest snapshot, and the snapshot of the dispatching process. For each process, the
+    /// callback returns the number, the link to this side or None, and the id or descriptor of the replacement.
     ///
     /// If one of them raises an exception, nothing has changed, and the next call tries again. Process i sends over
     /// link i.
@@ -120,8 +123,8 @@ impl Collector {
         Ok(())
     }
 
-    /// Replaces the processes `dead`, and all others that have exited. Returns False if another thread is reading,
-    /// which then replaces them.
+    /// Replaces the processes in `dead`, and all further processes that have exited. Returns False if another thread is
+    /// reading, which then replaces them.
     fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
         self.access.replace_dead(py, dead)
     }
@@ -140,7 +143,7 @@ impl Collector {
     }
 
     /// Counts on a page of the board from now on. The end of each link uses one flow, starting with `first`, and
-    /// `peers` are the pages of the other processes.
+    /// `peers` are the pages of the peers.
     ///
     /// In the main process, the wait for the first item of an epoch is counted separately (see `IteratorGuard`).
     fn count_into(
@@ -196,10 +199,10 @@ impl Collector {
     /// Starts an epoch. The process that sends over a link may be `window` items ahead. Call this before the peers
     /// receive the command to start.
     ///
-    /// A thread that still reads for an earlier epoch is told to leave; the call waits for that.
+    /// If a thread still reads for an earlier epoch, it is asked to stop, and the call waits until it has stopped.
     ///
-    /// `starts` are the places of an earlier run of the epoch, by peer; `turn` is the peer of the next item; `passed` is
-    /// the number of passes over the dispatched items that were read.
+    /// `starts` are the positions of an earlier run of the epoch, by peer; `turn` is the peer of the next item;
+    /// `passed` is the number of passes over the dispatched items that were read.
     #[pyo3(signature = (epoch, window, starts = None, turn = None, passed = 0))]
     fn start_epoch(
         &self,
@@ -245,7 +248,7 @@ impl Collector {
         self.access.hold()?.await_snapshots(py, self.access.signs(), dealt)
     }
 
-    /// In a worker: waits for the snapshot with which the dispatching process begins the epoch, in order to relay it. A
+    /// In a worker: waits for the dispatching process's snapshot of the beginning of the epoch, in order to relay it. A
     /// command ends the wait.
     fn await_relayed(&self, py: Python<'_>, epoch: u32) -> PyResult<()> {
         self.access.hold()?.await_relayed(py, Stream::first(epoch))
@@ -256,7 +259,7 @@ impl Collector {
         self.books.with(py, |books| books.total())
     }
 
-    /// Keeps the snapshots from which this run resumes.
+    /// Keeps the snapshots that this run resumes from.
     fn keep(&self, py: Python<'_>, snapshots: Vec<Option<Kept>>, dealt: Option<KeptDealt>) {
         let superfluous: Vec<Content> = self.books.with(py, |books| {
             let mut superfluous = Vec::new();
@@ -274,7 +277,7 @@ impl Collector {
         (self.access.signs().pass.load(Relaxed), self.books.with(py, |books| entry(books.taken(0))))
     }
 
-    /// Ends this epoch, even if it was not read: the peers need not send more of it.
+    /// Ends this epoch, even if it was not read: the peers need not send further items of the epoch.
     fn finish_epoch(&self, py: Python<'_>, epoch: u32) -> PyResult<()> {
         self.access.finish_epoch(py, epoch)
     }
@@ -357,7 +360,8 @@ impl Collector {
     }
 
     /// Visits nothing while a thread reads, because the reference of that thread keeps this object alive. The lock is
-    /// only used with the GIL held, which the garbage collector also holds, so that all its passes see the same.
+    /// only used with the GIL held, which the garbage collector also holds, so that all passes of one collection see
+    /// the same references.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         self.access.try_hold().map_or(Ok(()), |reader| reader.traverse(&visit))
     }

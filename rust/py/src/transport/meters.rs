@@ -47,7 +47,7 @@ impl Meters {
         self.first = false;
     }
 
-    /// Returns the counter of a wait for what comes over a link. The wait for main's first item is counted elsewhere (see
+    /// Returns the counter of waits for units of a link. The wait for main's first item is counted elsewhere (see
     /// `IteratorGuard`).
     pub fn wait(&self, link: Option<usize>) -> Option<&WaitRef> {
         if !self.first {

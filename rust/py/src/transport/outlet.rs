@@ -1,4 +1,4 @@
-//! The state of the thread that sends in a child: the links, the unit in progress, and what it waits for.
+//! The state of the thread that sends in a child: the links, the unit in progress, and the reason why the thread waits.
 //!
 //! A [`Sender`](super::sender::Sender) owns it and gives it to one thread at a time. If a command interrupts a unit,
 //! the unit is kept and sent in the next call of the pump, so that no command loses an item.
@@ -48,9 +48,9 @@ pub(super) struct Outlet {
     pub has_shards: bool,
     /// Whether a shard may still have to recompute items.
     pub owes: bool,
-    /// The shard with an iterator that has ended. Its end must be sent.
+    /// The shard with an iterator that has ended. The end of this shard must be sent.
     pub closing: Option<usize>,
-    /// The shard that was read last. Out of range if the next one must be entered.
+    /// The shard that was read last. Out of range if the next shard must be entered first.
     pub entered: usize,
     pub own: BellRef,
     /// The control link. Pending commands interrupt the pump.
@@ -92,7 +92,7 @@ pub(super) struct Departing {
     pub streamed: usize,
 }
 
-/// Returns the producer of a shard, turned to it, or of a reader.
+/// Returns the producer of a shard, after making this shard its current shard, or the producer of a reader.
 #[inline]
 fn turned(producers: &mut [Producer], has_shards: bool, target: usize) -> &mut Producer {
     if !has_shards {
@@ -125,7 +125,7 @@ pub(super) fn item_kind(encoder: &Encoder) -> u16 {
 }
 
 impl Outlet {
-    /// One producer is that of a worker with `shards` shards. Several are those of the dispatching process.
+    /// With one producer, this is a worker with `shards` shards. Only the dispatching process has several.
     pub fn new(mut producers: Vec<Producer>, shards: u16, own: BellRef, control: Option<Probe>) -> Self {
         let has_shards = producers.len() == 1;
         if has_shards {
@@ -169,7 +169,7 @@ impl Outlet {
         self.dealing.begin();
     }
 
-    /// The producer of a shard, turned to it, or of a reader.
+    /// The producer of a shard, after making this shard its current shard, or the producer of a reader.
     #[inline]
     pub fn producer(&mut self, target: usize) -> &mut Producer {
         turned(&mut self.producers, self.has_shards, target)
@@ -183,8 +183,8 @@ impl Outlet {
         if self.owes { self.producers[0].owing().map(usize::from) } else { None }
     }
 
-    /// Returns the epoch in which a worker still recomputes items. Calls are postponed meanwhile, because the main
-    /// process received these items before the call.
+    /// Returns the current epoch if a worker still recomputes items in it. Calls are postponed meanwhile, because the
+    /// main process received these items before the call.
     fn held(&mut self) -> Option<u32> {
         self.owing().map(|_| self.producers[0].stream().epoch())
     }
@@ -291,7 +291,7 @@ impl Outlet {
         Ok(())
     }
 
-    /// Encodes an object followed by the bytes `behind`, to be sent by `go_on`.
+    /// Encodes an object, followed by the bytes in `behind`. `go_on` sends the result.
     pub fn depart(&mut self, target: usize, kind: u16, object: &Bound<'_, PyAny>, behind: &[u8]) -> PyResult<()> {
         let mut encoder = std::mem::take(&mut self.encoder);
         encoder.encode(object, self.producer(target).arena())?;
@@ -426,7 +426,8 @@ impl Outlet {
         }
     }
 
-    /// Pushes a unit of this size once there is space. Also succeeds if the reader does not want it any more.
+    /// Pushes a unit of this size once there is space. The call also succeeds if the reader does not want the unit any
+    /// more.
     fn push_with(
         &mut self,
         py: Python<'_>,

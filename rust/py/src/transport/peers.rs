@@ -1,4 +1,4 @@
-//! The senders as their reader knows them, and the units that left their rings before they were delivered.
+//! The reader's view of the senders, and the units that were taken out of their rings before their turn.
 //!
 //! Runs in the thread that reads. A peer is a shard, and each link carries the units of the shards that one process
 //! runs: of peer number p over link p modulo links, where it is shard number p / links. A unit leaves its ring when its
@@ -38,7 +38,7 @@ impl Taken {
     }
 }
 
-/// Returns whether a ring contains a unit. A corrupted one counts as ready: taking from it reports the error.
+/// Returns whether a ring contains a unit. A corrupted ring counts as ready, and taking from it reports the error.
 #[inline]
 fn has_arrived(consumer: &mut Consumer) -> bool {
     consumer.readable().unwrap_or(true)
@@ -76,12 +76,12 @@ pub struct Peers {
     /// The number of items that each peer may be ahead.
     window: u64,
     paused: bool,
-    /// The only link whose items wake this process, or None if the items of all links do.
+    /// The only link with items that wake this process, or None if the items of all links do.
     awaited: Option<usize>,
     /// Whether a peer has starved in this epoch, so that items of other peers may help it. From then on, items of all
     /// peers wake this process.
     has_starved: bool,
-    /// The last unit taken. Reused for the next one.
+    /// The last unit taken. The memory is reused for the next unit.
     pub current: Taken,
     surplus: Surplus,
 }
@@ -115,18 +115,18 @@ impl Peers {
     /// Returns the link that a peer's units come over.
     #[inline]
     pub fn link_of(&self, peer: usize) -> usize {
-        // Without shards, each peer has a link: a division costs as much as the rest of a look.
+        // Without shards, each peer has its own link. A division would double the cost of a check.
         if peer < self.links.len() { peer } else { peer % self.links.len() }
     }
 
-    /// Returns the end of that link.
+    /// Returns the consumer end of the peer's link.
     #[inline]
     pub fn consumer(&mut self, peer: usize) -> &mut Consumer {
         let link = self.link_of(peer);
         &mut self.links[link]
     }
 
-    /// Returns the peer whose unit has come over a link.
+    /// Returns the peer that has sent a unit over a link.
     #[inline]
     fn peer_of(&self, link: usize, unit: &Unit) -> PyResult<usize> {
         let peer = link + usize::from(unit.shard) * self.links.len();
@@ -152,7 +152,7 @@ impl Peers {
         self.paused
     }
 
-    /// Begins an epoch in which each peer may be `window` items ahead.
+    /// Begins an epoch. Each peer may be `window` items ahead.
     pub fn begin_epoch(&mut self, window: u64) {
         self.window = window;
         self.has_starved = false;
@@ -203,8 +203,8 @@ impl Peers {
         }
     }
 
-    /// Lets only items of this peer's link wake this process from now on, unless another may starve. In a loader of many
-    /// workers all others would wake it in vain.
+    /// Lets only items of this peer's link wake this process from now on, unless another may starve. In a loader with
+    /// many workers, all other workers would wake this process in vain.
     pub fn await_one(&mut self, peer: usize) {
         let link = self.link_of(peer);
         match self.awaited {
@@ -230,8 +230,8 @@ impl Peers {
         collecting.next(|peer| self.is_ready(peer), |_| false, |_| false)
     }
 
-    /// Makes the next unit of a peer the current one; returns whether there was one. One of another peer that is behind
-    /// it in the ring is taken in.
+    /// Makes the next unit of a peer the current unit; returns whether a unit of this peer was found. If the next unit
+    /// in the ring belongs to another peer, it is kept for later.
     #[inline]
     pub fn take(&mut self, peer: usize) -> PyResult<bool> {
         if let Some(taken) = self.taken_in[peer].pop_front() {
@@ -252,7 +252,7 @@ impl Peers {
         Ok(whose == peer)
     }
 
-    /// Takes the snapshots out of what was taken in of a peer.
+    /// Removes the snapshots from the units of a peer that were kept for later, and returns them.
     pub fn snapshots_taken_in(&mut self, peer: usize) -> VecDeque<Taken> {
         let all = std::mem::take(&mut self.taken_in[peer]);
         let (snapshots, others): (VecDeque<_>, _) =
@@ -287,7 +287,7 @@ impl Peers {
         self.current.unit.buffers.clear(); // only the item holds its leases
     }
 
-    /// Returns the peer from which to receive early, because another peer starves.
+    /// Returns the peer to receive from early, because another peer starves.
     fn next_to_take_in(&mut self, collecting: &Collecting, starving: &[bool]) -> Option<usize> {
         collecting.to_take_in(|peer| self.has_arrived(peer), |peer| starving[peer])
     }
@@ -355,7 +355,7 @@ impl Peers {
         Ok(())
     }
 
-    /// Receives all units that the exited process at the other end of a link had committed.
+    /// Receives all units that the exited producer of a link had committed.
     pub fn drain(&mut self, link: usize) -> PyResult<()> {
         loop {
             // The process that owns this memory has exited, so its leases need not be returned.
@@ -368,7 +368,7 @@ impl Peers {
         }
     }
 
-    /// Adds the items that were received but not delivered to those that were delivered.
+    /// Adds the items that were received but not delivered to the delivered items.
     pub fn received(&self, peer: usize, mut delivered: Account) -> Account {
         let items = self.taken_in[peer].iter().filter(|taken| taken.kind() == kind::ITEM);
         items.for_each(|taken| delivered.count(taken.unit.digest));

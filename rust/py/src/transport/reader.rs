@@ -1,4 +1,4 @@
-//! Reads items: chooses the peer of the next item, works while it is missing, and decodes units.
+//! Reads items: chooses the peer of the next item, does other work while this item is missing, and decodes units.
 //!
 //! A [`Collector`](super::collector::Collector) owns it and gives it to one thread at a time.
 //! `torchdata_core::protocol::Collecting` makes the decisions, which are executed here.
@@ -217,7 +217,7 @@ impl Reader {
         Ok(taken)
     }
 
-    /// In a worker: waits for the snapshot with which the dispatching process begins a stream, in order to relay it.
+    /// In a worker: waits for the dispatching process's snapshot of the beginning of a stream, in order to relay it.
     /// The items of the stream are not requested yet. If another unit arrives first, it stays for reading.
     pub fn await_relayed(&mut self, py: Python<'_>, stream: Stream) -> PyResult<()> {
         self.looked_into = Some(stream);
@@ -237,7 +237,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Waits for the first unit of each peer in this epoch, and keeps those that are snapshots. With `dealt`, also
+    /// Waits for the first unit of each peer in this epoch, and keeps it if it is a snapshot. With `dealt`, also
     /// waits for the snapshot of the dispatching process, which the first peer relays. A peer sends its snapshot before
     /// its first item, so the wait is not longer than that for an item. The wait ends for the same reasons, and the
     /// next read reports the reason.

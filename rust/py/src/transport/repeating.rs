@@ -1,7 +1,7 @@
 //! The work of a pump besides sending items: snapshots, and recomputed items that an earlier run has sent.
 //!
 //! An epoch that resumes an earlier run begins at a snapshot. Items that the reader received after that snapshot are
-//! recomputed, counted and dropped. A rolling checksum verifies that they are the same.
+//! recomputed, counted and dropped. A rolling checksum verifies that the recomputed items equal the original items.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -19,7 +19,7 @@ use crate::errors;
 type Heir<'py> = (usize, Option<Bound<'py, PyLink>>, Sign<'py>);
 
 impl Reader {
-    /// Replaces the processes `also`, and all others that have exited.
+    /// Replaces the processes in `also`, and all further processes that have exited.
     #[cold]
     pub fn replace_dead(&mut self, py: Python<'_>, also: Vec<usize>) -> PyResult<()> {
         let Some(Replacing { on_death, on_replace }) = self.watch.replacing(py) else { return Ok(()) };

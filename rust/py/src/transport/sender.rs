@@ -1,8 +1,8 @@
 //! The sending side: the pump that runs a pipe in a worker, or distributes its items from the dispatching process.
 //!
-//! It runs in the main thread of a child. The loop over the iterator of the pipe is implemented here, so that an item
-//! needs no Python frame of this package. Commands are obeyed between two items, or while an item waits for space (see
-//! `outlet.rs`).
+//! The pump runs in the main thread of a child. The loop over the iterator of the pipe is implemented here, so that an
+//! item is sent without a Python frame of this package. Commands are obeyed between two items, or while an item waits
+//! for space (see `outlet.rs`).
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
@@ -32,7 +32,7 @@ use crate::seconds::duration;
 
 /// Returns the end of a wait of this many seconds, or None for no limit.
 fn deadline(seconds: Option<f64>) -> Option<Instant> {
-    // A wait that exceeds the range of the clock has no limit either.
+    // A wait that exceeds the range of the clock is not limited either.
     seconds.and_then(|seconds| Instant::now().checked_add(duration(seconds)))
 }
 
@@ -66,8 +66,9 @@ impl Sender {
 impl Sender {
     /// Takes the producer's end of each link.
     ///
-    /// `peers` are the processes behind the links, `own` is this one: indices of bells. A message that waits in the
-    /// `control` link interrupts the pump and every wait. So many `shards` send over a single link.
+    /// `peers` are the processes at the opposite ends of the links, and `own` is this process, given as indices of
+    /// bells. A message that waits in the `control` link interrupts the pump and every wait. `shards` is the number of
+    /// shards that send over a single link.
     #[new]
     #[pyo3(signature = (links, board, own, peers, control = None, shards = 1))]
     fn new(
@@ -94,7 +95,7 @@ impl Sender {
     }
 
     /// Counts on a page of the board from now on. The end of each link uses one flow, starting with `first`, and
-    /// `peers` are the pages of the other processes.
+    /// `peers` are the pages of the peers.
     fn count_into(&self, board: &Bound<'_, PyStatsBoard>, page: usize, first: usize, peers: Vec<u32>) -> PyResult<()> {
         let mut outlet = self.outlet()?;
         let flows = board.get().flows(page, first, &peers, true)?;
@@ -108,7 +109,7 @@ impl Sender {
     /// Starts an epoch: units carry its number, and items count from zero. A unit that was begun in an earlier epoch
     /// is dropped.
     ///
-    /// `starts` holds, by shard or reader, the position from which an earlier run resumes: the number of items before
+    /// `starts` contains, by shard or reader, the position to resume an earlier run from: the number of items before
     /// it and their checksum, the number of the next items that the reader already has, and the checksum after these
     /// items. The last one is compared if it is given. `turn` is the shard or reader of the first item.
     #[pyo3(signature = (epoch, pass_number = 1, starts = None, turn = 0))]
@@ -139,7 +140,7 @@ impl Sender {
     }
 
     /// Makes the pump call `taker(shard)` regularly between two items, for each shard. After a call that took a time c,
-    /// the next call is due after `seconds` and `factor` times c, whichever is later.
+    /// the next call is due after the longer of `seconds` and `factor` times c.
     ///
     /// The function returns None or (pass of the dispatched items, their items and checksum, bytes), and must not send.
     fn take_snapshots(&self, taker: Py<PyAny>, seconds: f64, factor: f64) -> PyResult<()> {
@@ -148,7 +149,7 @@ impl Sender {
     }
 
     /// Makes the pump call `noter(shard)` with each snapshot, and at the end of a shard. `noter` returns None, or an
-    /// object for the `on_note` callback on the other side of the shard's link, and must not send units itself.
+    /// object for the `on_note` callback of the process that reads the shard's link, and must not send units itself.
     fn take_notes(&self, noter: Py<PyAny>) -> PyResult<()> {
         self.outlet()?.noter = Some(noter);
         Ok(())
@@ -175,7 +176,7 @@ impl Sender {
         self.outlet()?.send_relayed(py)
     }
 
-    /// By shard or reader: (items, checksum) of what went out in this stream, by earlier runs of it, too.
+    /// Returns (items, checksum) of the items sent in this stream, including its earlier runs, by shard or reader.
     fn accounts(&self) -> PyResult<Vec<Entry>> {
         Ok(self.outlet()?.producers.iter().flat_map(Producer::accounts).map(entry).collect())
     }
@@ -263,7 +264,7 @@ impl Sender {
         let mut outlet = self.outlet()?;
         let Outlet { producers, dealing, own, control, idle, .. } = &mut *outlet;
         let asked = || {
-            // A damaged word counts as a request, so that the first item reports it.
+            // A damaged word counts as a request, so that the first item reports the damage.
             dealing.is_asked_again(|reader| producers[reader].reader().unwrap_or(Reader::Ahead))
         };
         wait_until(py, own, idle.as_ref(), || is_interrupted(control, None) || asked(), || (), |_| Ok(()))?;
@@ -360,7 +361,7 @@ impl Sender {
 
     /// Creates an array with a plain dtype over a block of the arena for the next item. Can be called by any thread.
     ///
-    /// Returns None if the arena has no room, or if the dtype must be pickled.
+    /// Returns None if the arena is full, or if the dtype must be pickled.
     fn allocate<'py>(
         &self,
         py: Python<'py>,

@@ -1,7 +1,7 @@
 //! Snapshots of a graph in a link: their schedule, their format, and their storage.
 //!
-//! A child takes snapshots by itself, between two items, and sends them only if ring and arena have room. Otherwise
-//! they are dropped, so that snapshots never cause a wait. The format is a unit of little-endian words, followed by the
+//! A child takes snapshots by itself, between two items, and sends them only if ring and arena have room. Otherwise the
+//! snapshots are dropped, so that they never cause a wait. The format is a unit of little-endian words, followed by the
 //! content inline or in a block:
 //!
 //! ```text

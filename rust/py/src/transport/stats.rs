@@ -158,7 +158,7 @@ impl PyStatsBoard {
     }
 
     /// Counts items of a pipe that was named by `bind`. One call took this many nanoseconds, and represents `weight`
-    /// calls. Does nothing in a process that was forked from the counting one.
+    /// calls. Does nothing in a process that was forked from the counting process.
     fn add_work(&self, page: usize, pipe: usize, items: u64, nanoseconds: u64, weight: u64) -> PyResult<()> {
         if self.0.is_of_this_process() {
             add_work(&self.pipe(page, pipe)?, items, nanoseconds, weight);

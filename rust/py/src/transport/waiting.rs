@@ -12,8 +12,9 @@ use crate::enter::{self, Slices};
 /// The number of checks before the first sleep. The number is small, because with more runnable threads than cores, a
 /// spinning thread can prevent the awaited thread from running.
 const SPINS: u32 = 40;
-/// The interval in which a waiting thread checks, without the GIL, whether other processes still run, because an exit
-/// does not ring the bell. A check costs two system calls, so this uses some thousandths of a core.
+/// The interval between two checks of a waiting thread whether other processes still run. These checks need no GIL, and
+/// are necessary because an exit does not ring the bell. A check costs two system calls, so this uses some thousandths
+/// of a core.
 const GLANCE: Duration = Duration::from_millis(10);
 
 /// Statistics of this process about yielding before the first sleep.
@@ -36,7 +37,7 @@ pub fn wait_until(
 }
 
 /// The same for a wait that depends on other processes. `bereft` is called every few milliseconds without the GIL. If
-/// it returns true, the slice ends, and `tick` finds the reason.
+/// `bereft` returns true, the slice ends, and `tick` finds the reason.
 pub fn wait_among(
     py: Python<'_>,
     bell: &BellRef,

@@ -199,7 +199,7 @@ def test_a_decompression_bomb_that_is_only_skipped_is_refused(monkeypatch, pack)
 
 
 def overlapping(count):
-    """A zip archive whose members are all the same bytes."""
+    """A zip archive with members that all refer to the same bytes."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a", bytes(MIB))

@@ -1,4 +1,4 @@
-"""Splits whose children are read by pipes of torch, which can only be replayed, resume at any position."""
+"""PyTorch pipes read the children of splits. Such pipes can only be replayed, and resume at any position."""
 
 from __future__ import annotations
 

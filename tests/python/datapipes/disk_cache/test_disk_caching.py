@@ -1,4 +1,4 @@
-"""The on-disk cache in one process: what it yields and writes, checks, bad input, and what it leaves behind."""
+"""The on-disk cache in one process: its items and files, its checks, bad input, and leftovers."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ __all__ = ["no_lock_is_left"]
 
 @pytest.fixture(autouse=True)
 def nothing_hangs():
-    """Ends a test that waits for the other end of a pipe."""
+    """Ends a test that waits for the opposite end of a pipe."""
 
     def ring(*_):
         raise AssertionError("it hangs")

@@ -29,7 +29,7 @@ FORK = multiprocessing.get_context("fork")
 
 @pytest.fixture
 def start():
-    """Starts functions in forked processes, and ends what is left of them after the test."""
+    """Starts functions in forked processes, and ends the remaining processes after the test."""
     processes = []
 
     def run(function, *args):

@@ -1,4 +1,4 @@
-"""The log of `on_error` names the file, the member or the key at which a reader of this package failed."""
+"""The log of `on_error` names the file, the member or the key that a reader of this package failed to read."""
 
 from __future__ import annotations
 

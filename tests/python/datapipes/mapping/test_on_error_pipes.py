@@ -1,4 +1,4 @@
-"""`on_error("skip")` after each pipe: errors of its source, and those that the pipe itself raises."""
+"""`on_error("skip")` after each pipe: errors of its source, and errors that the pipe itself raises."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def awaited(item: int) -> int:
 
 
 def many(item: int) -> Any:
-    """Several items; of a bad one, the error comes after the first."""
+    """Yields several items per source item. For a bad source item, the error follows the first of them."""
     yield item
     whole(item)
     yield item + 100
@@ -66,7 +66,7 @@ def texts(*contents: Any) -> Any:
 
 
 class Unreadable(io.StringIO):
-    """A text whose lines cannot be read."""
+    """A text with lines that cannot be read."""
 
     def __next__(self) -> str:
         raise UnicodeError("no text")
@@ -104,7 +104,7 @@ def tokens(item: Any) -> Any:
     return item["a"].tolist() if hasattr(item["a"], "tolist") else item["a"]
 
 
-#: By class of pipe: a pipeline in which the pipe itself raises, at items 3, 4 and 11 unless noted; and its items.
+#: By class of pipe: a pipeline, and its items. The pipe itself raises at items 3, 4 and 11 unless noted.
 OWN: dict[str, list[tuple[Any, list[Any]]]] = {
     "Mapper": [(lambda: numbers().map(whole), GOOD)],
     "Filter": [(lambda: numbers().filter(lambda item: whole(item) % 2 == 0), [n for n in GOOD if n % 2 == 0])],
@@ -271,14 +271,15 @@ NOT_AGAIN = {
     "CSVParser", "Decompressor", "JsonParser", "LineReader", "ParquetDataFrameLoader", "StreamReader",
     "TFRecordLoader", "TarArchiveLoader", "ZipArchiveLoader", "scattered",
 }  # fmt: skip
-#: They pass on, or keep, what their sources yield, and raise nothing by themselves.
+#: These pipes pass on, or keep, the items of their sources, and raise nothing by themselves.
 RAISE_NOTHING = {
     "Batcher", "Concater", "Cycler", "Enumerator", "Forker", "Header", "InBatchShuffler", "InMemoryCacheHolder",
     "IterableWrapper", "LengthSetter", "Multiplexer", "MultiplexerLongest", "OnError", "Prefetcher", "RandomSplitter",
     "Repeater", "SampleMultiplexer", "Sampler", "ShardingFilter", "ShardingRoundRobinDispatcher", "Shuffler",
     "UnZipper", "Zipper", "ZipperLongest",
 }  # fmt: skip
-#: They inherit `__iter__` from a pipe in this list, which calls a function per item, or reads one stream after another.
+#: These pipes inherit `__iter__` from a pipe in this list, which calls a function per item, or reads one stream after
+#: another.
 AS_OTHERS = {
     "AISFileLoader": "Mapper",
     "Bz2FileLoader": "TarArchiveLoader", "CSVDictParser": "CSVParser", "Extractor": "Decompressor",
@@ -288,7 +289,7 @@ AS_OTHERS = {
     "PinMemory": "Mapper", "RarArchiveLoader": "TarArchiveLoader", "RoutedDecoder": "Mapper", "S3FileLoader": "Mapper",
     "Saver": "Mapper", "XzFileLoader": "TarArchiveLoader",
 }  # fmt: skip
-#: They read sources that are not pipes, stay at one item whenever they raise, or involve all ranks.
+#: These pipes read sources that are not pipes, stay at one item whenever they raise, or involve all ranks.
 END = {
     "AISFileLister", "EndOnDiskCacheHolder", "FSSpecFileLister", "FullSync", "HuggingFaceHubReader",
     "IoPathFileLister", "OnDiskCacheHolder", "S3FileLister",

@@ -1,4 +1,4 @@
-"""Batches of similar items: what the table of pipes does not state."""
+"""Batches of similar items: behavior that the table of pipes does not cover."""
 
 from __future__ import annotations
 

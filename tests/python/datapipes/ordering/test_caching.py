@@ -1,4 +1,4 @@
-"""The in-memory caches: what they remember, how much, and for how long."""
+"""The in-memory caches: their contents, their size, and their lifetime."""
 
 from __future__ import annotations
 

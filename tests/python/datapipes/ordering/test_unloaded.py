@@ -57,7 +57,7 @@ def is_even(item: int) -> bool:
 
 
 class Whole(IterDataPipe):
-    """Hides from a filter what it reads: the way before indices were shared out."""
+    """Hides its source from a filter, so that the filter reads items and not indices."""
 
     def __init__(self, source: Any) -> None:
         self.source = source
@@ -102,7 +102,7 @@ BY_INDEX: dict[str, Callable[[Any], Any]] = {
     "an iterable with a length": lambda s: IterableWrapper(s).shuffle().map(plus_one),
 }
 
-#: Pipelines in which a filter must read items.
+#: Pipelines with a filter that must read items.
 BY_ITEM: dict[str, Callable[[Any], Any]] = {
     "filtered": lambda s: SequenceWrapper(s).shuffle().filter(is_even),
     "unfolded": lambda s: SequenceWrapper(s).shuffle().flatmap(lambda item: [item, item]),

@@ -121,7 +121,7 @@ def test_a_state_resumes_with_a_rebuilt_dataset_but_not_with_another_one(numbers
     with DataLoader2(from_ray_data(made().materialize())) as loader:
         loader.load_state_dict(state)
         assert got + ids(loader) == list(range(ROWS))
-    # As many rows in each block, and others.
+    # Blocks with equal numbers of rows, and with different numbers.
     other = made().map(lambda row: {"id": row["id"] + 1}).materialize()
     with DataLoader2(from_ray_data(other)) as loader:
         loader.load_state_dict(state)

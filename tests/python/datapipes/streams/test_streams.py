@@ -152,7 +152,7 @@ def test_a_replaced_file_is_not_reopened(path):
     os.rename(path, path + ".old")
     with open(path, "w") as other:
         other.write("something else")
-    with pytest.raises(TypeError, match="nothing tells how it is opened again"):
+    with pytest.raises(TypeError, match="it does not have a recipe to reopen it"):
         pickle.dumps(stream)
 
 

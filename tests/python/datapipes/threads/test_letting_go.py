@@ -1,4 +1,4 @@
-"""A thread whose iteration was abandoned within an item: its source has ended before the pipe is used again."""
+"""The thread of an iteration that was abandoned within an item: its source has ended before the pipe is used again."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ STATES: list[Any] = []
 
 
 def test_waiting_ranks_do_not_block_an_observer() -> None:
-    """The thread of `fullsync` releases its source before it reports to the other ranks that it leaves."""
+    """The thread of `fullsync` releases its source before it notifies all ranks that it leaves."""
     asked, answer = threading.Event(), threading.Event()
 
     class Slow(Alone):
-        """A group of two ranks; the other rank is late."""
+        """A group of two ranks; the second rank is late."""
 
         world_size = 2
 

@@ -1,4 +1,4 @@
-"""Pinned memory: what is pinned, what is returned as it is, and what happens without CUDA."""
+"""Pinned memory: the values that are pinned, the values that are returned unchanged, and the behavior without CUDA."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ test_wrong_arguments_are_named = refuses(
 
 
 class Gpus:
-    """Stands in for CUDA with several devices; each thread has a current one, the first unless it chose."""
+    """Replaces CUDA with several devices. Each thread has a current device, by default the first."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.chosen: dict[int, int] = {}

@@ -50,9 +50,9 @@ class Driver:
     """What a driver adds to the frame.
 
     Args:
-        plan_of: a function from a seed and the options to a plan, whose `repr` describes it. None ends the run.
+        plan_of: a function from a seed and the options to a plan. The `repr` of a plan describes it. None ends the run.
         check: runs a plan and returns how many things, named by `noun`, it contained; raises the failure, or `Skipped`.
-        noun: the name of what is counted.
+        noun: the noun for the counted things.
         limit: the seconds after which a plan counts as hung.
         around: a context around all plans.
         forks: whether each plan runs in a separate process.
@@ -82,7 +82,7 @@ class Outcome:
     output: str = ""
 
 
-#: The descriptor to which the process of a plan writes its result.
+#: The descriptor for the result of the process of a plan.
 _speech: list[int] = []
 
 
@@ -261,7 +261,7 @@ def outcomes(driver: Driver, options: argparse.Namespace) -> Iterator[tuple[int,
 
 
 def drive(name: str, driver: Driver, arguments: list[str]) -> int:
-    """Runs plans of a driver, and reports failures. Returns 1 if one failed, or if none could be judged.
+    """Runs plans of a driver, and reports failures. Returns 1 if a plan failed, or if no plan could be judged.
 
     Args:
         name: the name of the driver.

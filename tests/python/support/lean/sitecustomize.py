@@ -1,8 +1,9 @@
 """Runs at the start of each process that tests start, to speed up importing torch and exiting after that.
 
 Objects created by torch's import stay alive. Garbage collection would take a tenth of the import time, and half of that
-again at interpreter exit. It is therefore disabled during the import, and later collections skip the imported objects.
-Objects that a program creates afterwards are collected as usual. A test of this behavior sets `TESTS_LEAN=0`.
+again at interpreter exit. Garbage collection is therefore disabled during the import, and later collections skip the
+imported objects. Objects that a program creates afterwards are collected as usual. A test of this behavior sets
+`TESTS_LEAN=0`.
 
 Libraries in `TESTS_HIDDEN` appear as not installed, because Ray imports some into each of its workers in case an item
 needs them.
@@ -15,7 +16,7 @@ from importlib.machinery import PathFinder
 
 
 class _Lean:
-    """Finds the large library. It stays in `sys.meta_path`, because tests check that."""
+    """Finds the large library. The finder stays in `sys.meta_path`, because tests check that."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):

@@ -156,7 +156,7 @@ def _read_epoch(
     asked: list[float] | None = None,
     head: list[Any] | None = None,
 ) -> list[Any]:
-    """Reads an epoch, or the rest of it, and compares the items that arrived."""
+    """Reads an epoch, or its remaining items, and compares the items that arrived."""
     expected, seen = run.expected[number], [*(head or [])]
     most = (len(expected) if expected.until is None else expected.size) - len(seen)
     try:

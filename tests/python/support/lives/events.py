@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Event = Callable[["Run"], None]
 #: The events, their frequencies, and their conditions.
 EVENTS: list[tuple[Event, int, Callable[[Run], bool]]] = []
-#: Signals by which a process exits, or is stopped and then killed because it hangs.
+#: Signals that make a process exit, or stop it, so that it is killed because it hangs.
 SIGNALS = [signal.SIGKILL, signal.SIGKILL, signal.SIGXCPU, signal.SIGSTOP]
 
 
@@ -64,7 +64,7 @@ def look(run: Run) -> None:
 
 @event()
 def iterate(run: Run) -> None:
-    """Replaces an iterator from which no item was requested by another iterator."""
+    """Replaces an iterator before its first item was requested by another iterator."""
     if not run.loader._reset_iter:
         run.did.append("iter")
         run.iterator = iter(run.loader)

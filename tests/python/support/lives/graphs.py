@@ -56,7 +56,7 @@ def check(life: GraphLife) -> int:
     """Runs a life; returns the number of actions.
 
     Raises:
-        Differs: the items differ from those of a loader that is only read.
+        Differs: the items differ from a loader that is only read.
         Skipped: the graph fails, or does not repeat itself.
     """
     try:

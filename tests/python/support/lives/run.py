@@ -92,7 +92,7 @@ class Run:
             self.loader.seed(life.loader_seed)
         self.iterator: Any = None
         blow = life.blow
-        #: The epoch in which this run is killed.
+        #: The epoch when this run is killed.
         self.last = None if blow is None else self.dice.randrange(len(life.epochs) + 1)
 
     def live(self) -> None:
@@ -224,7 +224,7 @@ class Run:
 
         Args:
             between: whether no epoch is running.
-            reads_on: whether this loader may be read before that, so that the other one resumes from an earlier
+            reads_on: whether this loader may be read before that, so that the second loader resumes from an earlier
                 position.
         """
         life, dice = self.life, self.dice
@@ -239,8 +239,8 @@ class Run:
         if more and not self.loader._is_paused:
             self.read(more)
         seeded = between and self.epoch + 1 < len(life.epochs) and life.epochs[self.epoch + 1][0] is not None
-        # A state that is loaded after `iter` is loaded into an epoch that has begun, for which no seed can be set any
-        # more.
+        # A state that is loaded after `iter` is loaded into an epoch that has begun. The seed of this epoch cannot be
+        # set any more.
         way = dice.choice(["new", "new", "new", "new" if seeded else "after iter", "from state"])
         if life.moves:
             self.workers = dice.choice(["auto", *life.numbers()] if life.auto else life.numbers())
@@ -280,7 +280,8 @@ class Run:
             raise Skipped(
                 "generators were drawn from"
             )  # numbers that the beginning has drawn from the global generators are lost
-        # It is unknown whether an epoch was left. State that is kept between epochs may have changed in processes.
+        # The run does not know whether an epoch was left. State that is kept between epochs may have changed in
+        # processes.
         if not self.has_left and (self.life.lasts or self.dice.random() < 0.5):
             try:
                 state = pickle.loads(pickle.dumps(self.state()))
@@ -354,7 +355,7 @@ def go_on_from(
         expected: its epochs.
         number: the epoch of the state.
         state: the pickled state.
-        came: the items of the epoch that came before, and possibly more.
+        came: the items of the epoch that were received before, and possibly more.
         workers: the number of workers, if it differs from that of the life.
 
     Raises:

@@ -35,7 +35,7 @@ from torchdata.datapipes.iter import (
 
 
 class Doubling(IterDataPipe):
-    """A user's pipe without state of its own: it is replayed."""
+    """A user's pipe without its own state, which is replayed."""
 
     def __init__(self, source_datapipe: Any) -> None:
         self.source_datapipe = source_datapipe

@@ -170,7 +170,7 @@ def build_joined(source: Source, buffer_size: int | None) -> Any:
 
 
 def build_joined_children(source: Source) -> Any:
-    """Joins two children of one pipe, one of which is shuffled."""
+    """Joins two children of one pipe. One child is shuffled."""
     left, right = source().repeat(2).enumerate().round_robin_demux(2)
     return left.zip_with_iter(right.shuffle(buffer_size=3), halved_number, merge_fn=added_up)
 

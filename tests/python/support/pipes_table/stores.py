@@ -12,7 +12,7 @@ from pipes_table.folders import folder
 from pipes_table.row import Row
 from torchdata.datapipes.iter import FileLister
 
-#: The sources of the rows yield numbers up to this one. Each stands for a file and for a folder of files.
+#: The sources of the rows yield numbers up to this one. Each name is used for a file and for a folder of files.
 _MOST = 20
 _FOLDER = folder("stores")
 

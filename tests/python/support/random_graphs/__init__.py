@@ -3,7 +3,7 @@ same items as an uninterrupted run, over several epochs.
 
     python -m drivers graphs --seconds 600            # in tests/python/support
 
-`users` contains pipes and functions like those of users, and `stages` the parts of a graph. `graphs` draws a graph from
+`users` contains pipes and functions as users write them, and `stages` the parts of a graph. `graphs` draws a graph from
 a seed, and `check` compares it with its uninterrupted run. `loaders` draws a loader around a graph: where its items are
 distributed, what stays in the main process, workers, budgets. `lives.graphs` runs its life. `elsewhere` resumes in a
 fresh interpreter.

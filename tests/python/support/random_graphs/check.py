@@ -216,7 +216,7 @@ def check_graph(graph: Graph, most: int = 12, reader: type[Plain] = Plain, away:
         graph: the graph.
         most: the maximum number of paths.
         reader: the class that reads the graph.
-        away: the fraction of paths on which a fresh interpreter resumes.
+        away: the fraction of paths that resume in a fresh interpreter.
 
     Raises:
         Different: a path fails; the message names it.
@@ -241,7 +241,7 @@ def check_graph(graph: Graph, most: int = 12, reader: type[Plain] = Plain, away:
 
 @contextlib.contextmanager
 def with_torch(options: argparse.Namespace) -> Iterator[None]:
-    """Imports torch if it is installed, whose pipes are then also part of graphs."""
+    """Imports torch if it is installed, so that its pipes are also part of graphs."""
     if not options.no_torch:
         with suppress(ImportError):
             import torch.utils.data  # noqa: F401

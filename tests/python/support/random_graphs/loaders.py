@@ -1,4 +1,4 @@
-"""Draws a random loader from a seed: a random graph, where its items are distributed, what stays in the main process,
+"""Draws a random loader from a seed: a random graph, the pipe that distributes its items, the part in the main process,
 and a service.
 """
 

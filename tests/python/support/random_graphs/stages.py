@@ -149,7 +149,7 @@ THREADED: dict[str, Callable[[Dice, Pipe], Pipe]] = {
     "threadpool": lambda dice, pipe: pipe.threadpool_map(small, scheduled_tasks=3, max_workers=2),
 }
 
-#: Rows of the table of pipes that read in threads, or whose items depend only partly on the source.
+#: Rows of the table for pipes that read in threads, or that yield items which depend only partly on the source.
 _THREADED_ROWS = {row.name for row in ROWS if "prefetch" in row.name or "threadpool" in row.name or "ahead" in row.name}
 _ENDLESS = {"cycle_for_ever"}
 

@@ -1,4 +1,4 @@
-"""Pipes and functions like those of users: with and without state, random and not."""
+"""Pipes and functions as users write them: with and without state, random and not."""
 
 from __future__ import annotations
 
@@ -223,13 +223,13 @@ def array(item: int) -> Any:
 
 
 def number(item: Any) -> int:
-    """Returns the item from which `array` created an array, whose members must all be equal."""
+    """Returns the item that `array` created an array from. All members of the array must be equal."""
     (only,) = set(item.tolist())
     return int(only)
 
 
 def unpinned(item: Any, device: Any) -> Any:
-    """Pins nothing, so that it needs no device."""
+    """Pins nothing, so that it works without a device."""
     return item
 
 

@@ -35,7 +35,7 @@ def is_kept(number: int, item: Any) -> bool:
 
 
 class Graph:
-    """A random graph and its description. It can be built several times.
+    """A random graph and its description. The graph can be built several times.
 
     Args:
         seed: the seed.
@@ -71,8 +71,8 @@ class Graph:
     def tells_reading_ahead(self) -> bool:
         """Returns whether an epoch depends on how far threads had read ahead when the previous epoch was left.
 
-        That is so where a source, or a node that chooses at random, counts how often it begins, and begins more than
-        once in an epoch, or not in each.
+        The result is True if a source, or a node that chooses at random, counts its iterations, and begins more than
+        once in an epoch, or not in each epoch.
         """
         return (self.counts and bool(self.kinds & {"several sources", "cycled"})) or {
             "weighted",

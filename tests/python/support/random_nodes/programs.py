@@ -1,4 +1,4 @@
-"""The actions of a random program: in which epochs it leaves early, and where it saves states."""
+"""The actions of a random program: the epochs that it leaves early, and the positions of saved states."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from random_nodes.graphs import Graph
 
-#: Number of epochs that are compared after the epoch in which states are saved.
+#: Number of epochs that are compared after the epoch with the saved states.
 BEHIND = 3
 
 
@@ -26,11 +26,11 @@ class Program:
     common: bool = False
     in_order: bool = True
     bare: bool = False
-    #: The epoch in which a state is saved at each item.
+    #: The number of the epoch that saves a state at each item.
     stop_epoch: int = 0
     #: Epochs that are left early, and after how many items.
     breaks: dict[int, int] = field(default_factory=dict)
-    #: The states from which a run resumes, from 0 for the beginning to 1 for the end.
+    #: The states to resume from, given as fractions of the epoch: 0 is the beginning, and 1 the end.
     resumed: tuple[float, ...] = ()
     #: How many items a loader has yielded before it loads a state; -1 for a new loader.
     used: int = -1

@@ -14,7 +14,7 @@ from torchdata.nodes import BaseNode
 
 
 class Shuffled(Sampler[int]):
-    """A sampler whose order depends on the epoch, like DistributedSampler."""
+    """A sampler with an order that depends on the epoch, like DistributedSampler."""
 
     def __init__(self, size: int) -> None:
         self.size, self.epoch = size, 0

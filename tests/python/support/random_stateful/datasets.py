@@ -61,7 +61,7 @@ class Broken(Exception):
 class Indexed(Slow, Dataset[Any]):
     """A map-style dataset."""
 
-    #: Indices at which it raises.
+    #: Indices that make the dataset raise.
     broken: frozenset[int] = frozenset()
 
     def __init__(self, length: int, draws: str = "") -> None:
@@ -97,7 +97,7 @@ class AtOnce(Indexed):
 
 
 class Counting(Indexed):
-    """A dataset whose samples contain the number of earlier reads, which is a state of each worker."""
+    """A dataset with samples that contain the number of earlier reads, which is a state of each worker."""
 
     reads = 0
 
@@ -114,7 +114,7 @@ class Counting(Indexed):
 
 
 class Noisy(Indexed):
-    """A dataset whose samples are drawn from the global generators (augmentation)."""
+    """A dataset that draws its samples from the global generators (augmentation)."""
 
     def __getitem__(self, index: int) -> Any:
         self.pause(index)
@@ -122,7 +122,7 @@ class Noisy(Indexed):
 
 
 class NoisyCounting(Counting):
-    """The same, with a state of its own."""
+    """The same, with its own state."""
 
     def __getitem__(self, index: int) -> Any:
         self.pause(index)
@@ -131,7 +131,7 @@ class NoisyCounting(Counting):
 
 
 class OwnNoise(Indexed):
-    """A dataset whose samples are drawn from its own generator, which is not part of its state."""
+    """A dataset that draws its samples from its own generator, which is not part of its state."""
 
     def __init__(self, length: int, draws: str = "") -> None:
         super().__init__(length, draws)
@@ -160,7 +160,7 @@ class OwnNoiseKept(OwnNoise):
 class Iterable(Slow, IterableDataset[Any]):
     """The base class of iterable datasets. Workers have parts of different sizes, and end at different times."""
 
-    #: Numbers at which it raises, in each worker's part.
+    #: Numbers that make the stream raise, in each worker's part.
     broken: frozenset[int] = frozenset()
 
     def __init__(self, length: int, draws: str = "") -> None:
@@ -206,7 +206,7 @@ class PlainEpochs(Iterable):
 
 
 class Taking(Iterable):
-    """Its generator applies the start position, and counts from there."""
+    """The generator of this stream applies the start position, and counts from there."""
 
     place = start = 0
 
@@ -224,7 +224,7 @@ class Taking(Iterable):
 
 
 class EpochInGenerator(Iterable):
-    """Its generator first counts an epoch, unless a state was loaded, and shuffles by the epoch."""
+    """The generator of this stream first counts an epoch, unless a state was loaded, and shuffles by the epoch."""
 
     epoch, place, loaded = 0, 0, False
 
@@ -377,7 +377,7 @@ class IteratorAlone(Iterable):
 
 
 class IteratorAndEpochs(Iterable):
-    """A stream that counts epochs and whose iterator has a state."""
+    """A stream that counts epochs, with an iterator that has a state."""
 
     epoch = 0
 

@@ -14,7 +14,7 @@ SKIPPING = 1_000_000
 SKIPPING_STREAMS = 2_000_000
 #: From this seed on, the resumed run has another batch size.
 RESIZING = 3_000_000
-#: Epochs that are compared after the epoch in which a program is stopped.
+#: Number of epochs that are compared after the epoch of the stop.
 BEHIND = 3
 
 CATEGORIES = (
@@ -45,7 +45,7 @@ class Program:
     #: Whether the loader has its own generator.
     generator: bool
     options: dict[str, Any] = field(default_factory=dict)
-    #: Indices at which the dataset raises, which are skipped.
+    #: Indices that make the dataset raise, and are skipped.
     broken: tuple[int, ...] = ()
     #: Whether incomplete batches are filled up.
     fills: bool = False
@@ -65,17 +65,17 @@ class Program:
     seeds_epochs: bool = False
     #: Epochs that are left early, and after how many batches.
     breaks: dict[int, int] = field(default_factory=dict)
-    #: The epoch in which the state is saved, and where: "before" its iterator is created, after a number of batches,
-    #: after the "last" batch, or after its "end".
+    #: The epoch of the saved state, and the position in it: "before" its iterator is created, after a number of
+    #: batches, after the "last" batch, or after its "end".
     stop_epoch: int = 0
     stop_at: int | str = 0
     #: Batches before which a state is also saved, and discarded.
     peeks: tuple[int, ...] = ()
-    #: The format in which the state is stored: "json", "torch" or "pickle".
+    #: The format of the stored state: "json", "torch" or "pickle".
     way: str = "torch"
     #: Whether another process loads the state, immediately saves it again, and passes that on.
     relayed: bool = False
-    #: Whether the epochs are also compared with those of torch's loader.
+    #: Whether the epochs are also compared with torch's loader.
     beside_torch: bool = False
 
     @property
@@ -97,7 +97,7 @@ class Program:
 
     @property
     def free_order(self) -> bool:
-        """Returns whether the order comes from a global generator."""
+        """Returns whether a global generator determines the order."""
         return self.sampler in orders.FREE and not (self.sampler == "shuffle" and self.generator)
 
     @property
@@ -242,7 +242,7 @@ def choose_options(program: Program, chance: random.Random) -> None:
 
 
 def choose_habits(program: Program, chance: random.Random) -> None:
-    """Chooses what else the program seeds and draws."""
+    """Chooses the further seeds and draws of the program."""
     program.seeds = chance.choices(["same", "another", "none"], [6, 2, 1])[0]
     if chance.random() < 0.5:
         program.draws_before = chance.randrange(4)

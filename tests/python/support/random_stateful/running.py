@@ -101,8 +101,8 @@ class Run:
 
     Args:
         program: the program.
-        phase: "whole" or "torch" (without a stop, the latter with torch's own loader), "stop" (ends where the state was
-            saved, unless no run is seeded), "relay" (loads a state and saves it again) or "resume".
+        phase: "whole" (without a stop), "torch" (the same with torch's own loader), "stop" (ends at the saved state,
+            unless no run is seeded), "relay" (loads a state and saves it again) or "resume".
         batches: the number of batches in the epoch of the stop, as far as known.
         source: the state to load.
         target: where to save the state.
@@ -170,7 +170,8 @@ class Run:
         return Loader(dataset, num_workers=workers, **{**options, **chosen})
 
     def run(self) -> dict[str, Any]:
-        """Returns the epochs as lists of batches. In a resumed program, the first one is the rest of an epoch."""
+        """Returns the epochs as lists of batches. In a resumed program, the first epoch is the remaining part of an
+        epoch."""
         try:
             self.train()
         finally:
@@ -206,7 +207,7 @@ class Run:
         self.known = save(loader, self.program, Path(self.target))
 
     def epoch(self, loader: Any, epoch: int) -> bool:
-        """Runs an epoch, or the rest of one. Returns whether the program stops in it."""
+        """Runs an epoch, or its remaining part. Returns whether the program stops in it."""
         program = self.program
         stops = self.phase == "stop" and epoch == program.stop_epoch
         if stops and program.stop_at == "before":

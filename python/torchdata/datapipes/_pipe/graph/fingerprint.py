@@ -108,9 +108,9 @@ def check_fingerprint(found: Any) -> None:
     for number, entry in enumerate(found, 1):
         parameters = entry.get("parameters") if isinstance(entry, dict) else None
         if not isinstance(parameters, dict) or not all(type(words) is str for words in parameters.values()):
-            raise ValueError(f"its fingerprint does not tell the parameters of pipe {number} by texts")
+            raise ValueError(f"its fingerprint does not contain the parameters of pipe {number} as texts")
         if type(entry.get("class")) is not str or not isinstance(entry.get("reads"), list):
-            raise ValueError(f"its fingerprint does not tell the class of pipe {number}, or what it reads")
+            raise ValueError(f"its fingerprint does not contain the class of pipe {number}, or its sources")
 
 
 def short_name(entry: Mapping[str, Any]) -> str:

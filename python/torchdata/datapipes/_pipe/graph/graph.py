@@ -1,8 +1,8 @@
 """`Graph`: a snapshot of the pipes of a graph and their sources.
 
 Role: an immutable value. Code that modifies a graph, or runs its pipes, creates a new object. Other code reuses the
-existing one, because finding the pipes inspects all their attributes. Holds only references to the pipes. Runs in any
-process that has the pipes.
+existing object, because finding the pipes inspects all their attributes. Holds only references to the pipes. Runs in
+any process that has the pipes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Graph:
 
     Attributes:
         end: the last pipe.
-        pipes: all pipes, sources before those that read them, each once.
+        pipes: all pipes, each once, with sources before their readers.
     """
 
     __slots__ = ("_places", "_sources", "end", "pipes")
@@ -77,7 +77,7 @@ class Graph:
         return {id(pipe) for root in pipes for pipe in walk(root, self._sources) if pipe is not root}
 
     def depth_first(self) -> list[Any]:
-        """Returns all pipes, each once and before its sources, one branch after the other."""
+        """Returns all pipes, each once and before its sources, branch by branch."""
         found: dict[int, Any] = {}
         stack = [self.end]
         while stack:

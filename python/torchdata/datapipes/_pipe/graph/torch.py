@@ -1,12 +1,12 @@
 """Makes PyTorch's pipe classes and this package's compatible with each other.
 
 Role: in torchdata 0.9, the two base classes of all pipes were PyTorch's own. Here they are separate classes, because
-the package never imports torch. Once other code has imported torch, before or after this package, each side's classes
-are registered as virtual subclasses of the other side's, and functional forms and methods that were added to one side
-are found on the other. `Dataset` is not an ABC, so it becomes a real base class of this package's pipes. Runs in every
-process that imports both packages.
+the package never imports torch. Once other code has imported torch, before or after this package, the classes of both
+packages are registered as virtual subclasses of each other. Functional forms and methods that were added to the pipes
+of one package are then found on the pipes of both. `Dataset` is not an ABC, so it becomes a real base class of this
+package's pipes. Runs in every process that imports both packages.
 
-This module patches PyTorch in four places:
+This module patches four parts of PyTorch:
 
 - `ABC.register` is called on its pipe classes;
 - its registries of functional forms receive entries;
@@ -36,7 +36,7 @@ __all__ = [
     "yielded_so_far",
 ]
 
-#: The module whose import completes PyTorch's pipe classes.
+#: The module that completes PyTorch's pipe classes when it is imported.
 _MODULE = "torch.utils.data"
 
 _MISSING = object()
@@ -262,7 +262,7 @@ def replay_later(datapipe: Any, begin: Callable[[], Iterator[Any]] | None) -> No
 
 
 def note_passes_of_torchs(note: Callable[[Any], None]) -> None:
-    """Calls a function with each PyTorch pipe whose pass is about to begin.
+    """Calls a function with each PyTorch pipe at the beginning of its pass.
 
     If the pipe's `__iter__` is a generator function, the call happens before its sources are iterated.
     """

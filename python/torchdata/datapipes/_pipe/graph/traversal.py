@@ -2,7 +2,7 @@
 
 Role: one pass over the attributes of a pipe, used by the graph tools and by state. A pipe is found if it is an
 attribute or is contained in (nested) containers of an attribute. The search inspects at most `LARGEST_STRUCTURE`
-members per attribute, including those of nested containers, and treats all further members as data. This limits the
+members per attribute, including members of nested containers, and treats all further members as data. This limits the
 cost of the search for any pipe.
 """
 
@@ -37,7 +37,7 @@ _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 
 
 def know_bases(*bases: type) -> None:
-    """Registers the base classes whose instances are pipes."""
+    """Registers the base classes of all pipes."""
     global _pipes
     _pipes = bases
     _role.cache_clear()

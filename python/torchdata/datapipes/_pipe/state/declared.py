@@ -31,8 +31,8 @@ def state(
             such as `list`.
         items: whether the attribute holds items. Pipes among the items do not count as sources of this pipe.
         copied: whether copies and pickles of the pipe include the attribute.
-        lasts: whether the value is kept from one iteration to the next. Such a value is never changed in place, only
-            replaced (a dict may be changed).
+        lasts: whether the value is kept from one iteration to the next. A value that lasts is replaced and never
+            modified (except for dicts).
         saved: whether saved states include the attribute.
 
     Raises:
@@ -98,7 +98,7 @@ def random_state(*, lasts: bool = False) -> Any:
 
 @dataclass(slots=True, eq=False)
 class DeclaredState:
-    """One attribute that is part of the iteration state of a pipe. The arguments are those of `state`."""
+    """One attribute that is part of the iteration state of a pipe. The arguments are the same as for `state`."""
 
     begins: Any = None
     items: bool = False
@@ -136,7 +136,7 @@ class DeclaredState:
         """Checks whether a value in a state has the type of the attribute's first value. An integer must be a valid
         count.
 
-        An attribute whose first value is None, a tuple, or a function's result is not checked.
+        An attribute is not checked if its first value is None, a tuple, or a function's result.
 
         Raises:
             TypeError: the value has another type.

@@ -1,10 +1,11 @@
 """Switches the global random generators and PyTorch's worker info between shards that take turns in one process.
 
 Role: owned by each shard, in the process and thread that run it. A process has one generator of `random`, of NumPy and
-of torch, and each shard draws from its own. So the generators are exchanged whenever another shard runs: 2.5 KB each.
-The public functions of the three libraries convert that to tuples and tensors, which takes up to 300 microseconds; the
-extension copies the memory itself in 0.3. Where it lies is tried out on other generators of the same classes. If that
-fails, as in a version that lays them out differently, the public functions are used.
+of torch, and each shard draws from its own. The generators, of 2.5 KB each, are therefore exchanged whenever another
+shard runs. The public functions of the three libraries convert that to tuples and tensors, which takes up to 300
+microseconds; the extension copies the memory itself in 0.3. The address of this memory is determined by experiments
+with other generators of the same classes. If that fails, as in a version that lays them out differently, the public
+functions are used.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class _Way(NamedTuple):
 
     Args:
         memory: the parts of memory that are copied.
-        python: the generator of `random`, whose normal number is not part of them; None if it is not copied.
-        others: functions that save, and load, what is not copied.
+        python: the generator of `random`, because `memory` lacks its spare normal number; None if it is not copied.
+        others: pairs of functions that save, and load, generators that are not copied.
     """
 
     memory: Sequence[memoryview] = ()
@@ -69,9 +70,10 @@ os.register_at_fork(after_in_child=_begin_in_child)
 
 @contextlib.contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """Context in which no other thread of the process exchanges the generators and worker info of shards.
+    """Context that prevents other threads of the process from exchanging the generators and worker info of shards.
 
-    Otherwise the last of two threads to finish would restore what it found: the globals of the other thread's shard.
+    Without it, if two threads exchange at the same time, the last thread to finish would restore the globals of the
+    wrong shard.
     """
     with _turn:
         yield
@@ -91,7 +93,7 @@ class ShardGlobals:
         self._info: Any = None
 
     def leave(self) -> None:
-        """Takes what the process has."""
+        """Saves the globals of the process."""
         self.is_away, way = True, _generators()
         if self._copy is not None and way is self._way:
             self._copy.save()
@@ -106,7 +108,7 @@ class ShardGlobals:
         self._info = None if module is None else module._worker_info
 
     def enter(self) -> bool:
-        """Gives it back to the process; returns whether torch's worker info was there."""
+        """Restores the saved globals in the process; returns whether torch's worker info was saved."""
         self.is_away, way = False, self._way
         late_seeding.await_again(self._awaited)
         if self._copy is not None:
@@ -139,7 +141,7 @@ def _generators() -> _Way:
     global _known
     modules, (seen_bits, seen_torch, found) = sys.modules, _known
     numpy_random, torch = modules.get("numpy.random.mtrand"), modules.get("torch")
-    # A program may put another bit generator in place. A module that is imported now lacks its generator.
+    # A program may install another bit generator. A module that is imported now lacks its generator.
     state = None if numpy_random is None else getattr(numpy_random, "_rand", None)
     bits = None if state is None else state._bit_generator
     torchs = None if torch is None else getattr(torch, "default_generator", None)

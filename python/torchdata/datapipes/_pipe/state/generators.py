@@ -49,7 +49,7 @@ def save_generators() -> dict[str, Any]:
 def load_generators(state: dict[str, Any]) -> None:
     """Sets the global generators to the states that `save_generators` returned.
 
-    Libraries that are not imported yet are imported; a warning names those that are missing. Seeds for libraries that
+    Libraries that are not imported yet are imported; a warning names the missing libraries. Seeds for libraries that
     were not imported at that time are used now, or when the library is imported.
 
     Example:

@@ -2,7 +2,7 @@
 
 Role: used if a whole graph draws the same numbers from the global generators again. Functions before a pipe that reads
 in a thread draw numbers before the reader receives the items. During the replay, each thread must therefore draw
-exactly as many numbers as it had drawn when the state was saved, before the generators are restored to their saved
+exactly the numbers that it had drawn when the state was saved, before the generators are restored to their saved
 position.
 """
 
@@ -24,14 +24,14 @@ __all__ = ["Halt", "Halts", "Lead", "await_beginning", "beginning_unread"]
 #: Seconds between checks of a halted thread for a waiting reader.
 _LOOK = 0.02
 
-#: Not set while passes begin whose threads must not read yet.
+#: Not set while the threads of passes that begin must not read yet.
 _may_begin = Latch()
 _may_begin.set()
 
 
 @contextmanager
 def beginning_unread() -> Iterator[None]:
-    """Context in which threads of new passes wait before their first item, unless a reader waits for it."""
+    """Context that makes threads of new passes wait before their first item, unless a reader waits for this item."""
     global _may_begin
     flag = Latch()
     try:
@@ -63,7 +63,7 @@ class Lead(NamedTuple):
 
 
 class Halt:
-    """The point at which a thread pauses until it may continue.
+    """A point where a thread pauses until it may continue.
 
     Args:
         number: the number of the pass, as counted by the pipe.
@@ -125,10 +125,10 @@ class Halt:
 
 
 class Halts:
-    """The points at which all threads of a replayed graph pause.
+    """The points where all threads of a replayed graph pause.
 
     Args:
-        entries: each pipe, with the entry with which it begins.
+        entries: each pipe, with the entry that it starts from.
     """
 
     def __init__(self, entries: Iterable[tuple[Any, PipeEntry]]) -> None:

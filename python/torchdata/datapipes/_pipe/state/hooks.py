@@ -22,8 +22,8 @@ class PipeHooks:
     Public names are for all authors of pipes. Private names are for pipes with threads or several readers.
     """
 
-    #: Whether each item depends only on the corresponding source item, in the source's order. Such a pipe has no state
-    #: of its own, even if a user defines it.
+    #: Whether each item depends only on the corresponding source item, in the source's order. Such a pipe does not have
+    #: its own state, even if a user defines it.
     one_to_one: ClassVar[bool] = False
 
     #: Whether `len` must read items.
@@ -37,7 +37,7 @@ class PipeHooks:
         return False
 
     def _compare(self, is_strict: bool) -> None:
-        """Sets whether items that are read again after a resume are compared with the earlier ones."""
+        """Sets whether items that are reread after a resume are compared with the original items."""
 
     # -- reading relations -------------------------------------------------------------------------
 
@@ -46,9 +46,7 @@ class PipeHooks:
         return None
 
     def _reads_in_pass(self, source: Any) -> bool | None:
-        """Returns whether a source's running pass belongs to this pipe's running pass; None: decide by which began
-        later.
-        """
+        """Returns whether a source's running pass belongs to this pipe's pass; None: it does if it began later."""
         return None
 
     def _goes_on_alone(self) -> bool:
@@ -59,9 +57,7 @@ class PipeHooks:
     _renews: ClassVar[bool] = True
 
     def _number_of_shares(self) -> int:
-        """Returns the number of source shards that the items come from: the number of workers for a pipe that
-        represents them.
-        """
+        """Returns the number of shards that yield the items: the number of workers for a pipe that represents them."""
         return 1
 
     # -- threads -----------------------------------------------------------------------------------
@@ -75,11 +71,11 @@ class PipeHooks:
         return None
 
     def _passes_begun(self) -> int | None:
-        """Returns how many passes the pipe's thread has begun; None if the pipe has no thread that reads ahead."""
+        """Returns how many passes the pipe's thread has begun; None if the pipe does not read ahead in a thread."""
         return None
 
     def _read_ahead(self, passes: int) -> Lead | None:
-        """Returns how far the pipe's thread has read since `passes` passes had begun; None if there is no thread."""
+        """Returns how far the pipe's thread has read since `passes` passes had begun; None without a thread."""
         return None
 
     def _halt_at(self, ahead: Lead) -> Halt:
@@ -87,7 +83,7 @@ class PipeHooks:
         raise NotImplementedError(f"{type(self).__name__} reads ahead in no thread")
 
 
-#: The answers for PyTorch's pipes, which have no hooks.
+#: The answers for PyTorch's pipes, which do not have hooks.
 _DEFAULTS = PipeHooks()
 
 

@@ -48,7 +48,7 @@ _tick = count(1).__next__
 
 
 def _how_it_begins(graph: Graph, loaded: PipeEntry | None) -> Beginning:
-    """Describes the state of a graph whose pass begins now.
+    """Describes the state of a graph at the beginning of its pass.
 
     Args:
         graph: the graph.
@@ -98,9 +98,9 @@ def entry_at_beginning(pipe: Any) -> tuple[PipeEntry, Any]:
 
 
 def _keeps_state_between(pipe: Any) -> bool:
-    """Returns whether another pipe can load what a user's pipe saves between two passes.
+    """Returns whether another pipe can load the state that a user's pipe saves between two passes.
 
-    A pipe without a `reset` of its own can only resume from a loaded state.
+    A pipe that does not define `reset` can only resume from a loaded state.
     """
     kind = type(pipe)
     if not (hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")):
@@ -111,10 +111,10 @@ def _keeps_state_between(pipe: Any) -> bool:
 
 
 def iterate(datapipe: Any) -> Iterator[Any]:
-    """Returns `iter` of the last pipe of a graph whose state is saved.
+    """Returns `iter` of the last pipe of a graph, so that its state can be saved.
 
-    Use it if the graph ends with a PyTorch pipe. Such a pipe reports the beginning of an iteration only with its first
-    item, and never its end. Without `iterate`, `save_state` refuses such a pipe once its iteration may be over.
+    Use it if the graph ends with a PyTorch pipe. A PyTorch pipe reports the beginning of an iteration only with its
+    first item, and never its end. Without `iterate`, `save_state` refuses such a pipe once its iteration may be over.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -141,7 +141,7 @@ def _noting_end(datapipe: Any, iterator: Iterator[Any]) -> Iterator[Any]:
 
 
 def _note_pass(datapipe: Any) -> None:
-    """Records the positions of the sources of a PyTorch pipe whose next pass begins now."""
+    """Records the positions of the sources of a PyTorch pipe when its next pass begins."""
     record = record_of(datapipe)
     record.asked = datapipe._valid_iterator_id
     _note_beginning(Graph(datapipe), record, record.loaded if awaits_iteration(datapipe) else None)
@@ -186,7 +186,7 @@ _BEGIN_BY_ITERATE = (
 
 
 def unnoticed(datapipe: Any) -> TypeError:
-    """Returns the error for a PyTorch pipe whose pass cannot be repeated because its beginning was not recorded."""
+    """Returns the error for a PyTorch pipe if its pass cannot be repeated because the beginning was not recorded."""
     return TypeError(
         f"a pipeline that ends in {name_of(datapipe)} can be neither saved nor resumed, because its pass began "
         f"unnoticed: it is a pipe of torch's whose __iter__ is not a generator function. {_BEGIN_BY_ITERATE}"
@@ -194,7 +194,7 @@ def unnoticed(datapipe: Any) -> TypeError:
 
 
 def perhaps_over(datapipe: Any) -> TypeError:
-    """Returns the error for a PyTorch pipe whose pass may or may not have ended."""
+    """Returns the error for a PyTorch pipe if it is unknown whether its pass has ended."""
     return TypeError(
         f"a pipeline that ends in {name_of(datapipe)} cannot be saved here, because it is a pipe of torch's, which "
         f"does not tell whether its pass is over or the next one was begun. {_BEGIN_BY_ITERATE}"
@@ -204,7 +204,7 @@ def perhaps_over(datapipe: Any) -> TypeError:
 def may_be_over(datapipe: Any) -> bool:
     """Returns whether the running pass of a PyTorch pipe may have ended.
 
-    PyTorch reports neither that a pass has ended nor that the next one was requested, until the first item. A pass that
+    PyTorch does not report the end of a pass. It reports the next pass only with its first item. A pass that
     `iterate` did not begin may therefore be over once a source is exhausted, or once all items were yielded.
     """
     if record_of(datapipe).tells_end:
@@ -228,7 +228,8 @@ def may_be_over(datapipe: Any) -> bool:
 
 
 def replay_torchs(datapipe: Any, entry: PipeEntry) -> None:
-    """Makes the next iteration of a pipe of torch's begin as its entry says: anew, without what is to be dropped."""
+    """Makes the next iteration of a PyTorch pipe begin as its entry specifies: from the beginning, without the items to
+    drop."""
 
     def begin() -> Iterator[Any]:
         if not _tells_beginning(datapipe):
@@ -272,7 +273,7 @@ def can_reset(kind: type) -> bool:
 
 
 def with_seeds(entry: PipeEntry, record: PassRecord) -> PipeEntry:
-    """The entry of a pipe with its seeds, beyond those that are part of its state."""
+    """Returns the entry with the seeds of the pipe that are not part of its state."""
     if record.seed is None and not record.seeded:
         return entry
     seed = entry.seed if record.seed is None else record.seed
@@ -403,20 +404,21 @@ def is_restorable(datapipe: Any) -> bool:
 def _covers(kind: type) -> bool:
     classes: tuple[Any, ...] = kind.__mro__
     if iter_base() not in classes:
-        # An iterable-style PyTorch pipe always starts with a reset, and a map-style PyTorch pipe has no position.
+        # An iterable-style PyTorch pipe always starts with a reset, and a map-style PyTorch pipe does not have a
+        # position.
         iterates = hasattr(kind, "__iter__") and issubclass(kind, iter_base())
         return not iterates and hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
 
     says = max(depth_of(kind, "state_dict"), depth_of(kind, "load_state_dict"))
     says = min(says, depth_of(kind, "iteration_state"))
     while says < len(classes) and not issubclass(classes[says], iter_base()):
-        # A mixin is not a pipe itself. Its declaration counts for the first class that lists it as a base.
+        # A mixin is not a pipe itself. The declaration of a mixin counts for the first class that lists it as a base.
         says = min(i for i, cls in enumerate(classes) if classes[says] in cls.__bases__)
     return says < len(classes) and says <= depth_of(kind, "__iter__")
 
 
 def is_torchs(datapipe: Any) -> bool:
-    """Returns whether this is an iterable-style PyTorch pipe, which has no token."""
+    """Returns whether this is an iterable-style PyTorch pipe. Such a pipe does not have a token."""
     return iter_base() not in type(datapipe).__mro__ and is_iter_pipe(datapipe)
 
 
@@ -496,8 +498,8 @@ def load_entry(pipe: Any, entry: PipeEntry) -> None:
     else:
         token.disarm()
     if entry.restores and is_restorable(pipe):
-        # A user's pipe without `reset` cannot start over after its state is loaded. Such a pipe gets the state when it
-        # resumes.
+        # A user's pipe without `reset` cannot start over after its state is loaded. Its state is therefore loaded only
+        # when it resumes.
         if can_reset(type(pipe)) or not is_iter_pipe(pipe):
             _take_state(pipe, pipe.load_state_dict, state)
     elif hasattr(type(pipe), "iteration_state"):

@@ -1,11 +1,11 @@
 """Seeds libraries that are imported in the middle of an epoch.
 
 Role: a child process seeds the global generators of the loaded libraries when an epoch begins. A user's function may
-import a library later, as often happens with spawn. Its generator would start from the system's entropy, and the run
-could not be reproduced. Each library is therefore seeded right after its import, before the importing code continues.
-Runs in workers and in the dispatching process. `process_reset_fn` provides the seeds of each epoch. States contain the
-pending seeds, because a process that resumes from the beginning of an epoch may already have imported a library that
-the original run had not.
+import a library later, as often happens with spawn. The library's generator would start from the system's entropy, and
+the run could not be reproduced. Each library is therefore seeded right after its import, before the importing code
+continues. Runs in workers and in the dispatching process. `process_reset_fn` provides the seeds of each epoch. States
+contain the pending seeds, because a process that resumes from the beginning of an epoch may already have imported a
+library that the original run had not.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SEED: Mapping[str, Callable[[Any, int], object]] = {
     "numpy.random": lambda numpy_random, seed: numpy_random.seed(seed),
 }
 
-#: The seeds of modules that are not loaded, by their full names. Each shard of a process has a dict of its own.
+#: The seeds of modules that are not loaded, by their full names. Each shard of a process has its own dict.
 awaited: dict[str, int] = {}
 
 
@@ -41,7 +41,7 @@ def seed_when_imported(seeds: Mapping[str, int]) -> None:
 
 
 def seed_now_or_when_imported(seeds: Mapping[str, int]) -> None:
-    """Seeds several modules: imported ones now, the others right after their import."""
+    """Seeds several modules: imported modules now, and further modules right after their import."""
     seed_when_imported({name: seed for name, seed in seeds.items() if name not in sys.modules})
     for name, seed in seeds.items():
         if name in sys.modules:
@@ -49,10 +49,11 @@ def seed_now_or_when_imported(seeds: Mapping[str, int]) -> None:
 
 
 def await_again(seeds: dict[str, int]) -> None:
-    """Puts the seeds of a shard in place that runs again. Modules that another shard has imported are seeded at once.
+    """Restores the awaited seeds of a shard before the shard runs. Modules that another shard has imported are seeded
+    at once.
 
     Args:
-        seeds: what `awaited` was when this shard ran last.
+        seeds: the value of `awaited` when this shard last ran.
     """
     global awaited
     awaited = seeds

@@ -34,7 +34,7 @@ STATE_VERSION = 3
 #: Parts of a state that are summed up.
 _PARTS = 1 << 20
 
-#: Types whose values are included in a checksum together with their container.
+#: Types of values that are included in a checksum together with their container.
 _FLAT = frozenset({NoneType, bool, int, float, str})
 
 #: The number of words in the state of Python's generator.
@@ -46,25 +46,26 @@ class PipeEntry(NamedTuple):
 
     Args:
         type: the name of the class.
-        restores: whether the pipe is inside a pass, or at its end, which its reader continues. With False, its next
-            pass starts from the beginning.
+        restores: whether the reader continues the pass of the pipe, in the middle or at its end. If False, the next
+            pass of the pipe starts from the beginning.
         yielded: the number of items that a resumed pass has yielded.
-        finished: whether there are no more.
-        state: the pipe's own state; of one that begins anew, what outlives a pass, the seed that was set for the next
-            one among it.
-        seed: what is to be given to the `set_seed` of a user's pipe.
-        follows: whether the seeds of further passes follow from the last one, as in graphs that were seeded as a whole
-            (`set_graph_random_seed`); else they are drawn from the global generators.
+        finished: whether the pass has yielded its last item.
+        state: the pipe's own state; if the next pass starts from the beginning, only values that outlive a pass,
+            including the seed that was set for the next pass.
+        seed: the argument to pass to `set_seed` of a user's pipe.
+        follows: whether the seeds of further passes are derived from the last seed, as in graphs that were seeded as a
+            whole (`set_graph_random_seed`). If False, they are drawn from the global generators.
         skipped: by kind of exception, the number of items that `on_error` has skipped at the pipe in that pass.
-        later: the seed that it is to be given after what is dropped.
-        drop: the number of items to drop after the pass has begun. Such a pipe is *replayed*, as is each pipe whose
-            class declares no state: the pipe and its sources begin as before, and continue to their position, or, with
+        later: the seed to set after the items were dropped.
+        drop: the number of items to drop after the pass has begun. Such a pipe is *replayed*, and so is each pipe
+            without a declared state: the pipe and its sources begin as before, and continue to their position, or, with
             `finished`, to their end.
-        seconds: how long, at most, the dropped items took.
-        generators: the global generators as the replay is to begin with them. Afterwards they are where they were.
-        ahead: of a pipe that reads in a thread, how far that goes with the generators of the replay, see `Ahead`.
-        left: of a pipe in a pass that may not be resumed, the entry with which its next pass begins if it is not.
-        given: the seed that it had before, once another one may have been set.
+        seconds: the maximum time for computing the dropped items.
+        generators: the global generators at the beginning of the replay. After the replay, the generators are restored.
+        ahead: for a pipe that reads in a thread, how far the thread reads with the generators of the replay, see
+            `Ahead`.
+        left: for a pipe in a pass that may be abandoned, the entry for the next pass in that case.
+        given: the previous seed of the pipe, if a new seed may have been set since.
     """
 
     type: str
@@ -138,7 +139,7 @@ def _parse_entry(entry: Any, where: str, *, is_left: bool = False) -> PipeEntry:
             _check_count(entry.get(name), f"{own} has {name}")
     skipped = entry.get("skipped", {})
     if not isinstance(skipped, dict) or not all(type(kind) is str for kind in skipped):
-        raise ValueError(f"{own} has skipped={skipped!r}, which counts no exceptions")
+        raise ValueError(f"{own} has skipped={skipped!r}, which is not a count of exceptions")
     for count in skipped.values():
         _check_count(count, f"{own} has skipped")
     for name, kinds, what in (("finished", (bool,), "neither true nor false"), ("seconds", (int, float), "no number")):
@@ -151,7 +152,7 @@ def _parse_entry(entry: Any, where: str, *, is_left: bool = False) -> PipeEntry:
         check_generators(entry["generators"])
     ahead = entry.get("ahead", (0, 0, 0))
     if not isinstance(ahead, (list, tuple)) or len(ahead) != 3 or not all(type(part) in (bool, int) for part in ahead):
-        raise ValueError(f"{own} has ahead={ahead!r}, which says nothing of a thread")
+        raise ValueError(f"{own} has ahead={ahead!r}, which does not describe a thread")
     if is_left and "left" in entry:
         raise ValueError(f"{where} is left more than once")
     return PipeEntry(
@@ -179,16 +180,16 @@ def check_checksums(state: dict[str, Any]) -> None:
     expected = state["checksums"]
     sums = expected.get("pipes") if isinstance(expected, dict) else None
     if not isinstance(sums, list) or len(sums) != len(state["pipes"]):
-        raise ValueError("this pipe state is damaged in its field 'checksums': there is not one of each pipe")
+        raise ValueError("this pipe state is damaged in its field 'checksums': a checksum of each pipe is required")
     for number, (entry, one) in enumerate(zip(state["pipes"], sums, strict=True), 1):
         if checksum(entry) != one:
             raise ValueError(
-                f"this pipe state is damaged in its field 'pipes': the checksum of pipe {number}, {entry['type']}, is "
-                "not the one that was saved with it; load another copy of it"
+                f"this pipe state is damaged in its field 'pipes': the checksum of pipe {number}, {entry['type']}, "
+                f"differs from the saved checksum; load another copy of it"
             )
     if checksum(state.get("graph")) != expected.get("graph"):
         raise ValueError(
-            "this pipe state is damaged in its field 'graph': its checksum is not the one that was saved with it; load "
+            "this pipe state is damaged in its field 'graph': its checksum differs from the saved checksum; load "
             "another copy of it"
         )
 
@@ -223,7 +224,7 @@ def checksum(value: Any) -> int:
 
 @contextmanager
 def explaining_damage(name: str) -> Iterator[None]:
-    """Context in which a pipe of this package loads its state, assuming the layout that it saves.
+    """Context for a pipe of this package that loads its state and assumes the layout that it saves.
 
     Raises:
         ValueError: loading failed because the state has another layout.
@@ -261,7 +262,7 @@ def _check_random(state: Any) -> None:
     if version != 3 or type(numbers) is not bytes or len(numbers) != 4 * _WORDS:
         raise ValueError("the state of Python's generator is not valid")
     if gauss is not None and type(gauss) is not float:
-        raise ValueError(f"the state of Python's generator holds {gauss!r} where a number should be")
+        raise ValueError(f"the state of Python's generator holds {gauss!r} instead of a number")
 
 
 def _check_numpy(state: Any) -> None:

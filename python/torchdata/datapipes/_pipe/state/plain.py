@@ -91,14 +91,15 @@ def refuse_pickled(plain: Any, owner: str) -> None:
     """Raises ValueError if a part of a state requires unpickling, which may run code."""
     if isinstance(plain, dict) and PICKLED in plain:
         raise ValueError(
-            f"the state of {owner} holds what only pickle can hold, which is not opened with allow_pickle=False: "
-            "opening it may run any code that its writer likes. Load the state with allow_pickle=True if you trust "
-            "whoever wrote it; or save one whose pipes hold plain data alone (numbers, texts, bytes, and containers)"
+            f"the state of {owner} contains values that need pickle, which allow_pickle=False does not load, "
+            f"because unpickling may run any code. Load the state with allow_pickle=True if you trust its author; "
+            f"or save a state of pipes that hold only plain data (numbers, texts, bytes, and containers)"
         )
 
 
 def _taken(value: Any, copies: dict[int, Any]) -> Any:
-    """Returns a copy of a value of a state, whose dicts and lists the pipe may change. Objects may be shared."""
+    """Returns a copy of a value of a state. The pipe may change the dicts and lists in this copy. Objects may be
+    shared."""
     kind = type(value)
     if kind is list:
         return list(value)
@@ -130,7 +131,7 @@ def _copied(value: Any) -> Any:
 
 
 def _frozen(value: Any) -> Any:
-    """Returns an atom or a nested tuple of atoms, for which identity does not matter."""
+    """Returns an atom or a nested tuple of atoms. Their identity does not matter."""
     kind = type(value)
     if kind in _ATOMS:
         return value
@@ -160,7 +161,7 @@ def _pickled(values: dict[str, Any], owner: str) -> bytes:
 
 
 def _holds_error(value: Any) -> bool:
-    """Returns whether a value is an error that waits in a pipe, or a list of pairs of which one has an error."""
+    """Returns whether a value is an error that waits in a pipe, or a list of pairs that contains such an error."""
     if type(value) is list:
         return any(type(one) is tuple and len(one) == 2 and isinstance(one[1], BaseException) for one in value)
     return isinstance(value, BaseException)

@@ -26,11 +26,11 @@ NEVER = object()
 
 @dataclass(slots=True, eq=False)
 class Beginning:
-    """The state of a graph when the pass of its last pipe began, from which a replay of that pass starts."""
+    """The state of a graph when the pass of its last pipe began. A replay of that pass starts from this state."""
 
     #: The random generators of the process at that moment.
     moved: dict[str, Any]
-    #: The generators with which the pass begins. Items are dropped with the generators of the loaded state.
+    #: The generators at the beginning of the pass. Items are dropped with the generators of the loaded state.
     generators: dict[str, Any]
     #: The number of items that the loaded state drops at the beginning.
     dropped: int = 0
@@ -41,7 +41,7 @@ class Beginning:
     since: float = field(default_factory=time.monotonic)
     #: The iteration numbers of PyTorch's pipes.
     torchs: dict[int, Any] = field(default_factory=dict)
-    #: Each pipe of the graph with its entry, and the state that is to be put into it, if there is one.
+    #: Each pipe of the graph with its entry, and the state to load into the pipe, if any.
     parts: list[tuple[Any, PipeEntry, Any]] = field(default_factory=list)
     #: The number of passes that pipes with reading threads had begun.
     passes: dict[int, int] = field(default_factory=dict)
@@ -53,13 +53,14 @@ class Beginning:
 
 @dataclass(slots=True, eq=False)
 class PassRecord:
-    """Data about the passes of a pipe. It is never pickled or copied, so a copy of the pipe starts without a record."""
+    """Data about the passes of a pipe. The record is never pickled or copied, so a copy of the pipe starts without a
+    record."""
 
     #: The current iteration of a PyTorch pipe when the next one was requested.
     asked: Any = NEVER
     #: The current iteration of a PyTorch pipe when a state was loaded.
     before: Any = NEVER
-    #: The clock value at which the running pass began; 0 if there is none.
+    #: The clock value at the beginning of the running pass; 0 without a running pass.
     stamp: int = 0
     #: Whether `iterate`, which records the end, began the running pass of a PyTorch pipe.
     tells_end: bool = False
@@ -71,9 +72,9 @@ class PassRecord:
     fed: bool = False
     #: The last seed that was set for a user's pipe.
     seed: Any = None
-    #: Whether a loader seeds the pipe. Seeds of later passes in an epoch are then derived from the first one.
+    #: Whether a loader seeds the pipe. If so, the seeds of later passes in an epoch are derived from the first seed.
     seeded: bool = False
-    #: The seed for the next pass that came from a loaded state.
+    #: The seed for the next pass, from a loaded state.
     given: Any = None
     #: The seed that was set after the beginning of the pass to replay.
     later: Any = None
@@ -89,7 +90,7 @@ class PassRecord:
     goes_on: bool = False
     #: A reference to the pipe that skips exceptions of this one; None if there is none.
     claim: Any = None
-    #: References to the pipes whose exceptions this one skips.
+    #: References to the pipes that this pipe skips exceptions of.
     claimed: list[Any] = field(default_factory=list)
     #: References to the renewals (`renewing`) of the running pass and of the reader's running pass.
     renewal: Any = None

@@ -100,8 +100,8 @@ def refuse_text(pipe: object, path: str, stream: Any) -> None:
     file_obj = stream.__dict__.get("file_obj") if isinstance(stream, StreamWrapper) else stream
     if isinstance(file_obj, io.TextIOBase):
         raise TypeError(
-            f"{type(pipe).__name__} reads bytes, but {shown(path)} was opened as text, as open_files() does unless it "
-            'is told otherwise; write open_files("b")'
+            f"{type(pipe).__name__} reads bytes, but {shown(path)} was opened as text, which is the default of "
+            'open_files(); write open_files("b")'
         )
 
 
@@ -118,8 +118,8 @@ def bare(stream: Any) -> Any:
 
 
 def is_damage(error: Exception) -> bool:
-    """Returns whether the error comes from the data, rather than from the operating system or the code."""
-    # errors of damaged gzip and bzip2 files have no number; EINVAL is due to a wrong offset
+    """Returns whether the data caused the error, rather than the operating system or the code."""
+    # errors of damaged gzip and bzip2 files do not have a number; EINVAL is due to a wrong offset
     if isinstance(error, OSError):
         return error.errno in (None, errno.EINVAL) and type(error).__module__ in ("builtins", "gzip")
     return isinstance(error, DAMAGE) or type(error).__name__ == "ZstdError"  # from any module that provides it
@@ -195,11 +195,11 @@ class Archive:
     def __init__(self, path: str, source: Any, start: int | None = None) -> None:
         self.path = path
         self.source = source
-        #: The offset at which the archive begins in its stream; None if unknown.
+        #: The offset of the archive's first byte in its stream; None if unknown.
         self.start = position_of(source) if start is None else start
 
-        #: A recipe to reopen the source, used when the archive is pickled, possibly after the source was closed. An
-        #: in-memory file has no recipe, because it would be copied.
+        #: A recipe to reopen the source, used when the archive is pickled, possibly after the source was closed. A
+        #: recipe would copy an in-memory file, so such a file does not get one.
         file_obj = source.__dict__.get("file_obj") if isinstance(source, StreamWrapper) else source
         stand_in = source if isinstance(file_obj, io.BytesIO) else detached(source, self.start)
         self._stand_in = stand_in if stand_in is not source else None
@@ -338,7 +338,7 @@ class ArchiveLoader(GivenLength, HoldsStream[tuple[str, StreamWrapper]]):
     def _release(self, stream: Any) -> None:
         if self._archive is not None and self._archive.source is stream:
             self._archive = None
-        # whoever created a bare stream closes it, because members may still read it
+        # the creator of a bare stream closes it, because members may still read it
         if isinstance(stream, StreamWrapper):
             stream.autoclose()
 
@@ -346,11 +346,11 @@ class ArchiveLoader(GivenLength, HoldsStream[tuple[str, StreamWrapper]]):
 class IndexedArchive(Archive):
     """An archive with a directory of its members, which is read as a whole."""
 
-    #: Index of the entry after the last one that was yielded.
+    #: Index of the entry after the last yielded entry.
     next = 0
 
     def entries(self) -> list[Any]:
-        """Returns the directory. Its entries have a `filename`."""
+        """Returns the directory. Entries of the directory have a `filename`."""
         raise NotImplementedError
 
     def open_entry(self, index: int) -> Any:
@@ -359,7 +359,7 @@ class IndexedArchive(Archive):
 
 
 class IndexedLoader(ArchiveLoader):
-    """A loader of archives with a directory. Its position in an archive is an index into the directory."""
+    """A loader of archives with a directory. The position in an archive is an index into the directory."""
 
     #: The format's name and class.
     _format: str

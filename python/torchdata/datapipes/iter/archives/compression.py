@@ -2,8 +2,8 @@
 
 Role: each pipe converts pairs of path and compressed stream to pairs of path and decompressed stream. The pipes run in
 the process that iterates them. Data is decompressed only when a stream is read. The decompressed stream owns the
-compressed one and closes it. It is reopened by the recipe of the compressed stream, and restores its position by
-decompressing everything before that.
+compressed one and closes it. The recipe of the compressed stream reopens the decompressed stream, which decompresses
+everything up to its position.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _kind_by_suffix(path: str) -> CompressionType | None:
 
 
 class _Recipe:
-    """Describes how to open and read a compressed stream, without the stream itself or with a stand-in for it."""
+    """Describes how to open and read a compressed stream, without the stream itself or with a placeholder for it."""
 
     __slots__ = ("kind", "max_ratio", "path", "pipe", "source")
 
@@ -128,7 +128,7 @@ class _Recipe:
         return open_zip(file_obj, self.path, _OpenZip)
 
     def standing_in(self, source: Any, start: int | None) -> _Recipe | None:
-        """Returns a recipe with a stand-in for `source` at `start`, or None if `source` cannot be reopened."""
+        """Returns a recipe with a placeholder for `source` at `start`, or None if `source` cannot be reopened."""
         stand_in = detached(source, start)
         if stand_in is source:
             return None

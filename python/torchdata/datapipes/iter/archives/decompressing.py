@@ -20,7 +20,7 @@ _AT_ONCE = 64 << 10
 #: Bytes to decompress at a time if the whole stream is read or skipped.
 _PIECE = 1 << 20
 
-#: Compressed bytes to pass to `zstandard` at a time. It returns all decompressed bytes at once, up to 32 MiB.
+#: Compressed bytes to pass to `zstandard` at a time. `zstandard` returns all decompressed bytes at once, up to 32 MiB.
 _STEP = 1 << 10
 
 
@@ -69,7 +69,7 @@ def _zstd() -> Callable[[], Any]:
 
 
 class _Frame:
-    """Adapts a decompressor of `zstandard` to the interface of those in Python's modules.
+    """Adapts a decompressor of `zstandard` to the interface of Python's decompressors.
 
     Args:
         decompressor: an object that decompresses one frame, without an output limit.

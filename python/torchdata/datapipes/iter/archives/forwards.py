@@ -16,7 +16,7 @@ __all__ = ["Forwards", "Pieces"]
 #: Returns the next bytes, in a convenient amount; empty at the end of the stream.
 Pieces = Callable[[], bytes]
 
-#: The number of bytes that a reader may always go back: over the header that it has just read.
+#: The number of bytes that a reader may always seek back, enough to reread the last header.
 _BACK = 1 << 10
 
 
@@ -26,7 +26,7 @@ class Forwards:
     Args:
         next_piece: a function that returns the stream's next bytes.
         rewind: a function that returns to the start and provides a new `next_piece`. None: the stream cannot go back,
-            and only the last piece can be read again.
+            and only the last piece can be reread.
         start: the current offset of the stream.
     """
 
@@ -37,7 +37,7 @@ class Forwards:
         self._piece_start = start
 
     def seekable(self) -> bool:
-        """Returns whether any offset can be read, at whatever cost."""
+        """Returns whether any offset can be read, even if slowly."""
         return self._rewind is not None
 
     def tell(self) -> int:

@@ -50,7 +50,7 @@ class _RarArchive(IndexedArchive):
             file_obj = bare(self.source)
             if not seekable(file_obj):
                 raise io.UnsupportedOperation(
-                    f"the RAR archive {shown(self.path)} lies in a stream that cannot seek; read it from a file, or "
+                    f"the RAR archive {shown(self.path)} is in a stream that cannot seek; read it from a file, or "
                     "into io.BytesIO first"
                 )
             self._rar = _opened(file_obj)
@@ -129,7 +129,7 @@ def _opened(file_obj: Any) -> Any:
         raise rarfile.BadRarFile(f"damaged header: {error or type(error).__name__}") from error
     if rar.needs_password() and not rar.infolist():
         raise rarfile.PasswordRequired("the names in the archive are encrypted")
-    # Archives of version 2 have no end marker.
+    # Archives of version 2 do not have an end marker.
     if isinstance(last, rarfile.Rar5Info) and last.type != rarfile.RAR_BLOCK_ENDARC:
         raise rarfile.BadRarFile("unexpected end of the archive")
     return rar
@@ -176,8 +176,9 @@ class RarArchiveLoader(IndexedLoader):
     The path of a member is the archive's path joined with the member's name, and always lies in the archive's folder:
     leading slashes are dropped, and a name that leads out of the folder is an error. Symbolic links are left out.
 
-    Members that are stored without compression are read directly. For others, one of the programs `unrar`, `unar`, `7z`
-    and `bsdtar` must be installed. A member of a *solid* archive is decompressed together with all members before it.
+    Members that are stored without compression are read directly. To read compressed members, install one of the
+    programs `unrar`, `unar`, `7z` and `bsdtar`. A member of a *solid* archive is decompressed together with all members
+    before it.
 
     Args:
         datapipe: yields pairs of path and seekable binary stream.

@@ -64,8 +64,8 @@ MOST_GLOBAL_RECORDS = 1000
 #: The largest offset that a file can have.
 _LAST_OFFSET = (1 << 63) - 1
 
-#: Bytes before a header at which a resumed stream starts. `tarfile` reads the last byte of the previous member to check
-#: whether the archive is long enough.
+#: A resumed stream starts at this number of bytes before a header. `tarfile` reads the last byte of the previous member
+#: to check whether the archive is long enough.
 BEFORE = 1
 
 #: Maximum length of a quoted `tarfile` error, because some errors contain the header.
@@ -148,7 +148,7 @@ _LIES = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError
 
 
 class _Header(tarfile.TarInfo):
-    """A header whose damage is always an error. `tarfile` treats damage as the end of the archive, except at the start.
+    """A header that must not be damaged. `tarfile` treats damage as the end of the archive, except at the start.
 
     One member may have many headers: long names, extended headers, maps of holes. All headers are read within limits.
     """
@@ -179,8 +179,8 @@ class _Header(tarfile.TarInfo):
             tarfile_.fileobj = stream
 
     def _proc_member(self, tarfile_: Any) -> Any:
-        """Counts each header, regardless of which method of `tarfile` parses it, because that depends on Python's
-        version.
+        """Counts each header. The method of `tarfile` that parses a header depends on Python's version, but all call
+        this one method.
         """
         if isinstance(tarfile_.fileobj, _HeaderBytes):
             tarfile_.fileobj.count()
@@ -237,8 +237,8 @@ def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None, h
         file_obj: the stream.
         mode: the mode, as for `tarfile.open`.
         max_ratio: the largest allowed ratio.
-        header: the offset of a header, for an uncompressed archive whose stream is `BEFORE` bytes before this header.
-            Nothing before that is read. 0: the stream is at its start.
+        header: the offset of a header, for an uncompressed archive with a stream that is `BEFORE` bytes before this
+            header. Nothing before that is read. 0: the stream is at its start.
     """
     tar: Any
     source: Any
@@ -335,7 +335,7 @@ class _TarArchive(Archive):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the archive's bytes are those of its stream."""
+        """Whether the stream contains the archive's bytes unchanged."""
         return self.tar.fileobj is bare(self.source)
 
     @property
@@ -364,7 +364,7 @@ class _TarArchive(Archive):
         return b"".join(pieces)
 
     def _read_to_the_end(self) -> None:
-        """Reads the rest of a compressed archive after its last member, including the checksum."""
+        """Reads a compressed archive from its last member to the end, including the checksum."""
         fileobj: Any = self.tar.fileobj
         while not self.is_plain and fileobj.read(PIECE):
             pass
@@ -374,7 +374,7 @@ class _TarArchive(Archive):
         return explained(tarfile.ReadError, f"{what} in TarArchiveLoader", error)
 
     def open_entry(self, offset: int) -> Any:
-        """Opens the sparse member whose header is at `offset`."""
+        """Opens the sparse member with its header at `offset`."""
         tar: Any = self.tar
         place = tar.offset, tar.firstmember
         try:
@@ -392,7 +392,8 @@ class _TarArchive(Archive):
         while True:
             if at_hand and tar.firstmember is None and not tar.pax_headers:
                 fileobj.seek(tar.offset)
-                # `tarfile` spends most of its time on parsing headers, of which a loader needs only two fields.
+                # `tarfile` spends most of its time on parsing headers, although a loader needs only two of their
+                # fields.
                 found = _native.tar_file_header(fileobj.read(tarfile.BLOCKSIZE))
                 if found is not None:
                     (name, size), data = found, tar.offset + tarfile.BLOCKSIZE
@@ -484,7 +485,7 @@ class _TarMember(MemberFile):
 
 
 class _SparseMember(LibraryMember):
-    """A member whose holes are not stored, so that its size in the archive does not limit its apparent size."""
+    """A member with holes, which are not stored, so its size in the archive does not limit its apparent size."""
 
     def __init__(self, archive: _TarArchive, info: tarfile.TarInfo) -> None:
         super().__init__(archive, info.offset, info.name, archive.tar.extractfile(info), archive.seeks_cheaply)
@@ -511,7 +512,7 @@ class TarArchiveLoader(ArchiveLoader):
     requested before a member was read, this member is kept in memory.
 
     A saved state resumes at the next member. If the archive is not compressed and its stream can start anywhere (a
-    file, an object in a store, a URL whose server supports ranges), nothing before that member is read.
+    file, an object in a store, a URL if the server supports ranges), nothing before that member is read.
 
     Args:
         datapipe: yields pairs of path and binary stream.

@@ -69,8 +69,8 @@ def open_zip(file_obj: Any, path: str, kind: type[zipfile.ZipFile] = zipfile.Zip
     """
     if not seekable(file_obj):
         raise io.UnsupportedOperation(
-            f"the zip archive {shown(path)} lies in a stream that cannot seek, but the directory of a zip archive "
-            "stands at its end; read it from a file, or into io.BytesIO first"
+            f"the zip archive {shown(path)} is in a stream that cannot seek, but the directory of a zip archive is "
+            f"at its end; read it from a file, or into io.BytesIO first"
         )
     try:
         archive = kind(file_obj)

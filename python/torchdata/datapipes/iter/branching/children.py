@@ -54,7 +54,7 @@ class Main(IterDataPipe[Any]):
     item_attributes = frozenset({"_child_tokens"})
     _iterator: Iterator[Any] | None = state(saved=False)
     _exhausted: bool = state(False)
-    #: Children whose iterators have ended or were dropped.
+    #: Children with iterators that have ended or were dropped.
     _done: set[int] = state(set)
     #: Children that have been iterated in this generation.
     _joined: set[int] = state(set, lasts=True)
@@ -79,7 +79,7 @@ class Main(IterDataPipe[Any]):
         return [Child(self, instance) for instance in range(self.num_instances)]
 
     def join(self, child: Child) -> None:
-        """Adds a child that starts an iteration to the generation, or begins a new generation for it."""
+        """Adds a child that starts an iteration to the generation, or begins a new generation for this child."""
         if not self._joined or child.instance_id in self._joined:
             if self._joined and (not self._exhausted or len(self._done) < self.num_instances):
                 warn_outside(
@@ -106,7 +106,7 @@ class Main(IterDataPipe[Any]):
             self._iterator = iter(self.main_datapipe)
 
     def _source(self) -> Iterator[Any]:
-        """Returns the rest of the source."""
+        """Returns the remaining items of the source."""
         return iter(()) if self._exhausted or self._iterator is None else self._iterator
 
     def read(self, instance: int) -> Iterator[Any]:
@@ -146,7 +146,7 @@ class DealMain(Main):
     _buffered: int = state(0)
 
     def abandon(self) -> None:
-        """Closes the streams in waiting items, each of which belongs to one child that will not receive it."""
+        """Closes the streams in waiting items. Each of these items belongs to one child that will not receive it."""
         for buffer in self._buffers:
             for item in buffer:
                 close_dropped(item)
@@ -217,7 +217,7 @@ class Child(IterDataPipe[Any]):
         return self.instance_id in source._joined
 
     def reset(self) -> None:
-        """Joins the generation of the other children, or begins the next one."""
+        """Joins the current generation of the children, or begins the next generation."""
         self.main_datapipe.join(self)
 
     def __iter__(self) -> Iterator[Any]:

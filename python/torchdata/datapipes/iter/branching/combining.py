@@ -1,8 +1,8 @@
 """Pipes that join several pipes: Concater, Zipper, ZipperLongest, Multiplexer, MultiplexerLongest, SampleMultiplexer.
 
 These pipes run in the process that iterates the pipeline. Concater and MultiplexerLongest keep the number of the
-current input, Multiplexer the current row of items, and SampleMultiplexer a generator. Their counterparts are in
-`splitting`.
+current input, Multiplexer the current row of items, and SampleMultiplexer a generator. The pipes that split an input
+are in `splitting`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Concater(IterDataPipe[Any]):
         datapipes: the pipes or datasets to read.
 
     Raises:
-        ValueError: there are no inputs.
+        ValueError: no input is given.
         TypeError: an input is neither an IterDataPipe nor a dataset.
 
     Example:
@@ -85,7 +85,7 @@ class Zipper(IterDataPipe[T_co]):
         datapipes: the pipes or datasets to read.
 
     Raises:
-        ValueError: there are no inputs.
+        ValueError: no input is given.
         TypeError: an input is neither an IterDataPipe nor a dataset.
 
     Example:
@@ -123,7 +123,7 @@ class Multiplexer(Unfolding, IterDataPipe[Any]):
         datapipes: the pipes or datasets to read.
 
     Raises:
-        ValueError: there are no inputs.
+        ValueError: no input is given.
         TypeError: an input is neither an IterDataPipe nor a dataset.
 
     Example:
@@ -151,7 +151,7 @@ class ZipperLongest(IterDataPipe[tuple[Any, ...]]):
         fill_value: the value for inputs that have ended; None by default.
 
     Raises:
-        ValueError: there are no inputs.
+        ValueError: no input is given.
         TypeError: an input is neither an IterDataPipe nor a dataset.
 
     Example:
@@ -189,7 +189,7 @@ class MultiplexerLongest(IterDataPipe[Any]):
         ['a', 0, 1, 2]
     """
 
-    #: The number of the input whose turn it is. Only in its turn is an input found to have ended.
+    #: The number of the next input in turn. Only in its turn is an input found to have ended.
     _turn: int = state(0)
 
     def __init__(self, *datapipes: Any) -> None:
@@ -232,7 +232,7 @@ class SampleMultiplexer(IterDataPipe[Any]):
             generator. None (the default): every iteration has its own seed, as for `shuffle`.
 
     Raises:
-        ValueError: there are no inputs, or a weight is not positive and finite.
+        ValueError: no input is given, or a weight is not positive and finite.
         TypeError: the argument is not a dict, a key is not an IterDataPipe, or a weight is not a number.
 
     Example:
@@ -318,7 +318,7 @@ def _sample_multiplex(
 
     Args:
         source_datapipe: the first pipe to read.
-        pipes_to_weights_dict: the other pipes to read, each with its positive weight.
+        pipes_to_weights_dict: the pipes to read, each with its positive weight.
         seed: as for `SampleMultiplexer`.
         weight: the weight of the first pipe, if the dict does not name it.
 

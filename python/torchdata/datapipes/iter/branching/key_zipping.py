@@ -34,7 +34,7 @@ class IterKeyZipper(SameLength, IterDataPipe[Any]):
 
     Args:
         source_datapipe: the pipe to read.
-        ref_datapipe: the pipe that contains the matching items. It is read as far as needed.
+        ref_datapipe: the pipe that contains the matching items. This pipe is read as far as needed.
         key_fn: a function from an item of `source_datapipe` to its (hashable) key.
         ref_key_fn: a function from an item of `ref_datapipe` to its key; `key_fn` by default.
         keep_key: whether to yield `(key, result)` instead of the result; False by default.
@@ -106,7 +106,7 @@ class IterKeyZipper(SameLength, IterDataPipe[Any]):
             close_dropped(waiting.popitem()[1])
 
     def _read_until(self, key: Any, reference: Iterator[Any]) -> None:
-        """Reads items of the reference pipe into the buffer, up to the one that has the key."""
+        """Reads items of the reference pipe into the buffer until an item has the key."""
         key_of, waiting, limit = self.ref_key_fn, self._waiting, self.buffer_size
         while True:
             item = next(reference, _NOTHING)

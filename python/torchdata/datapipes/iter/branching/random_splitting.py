@@ -1,8 +1,8 @@
 """The pipe that splits another one at random: RandomSplitter.
 
-It returns *children* that share one main pipe, which owns the generator. Nothing is buffered: each child reads the
-whole source and keeps its own items. Only one child can be read at a time, because a child that is iterated invalidates
-the iterators of the others. All run in the process that iterates them, in one thread.
+`random_split` returns *children* that share one main pipe, which owns the generator. Nothing is buffered: each child
+reads the whole source and keeps its own items. Only one child can be read at a time: a new iteration of one child
+invalidates all earlier iterators of the children. All run in the process that iterates them, in one thread.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _SEEDS = (int, float, str, bytes, bytearray)
 class _SplitMain(IterDataPipe[Any]):
     """The main pipe of `random_split`, which decides for each item which child it belongs to.
 
-    The weight of a child is the number of items that it still needs. Each item lowers it by one. If the weight would
-    become negative, the excess is taken from all children.
+    The weight of a child is the number of items that it still needs. Each item lowers the weight by one. If the weight
+    would become negative, the excess is taken from all children.
     """
 
     #: The name in graph drawings.
     drawn_as: ClassVar[str] = "RandomSplitter"
     item_attributes = frozenset({"_child_tokens"})
-    #: The child whose pass is running.
+    #: The child that is being iterated.
     _reader: int | None = state()
     _rng: random.Random = random_state()
     _weights: list[float] = state(list)
@@ -92,8 +92,8 @@ class _SplitMain(IterDataPipe[Any]):
         weights = self._weights
         if self._remaining == 0:
             error = ValueError(
-                f"random_split: the source has more items than total_length={self.total_length}, so nothing says which "
-                "group they belong to; pass the number of items of the source as total_length"
+                f"random_split: the source has more items than total_length={self.total_length}, so the "
+                f"group of the last items is unknown; pass the number of items of the source as total_length"
             )
             raise no_fault_of_an_item(error)
         # Equivalent to `random.choices` with weights, without its checks for each item.
@@ -176,7 +176,7 @@ class RandomSplitter(IterDataPipe[Any]):
 
     Args:
         source_datapipe: the pipe to read.
-        weights: the sizes of the groups by their names. If they are integers whose sum is the number of items, the
+        weights: the sizes of the groups by their names. If they are integers that add up to the number of items, the
             children have lengths.
         seed: the seed of the split; None for a random seed that is drawn once.
         total_length: the number of items of the source; `len(source_datapipe)` by default.
@@ -184,10 +184,10 @@ class RandomSplitter(IterDataPipe[Any]):
 
     Raises:
         TypeError: `weights` is not a dict of numbers, `seed` is not a valid seed, or `total_length` is not given and
-            the source has no length.
+            the length of the source is unknown.
         ValueError: a weight is negative, all are zero, or `total_length` is negative; while iterating, the source has
             more items than `total_length`.
-        KeyError: `weights` has no group `target`.
+        KeyError: `target` is not a group in `weights`.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

@@ -47,7 +47,7 @@ class _ForkMain(Main):
         super().__init__(datapipe, num_instances, buffer_size)
 
     def _deliver(self, instance: int) -> Callable[[Any], Any] | None:
-        """Returns the function from an item to what one child yields for it; None for the item itself."""
+        """Returns a function that converts an item for one child; None if the child yields the item itself."""
         return self.copy_fn
 
     def read(self, instance: int) -> Iterator[Any]:
@@ -119,7 +119,7 @@ class Forker(IterDataPipe[Any]):
 
 
 class _UnzipMain(_ForkMain):
-    """The main pipe of `unzip`, whose children yield one column each."""
+    """The main pipe of `unzip`. Each of its children yields one column."""
 
     name = "unzip"
     drawn_as = "UnZipper"
@@ -173,7 +173,7 @@ class UnZipper(IterDataPipe[Any]):
 
 
 class _DemuxMain(DealMain):
-    """The main pipe of `demux`, whose classifier determines the child of an item."""
+    """The main pipe of `demux`. The classifier determines the child of an item."""
 
     name = "demux"
     drawn_as = "Demultiplexer"
@@ -264,8 +264,8 @@ class _RoundRobinMain(DealMain):
 
 @functional_datapipe("round_robin_demux")
 class RoundRobinDemultiplexer(IterDataPipe[Any]):
-    """Distributes the items in turn: returns a list of children, of which child `i` of `n` yields the items `i`, `i +
-    n`, `i + 2n` and so on.
+    """Distributes the items in turn: returns a list of `n` children; child `i` yields the items `i`, `i + n`, `i + 2n`
+    and so on.
 
     Args:
         datapipe: the pipe to read, once for all children.

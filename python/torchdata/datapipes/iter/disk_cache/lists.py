@@ -1,6 +1,6 @@
 """The list of files that were created for one item, if their paths differ from the item's path.
 
-Role: writes and reads the list, and determines which files it may name. The names come from archives and servers, and
+Role: writes and reads the list, and determines which files it may name. Archives and servers determine the names, and
 other users may be able to write into the folder. The list is therefore checked: it must be a regular file, is read
 through its descriptor, and may name only regular files under the section's folder. Runs in the process of the section.
 
@@ -74,7 +74,7 @@ class FolderSearch:
         self._known: dict[str, bool] = {}
 
     def __call__(self, path: str) -> os.stat_result | None:
-        """Returns the file's status; None if there is no regular file under the folder."""
+        """Returns the file's status; None if the path is not a regular file in the folder."""
         parent, slash, name = path.rpartition(os.sep)
         parent += slash
         if (inside := self._known.get(parent)) is None:

@@ -1,10 +1,10 @@
 """Locks on files that are about to be written, which exclude other threads, processes and machines.
 
 Role: a process that creates a cached file holds the file's lock while it does so. A lock is `flock` on an empty file in
-the same folder, whose name is derived from the file's name. The holder removes the lock file before it releases the
-lock. A process that acquires a lock therefore checks that the path still leads to the open file. The kernel releases
-the locks of a process that is killed. Runs in any thread of any process. The table of held locks belongs to one
-process, and a forked child begins with an empty table.
+the same folder, with a name derived from the file's name. The holder removes the lock file before it releases the lock.
+A process that acquires a lock therefore checks that the path still leads to the open file. The kernel releases the
+locks of a process that is killed. Runs in any thread of any process. The table of held locks belongs to one process,
+and a forked child begins with an empty table.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ class Lock:
     """A held lock, created by `acquire`.
 
     Attributes:
-        excludes_processes: whether the lock excludes other processes. This is False if the file system has no locks.
-        thread: the thread that gives up the lock before it waits for another one; None if no thread does.
+        excludes_processes: whether the lock excludes other processes. This is False if the file system does not support
+            locks.
+        thread: the thread that releases this lock before it waits for another lock; None if no thread does so.
     """
 
     __slots__ = ("_fd", "_file", "excludes_processes", "thread")
@@ -41,7 +42,7 @@ class Lock:
         self.excludes_processes = fd is not None
 
     def keep(self) -> bool:
-        """Returns whether the lock is still held. If so, no thread gives it up from now on."""
+        """Returns whether the lock is still held. If so, no thread releases the lock from now on."""
         with _mutex:
             self.thread = None
             return _held.get(self._file) is self
@@ -85,7 +86,7 @@ def acquire(path: str, thread: int | None = None) -> Lock | None:
 
 
 def release_all_of(thread: int | None) -> None:
-    """Releases the locks that a thread gives up before it waits; None stands for all threads."""
+    """Releases the locks that a thread gives up before it waits; None means all threads."""
     with _mutex:
         for lock in [*_held.values()]:
             if lock.thread is not None and thread in (None, lock.thread):

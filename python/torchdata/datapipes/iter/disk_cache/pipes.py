@@ -35,12 +35,12 @@ _MODES = {"wb": "wb", "b": "wb", "wt": "wt", "w": "wt", "t": "wt", "": "wt"}
 
 @functional_datapipe("on_disk_cache")
 class OnDiskCacheHolder(IterDataPipe[Any]):
-    """Begins a section of the pipeline whose results are stored in files; `end_caching` ends the section.
+    """Begins a section of the pipeline that stores its results in files; `end_caching` ends the section.
 
-    Items whose files exist skip the section, and its end yields their paths. Other items pass through the section, and
-    its end writes the files. Any number of processes may share the files. Each file is computed by one process, which
-    holds its lock; the other processes compute other files first and then wait. No process sees an incomplete file. If
-    a process is killed, another one computes its file.
+    If the files of an item exist, the item skips the section, and the end of the section yields the paths. Other items
+    pass through the section, and its end writes the files. Any number of processes may share the files. Each file is
+    computed by one process, which holds its lock. Meanwhile, further processes compute other files first and then wait.
+    No process sees an incomplete file. If a process is killed, another one computes its file.
 
     Args:
         source_datapipe: the pipe to read.
@@ -48,19 +48,19 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
             generator). None (the default): the item is the path. If the files of an item have other paths (members of
             an archive), their list is stored next to this path, in a file with the suffix `.torchdata_list`.
         hash_dict: a mapping from path to checksum in hexadecimal digits; None (the default) for no check. Existing
-            files with another checksum are replaced; a computed file with another checksum is an error. It must contain
-            every yielded file, including members of archives.
+            files with another checksum are replaced; a computed file with another checksum is an error. The dict must
+            contain every yielded file, including members of archives.
         hash_type: the kind of checksums, `"sha256"` (the default) or `"md5"`.
-        extra_check_fn: a function from a path to whether the existing file is valid; invalid files are replaced. It is
-            called for every yielded file.
-        folder: the folder that must contain files with other paths than those of `filepath_fn`. Files elsewhere are
-            yielded but computed again in the next epoch, so that a manipulated list cannot name other files. None (the
-            default): the folder of the path that represents them.
+        extra_check_fn: a function from a path to whether the existing file is valid; invalid files are replaced. The
+            function is called for every yielded file.
+        folder: the folder that must contain all files with paths that `filepath_fn` does not return. Files elsewhere
+            are yielded but computed again in the next epoch, so that a manipulated list cannot name other files. None
+            (the default): the folder of the path that represents them.
 
     Raises:
         TypeError: an argument is not a function, or `folder` is not a path.
         ValueError: the kind of checksums is unknown.
-        RuntimeError: while iterating, the section has no end.
+        RuntimeError: while iterating, the end of the section is missing.
 
     Example:
         >>> import os
@@ -164,7 +164,7 @@ def _look(path: str) -> os.stat_result | None:
 def _hash_check(filepath: str, hash_dict: dict[str, str], hash_type: str) -> bool:
     """Returns whether the file has the checksum in `hash_dict`; False if the dict lacks its path.
 
-    The name and parameters are those of 0.9, because user tests replace this function.
+    The name and parameters are the same as in 0.9, because user tests replace this function.
     """
     expected = hash_dict.get(filepath)
     return expected is not None and digest_of_file(filepath, hash_type) == expected.lower()
@@ -195,12 +195,12 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         filepath_fn: a function from the first member of a pair to the path of the file; None (the default): it is the
             path.
         same_filepath_fn: whether to use the `filepath_fn` of `on_disk_cache`; False by default.
-        skip_read: has no effect; the type of the data is detected.
+        skip_read: ignored, because the type of the data is detected.
         timeout: seconds to wait for a file that another process computes, if there is nothing else to do, 300 by
             default. A process that was killed is not awaited.
 
     Raises:
-        RuntimeError: there is no `on_disk_cache` before, or its section has ended. While iterating: data has another
+        RuntimeError: `on_disk_cache` is missing before, or its section has ended. While iterating: data has another
             checksum than in `hash_dict` or none, or the item of a file cannot be determined.
         ValueError: both `filepath_fn` and `same_filepath_fn` are given, or the mode or the timeout is invalid. While
             iterating: a file has a name of the cache's own files (`….torchdata_list`, `.torchdata-….part`,
@@ -338,7 +338,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         section.written(path, record)
 
     def _sources_in_use(self) -> list[Any]:
-        # The section itself reads the source of `on_disk_cache`.
+        # The end of the section reads the source of `on_disk_cache` directly, too.
         return [self.source_datapipe, self.cache_holder, self.cache_holder.source_datapipe]
 
     def state_dict(self) -> dict[str, Any]:

@@ -33,8 +33,7 @@ class Record:
         targets: the absolute paths of `paths`, once a file is missing.
         written: the targets that were written.
         ready: paths that may be yielded once all earlier paths were yielded.
-        members: paths that were written for the item but are not among its own. Such paths are added to the item's
-            list.
+        members: further paths that were written for the item. These paths are added to the item's list.
         locks: the held locks, by target.
     """
 

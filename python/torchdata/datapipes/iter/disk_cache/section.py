@@ -4,8 +4,8 @@ them, and their order.
 Role: one `Section` per iteration of an `EndOnDiskCacheHolder`. The section reads the source and determines for each
 item whether its files exist (*ready*), must be created here (*missing*, with locks on the paths), or are being created
 by another process (*pending*). The section passes missing items to the pipes in between, and determines which paths may
-be yielded next. It runs in the thread that iterates the end of the cache. If a pipe in between reads ahead in a thread,
-`items` runs in that thread. docs/internals/disk-cache.md describes which process waits for which.
+be yielded next. The section runs in the thread that iterates the end of the cache. If a pipe in between reads ahead in
+a thread, `items` runs in that thread. docs/internals/disk-cache.md describes how processes wait for each other.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Section:
     # The pipes in between -------------------------------------------------------------------------------
 
     def items(self) -> Iterator[Any]:
-        """Yields the items whose files are missing."""
+        """Yields the items with missing files."""
         while (record := self._next_missing()) is not None:
             yield record.item
 
@@ -214,7 +214,7 @@ class Section:
         return since
 
     def owner_of(self, path: str) -> Record | None:
-        """Returns the record for which a path was created.
+        """Returns the record of the item that created a path.
 
         Raises:
             RuntimeError: the item cannot be determined.
@@ -244,7 +244,7 @@ class Section:
 
     @contextmanager
     def writing(self, path: str, record: Record | None) -> Iterator[bool]:
-        """Context in which `path` is locked if possible; its value is whether other processes are excluded."""
+        """Context that locks `path` if possible; its value is whether other processes are excluded."""
         here = os.path.abspath(path)
         lock = None if record is None else record.locks.pop(here, None)
         if lock is None or not lock.keep():

@@ -1,6 +1,6 @@
 """Pipes that apply a function to batches, or concurrently to the items of a batch: BatchMapper, BatchAsyncMapper.
 
-These pipes run in the process and thread that iterate the pipeline. They own the remaining results of the current
+These pipes run in the process and thread that iterate the pipeline. Each pipe owns the remaining results of its current
 batch. BatchAsyncMapper also owns the event loop of its iteration (see `event_loop`).
 """
 
@@ -100,9 +100,10 @@ def _is_coroutine_function(function: Any) -> bool:
 class BatchAsyncMapper(Unfolding, IterDataPipe[Any]):
     """Applies a coroutine function concurrently to the items of a batch, and yields the results in the items' order.
 
-    Each iteration has its own event loop, which runs while a batch is processed and is closed at the end. It runs in
-    the thread that iterates the pipe, or in another thread if an event loop already runs in that thread, which then
-    waits. If the function raises, the exception is raised unchanged, and the other calls of the batch are canceled.
+    Each iteration has its own event loop, which runs while a batch is processed and is closed at the end. The loop runs
+    in the thread that iterates the pipe. If that thread already runs an event loop, the new loop runs in another
+    thread, and the first thread waits. If the function raises, the exception is raised unchanged, and the remaining
+    calls of the batch are canceled.
 
     Args:
         source_datapipe: the pipe to read.

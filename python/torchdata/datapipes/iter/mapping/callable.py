@@ -1,7 +1,7 @@
 """Pipes that call the user's function on every item: Mapper, FlatMapper, Collator.
 
-These pipes run in the process that iterates the pipeline. They own only the function. FlatMapper also holds the item
-that it is unfolding.
+These pipes run in the process that iterates the pipeline. They own nothing except the function. FlatMapper also holds
+the item that it is unfolding.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class Mapper(ItemByItem[T_co]):
         datapipe: the pipe to read.
         fn: the function. Lambdas and local functions also work with worker processes.
         input_col: the parts of an item that `fn` receives: None (the default) for the item itself, an index or key, or
-            a list or tuple of them, each of which becomes one argument.
+            a list or tuple of these, to pass each as one argument.
         output_col: where the result is stored, allowed only with `input_col`: an index or key, or -1 to append it. None
-            (the default) replaces the first input column and removes the other input columns.
+            (the default) replaces the first input column and removes all further input columns.
 
     Raises:
         TypeError: `fn` is not a function.
         ValueError: the number of arguments of `fn` differs from the number of input columns, `output_col` is given
-            without `input_col`, or it contains several columns.
+            without `input_col`, or `output_col` contains several columns.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -178,8 +178,8 @@ class FlatMapper(Unfolding, IterDataPipe[T_co]):
     Args:
         datapipe: the pipe to read.
         fn: a function from an item (or its columns) to an iterable. None (the default) yields the members of the items
-            themselves, or of their columns `input_col`. If it returns a generator, a resume calls it again for that
-            item.
+            themselves, or of their columns `input_col`. If the function returns a generator, a resume calls the
+            function again for that item.
         input_col: the parts of an item that `fn` receives, as for `map`.
 
     Raises:

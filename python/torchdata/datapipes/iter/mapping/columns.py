@@ -1,8 +1,8 @@
 """Pipes that select or unfold columns of each item: Flattener, Slicer, Dropper.
 
 These pipes run in the process that iterates the pipeline and own only their settings. Items are tuples or lists with
-numbered columns, or dicts whose keys are the columns. If an item lacks a requested column, the pipe warns and yields
-the item without this column.
+numbered columns, or dicts with the columns as keys. If an item lacks a requested column, the pipe warns and yields the
+item without this column.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Dropper", "Flattener", "Slicer"]
 
 T_co = TypeVar("T_co", covariant=True)
 
-#: Number of item lengths for which the columns to keep are cached.
+#: Number of item lengths to cache the columns to keep for.
 _LENGTHS = 256
 
 

@@ -30,7 +30,7 @@ class MapToIterConverter(ReadsByIndex[T_co]):
         indices: the indices to read, in order; by default all from 0 to the length.
 
     Raises:
-        TypeError: `datapipe` is not a MapDataPipe, or has no length and no indices are given.
+        TypeError: `datapipe` is not a MapDataPipe, or neither its length nor indices are known.
 
     Example:
         >>> from torchdata.datapipes.map import SequenceWrapper

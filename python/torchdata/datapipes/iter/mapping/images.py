@@ -1,7 +1,7 @@
 """The pipe that decodes images, optionally a random part of each: ImageDecoder.
 
 Role: calls `torchdata.images`. Runs in the process that iterates the pipe. For each image, the pipe's generator is
-seeded from the seed of the epoch and the number of the image, so the pipe has no state.
+seeded from the seed of the epoch and the number of the image, so the pipe does not need a state.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ImageDecoder(Seeded, ItemByItem[Any]):
     `torchdata.images.decode`.
 
     Random crops and flips depend on the seed of the epoch, which the loader sets, and on the number of images that this
-    pipe has yielded in it. A resumed loader therefore yields the same pixels. Files are closed.
+    pipe has yielded in the epoch. A resumed loader therefore yields the same pixels. Files are closed.
 
     Args:
         datapipe: a pipe of images, or of items that contain one.

@@ -24,7 +24,7 @@ class Rows2Columnar(SameLength, IterDataPipe[dict[Any, list[Any]]]):
     """Converts batches of rows to dicts of columns.
 
     Args:
-        source_datapipe: the pipe to read. Its items are batches; each row of a batch is a dict, or a sequence of the
+        source_datapipe: the pipe to read. The items are batches; each row of a batch is a dict, or a sequence of the
             columns in order.
         column_names: a collection of names. For rows that are dicts, the keys to use (by default all keys of each row);
             for other rows, the names of the columns in their order.
@@ -82,7 +82,7 @@ class Rows2Columnar(SameLength, IterDataPipe[dict[Any, list[Any]]]):
 class IndexAdder(SameLength, IterDataPipe[dict[Any, Any]]):
     """Numbers the items, which are dicts: stores the number of each item in it, starting with 0.
 
-    The dicts are changed in place, not copied.
+    The dicts are modified, not copied.
 
     Args:
         source_datapipe: the pipe to read, of dicts.

@@ -33,13 +33,13 @@ T_co = TypeVar("T_co", covariant=True)
 
 @functional_datapipe("filter")
 class Filter(IterDataPipe[T_co]):
-    """Yields the items for which a function returns True. Streams in other items are closed.
+    """Yields the items that a function returns True for. Streams in other items are closed.
 
     Args:
         datapipe: the pipe to read.
         filter_fn: a function from an item (or its columns) to a bool.
         input_col: the parts of an item that `filter_fn` receives: None (the default) for the item itself, an index or
-            key, or a list or tuple of them, each of which becomes one argument.
+            key, or a list or tuple of these, to pass each as one argument.
 
     Raises:
         TypeError: `filter_fn` is not a function.

@@ -1,4 +1,4 @@
-"""The pipe that skips items at which other pipes raise exceptions: OnError.
+"""The pipe that skips items if other pipes raise exceptions for them: OnError.
 
 This pipe runs in the process that iterates the pipeline, and yields its source's items. `_pipe/skipping.py` skips
 items.
@@ -23,30 +23,31 @@ T_co = TypeVar("T_co", covariant=True)
 
 @functional_datapipe("on_error")
 class OnError(IterDataPipe[T_co]):
-    """Skips items at which the pipes before it raise an exception, up to the source or to the previous `on_error`.
+    """Skips items if an earlier pipe raises an exception for them, back to the source or to the previous `on_error`.
 
-    An item that raises is left out and counted by exception type and pipe. This works for functions (`map`, `filter`,
-    `threadpool_map`, `groupby` and all others), for readers of streams and archives, which leave out the rest of a
-    broken stream, and for pipes that cannot use an item.
+    An item that raises is left out and counted by exception type and pipe. This works for functions (of `map`,
+    `filter`, `threadpool_map`, `groupby` and all further pipes), for readers of streams and archives, which leave out
+    the end of a broken stream, and for pipes that cannot use an item.
 
     A generator ends when it raises. Exceptions from your own generators and iterables are therefore not skipped, and a
     note explains this. Listings of stores, `on_disk_cache` and `fullsync` are not skipped either, nor are
     `KeyboardInterrupt`, `SystemExit`, `MemoryError` and exits of processes.
 
     Skipped items are part of a saved state: a resumed run skips the same items and continues to count. At the end of an
-    epoch, a `RuntimeWarning` contains the counts; with a `DataLoader2`, those of all workers. `DataLoader2.stats()`
-    returns them at any time.
+    epoch, a `RuntimeWarning` contains the counts; with a `DataLoader2`, the counts of all workers.
+    `DataLoader2.stats()` returns them at any time.
 
     Args:
         datapipe: the pipe to read.
         how: "skip", the only value.
         limit: maximum number of items that are skipped in an epoch, in each process. A float is a share of the items of
             each pipe, checked from its 100th item on and at the end. None (the default) for no limit.
-        log: a file to which each process appends a line of JSON for each skipped item; None (the default) for no file.
-            Its fields are the `epoch` of the loader, from 0 (null without a `DataLoader2`), the number of the `worker`
-            ("dispatch" for the dispatching process, null for the main process), the `pipe`, the number of the `item` in
-            this pipe and process, the `key`, `error`, `message` and `notes`. The key is the path of the file, URL or
-            archive member that a reader of this package was reading. Otherwise it describes the first argument of the
+        log: the path of a file; each process appends a line of JSON for each skipped item; None (the default) for no
+            file. The fields are the `epoch` of the loader, from 0 (null without a `DataLoader2`), the number of the
+            `worker` ("dispatch" for the dispatching process, null for the main process), the `pipe`, the number of the
+            `item` in this pipe and process, the `key`, `error`, `message` and `notes`. The key is the path of the file,
+            URL or archive member that a reader of this package was reading. Otherwise it describes the first argument
+            of the
             function: a path or key, its first member, its `__key__`, or the scalar columns of a row. Later epochs and
             runs append to the same file: the set of the keys lists each broken sample once.
 

@@ -65,8 +65,8 @@ class LengthSetter(IterDataPipe[T_co]):
     """Gives a pipeline a length without changing its items.
 
     Args:
-        source_datapipe: the pipe whose items are passed on.
-        length: what `len()` returns.
+        source_datapipe: the pipe to read; its items are passed on.
+        length: the result of `len()`.
 
     Raises:
         AssertionError: `length` is negative.
@@ -98,11 +98,11 @@ class IterableWrapper(IterDataPipe[T_co]):
     applies to datasets with `__len__` and `__getitem__` but without `__iter__`, such as PyTorch's, which are read by
     index from 0 to their length. A `sharding_filter` after such a dataset distributes indices (see there).
 
-    An iterable that has `state_dict` and `load_state_dict`, or whose iterators have them, restores its position by
-    these methods (see `torchdata.nodes.Stateful`), and reads no item twice. With `deepcopy=False`, the state of such an
-    iterable between two epochs is saved, too.
+    If the iterable or its iterators have `state_dict` and `load_state_dict`, these methods restore the position (see
+    `torchdata.nodes.Stateful`), and items are not reread. With `deepcopy=False`, the state of such an iterable between
+    two epochs is saved, too.
 
-    Other iterables are read again up to the position. If the iterable draws from the global random generators, these
+    Other iterables are reread up to the position. If the iterable draws from the global random generators, these
     have the same states as in the first reading. A sample of the items is compared with the first reading. Different
     items, as in an unseeded random order, raise `RuntimeError` unless the loader's state is loaded with `strict=False`.
     If the iterable draws from the global generators for each item, a `RuntimeWarning` is issued instead, because code
@@ -111,9 +111,9 @@ class IterableWrapper(IterDataPipe[T_co]):
     Args:
         iterable: the iterable to read. A generator function is called again in each epoch. A one-shot iterator that
             cannot be copied yields its items once.
-        deepcopy: whether each iteration reads a deep copy, so that changing items in place does not affect the next
-            epoch. If the iterable cannot be copied, a warning is issued and the original is read. With False, the items
-            are the iterable's own objects.
+        deepcopy: whether each iteration reads a deep copy, so that modified items do not affect the next epoch. If the
+            iterable cannot be copied, a warning is issued and the original is read. With False, the items are the
+            iterable's own objects.
 
     Raises:
         TypeError: `iterable` is not iterable, or is a generator function that requires arguments.
@@ -132,14 +132,14 @@ class IterableWrapper(IterDataPipe[T_co]):
     data_attributes = frozenset({"iterable"})
     #: The reading of an iterable that can neither seek nor has a state.
     _stream: SampledStream | None = state(None, saved=False)
-    #: The reading of an iterable with a state, or whose iterator has one, and the position where the next reading
+    #: The reading of an iterable with a state (its own or its iterator's), and the position where the next reading
     #: resumes.
     _stateful: StatefulStream | None = state(saved=False, lasts=True)
     _loaded: StreamState | None = state(saved=False, lasts=True)
     #: Whether an iterator was read in an earlier iteration, whether it is exhausted, and whether a warning was issued.
     _was_read = _is_used_up = False
     _is_told = False
-    #: Whether items that are read again after a resume are compared with the earlier ones.
+    #: Whether items that are reread after a resume are compared with the original items.
     _is_strict = True
     #: The epoch of the iterable in the current iteration, if the iterable has `set_epoch`.
     _epoch: int | None = None
@@ -196,7 +196,7 @@ class IterableWrapper(IterDataPipe[T_co]):
         return f"{kind} given to IterableWrapper"
 
     def _tell_empty(self) -> None:
-        """Warns that the stream has no items, which usually means that it was already read.
+        """Warns that the stream is empty, which usually means that it was already read.
 
         Does nothing in worker processes, where a share may be empty.
         """
@@ -234,12 +234,12 @@ class IterableWrapper(IterDataPipe[T_co]):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the epoch of an iterable with `set_epoch`; its state or its iterator's state, if there is one; and a
-        checksum of some items if it has no state and cannot seek.
+        checksum of some items if it lacks a state and cannot seek.
 
         The position is the number of items yielded.
 
         Raises:
-            TypeError: the iterable is a set whose order differs between processes.
+            TypeError: the iterable is a set with an order that differs between processes.
         """
         if isinstance(self.iterable, (set, frozenset)):
             in_fixed_order(self.iterable)
@@ -262,7 +262,7 @@ class IterableWrapper(IterDataPipe[T_co]):
             self.iterable.set_epoch(state_dict["epoch"])
 
     def _position(self) -> StreamState | None:
-        """Returns the position of an iterable that has a state, or whose iterator has one."""
+        """Returns the position of an iterable that has a state itself or in its iterator."""
         if self._loaded is not None:
             return self._loaded
         stream = self._stateful

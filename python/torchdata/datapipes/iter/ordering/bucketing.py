@@ -133,8 +133,8 @@ def _default_len_fn(token: Any) -> int:
 class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
     """Makes batches of items of similar length with a limited total length.
 
-    Items wait in a buffer, from which the shortest is taken first. A batch is yielded when the next item would exceed
-    `max_token_count`. The order is that of torchdata 0.9.
+    Items wait in a buffer, and the shortest item leaves the buffer first. A batch is yielded when the next item would
+    exceed `max_token_count`. The order is that of torchdata 0.9.
 
     Args:
         datapipe: the pipe to read.

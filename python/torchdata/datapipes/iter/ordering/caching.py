@@ -33,9 +33,9 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
     than `size`, the first items are dropped: later epochs read these from the source and the remaining ones from the
     cache. The source should therefore yield the same items in every epoch.
 
-    Every process has its own cache, which is copied and pickled with the pipe. It is filled again if the process gets
-    another share of the data (`sharding_filter`). It is also part of the pipe's state, so a state is as large as the
-    cache.
+    Every process has its own cache, which is copied and pickled with the pipe. The cache is refilled if the process
+    gets another share of the data (`sharding_filter`). The cache is also part of the pipe's state, so a state is as
+    large as the cache.
 
     Args:
         source_dp: the pipe to read.
@@ -55,7 +55,7 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
     """
 
     cache: list[T_co] | None = state(items=True, copied=True, lasts=True)
-    #: Number of items of an epoch that precede those in the cache.
+    #: Number of items of an epoch that precede the cached items.
     _given_up: int = state(0, copied=True, lasts=True)
     #: The shares of the data that the source yielded when the cache was filled.
     _shares: tuple[Any, ...] = state(tuple, copied=True, lasts=True)

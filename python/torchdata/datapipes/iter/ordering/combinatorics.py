@@ -172,13 +172,13 @@ class Sampler(IterDataPipe[Any]):
 
     Args:
         datapipe: the source, which must have a length.
-        sampler: a class, also one of torch's samplers, that is called with `data_source=datapipe` and the arguments
-            below, and whose instance is iterated.
+        sampler: a class, for example one of torch's samplers. It is called with `data_source=datapipe` and the
+            arguments below, and the instance is iterated.
         sampler_args: positional arguments of the sampler; None for none.
         sampler_kwargs: named arguments of the sampler; None for none.
 
     Raises:
-        AssertionError: the source has no length.
+        AssertionError: the length of the source is unknown.
         TypeError: `sampler` cannot be called.
 
     Example:
@@ -208,7 +208,8 @@ class Sampler(IterDataPipe[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         if self._order is None:
-            # A finite sampler is read at once, because a random one could otherwise not be restored in the middle.
+            # A finite sampler is read completely at the beginning, because a random sampler could otherwise not be
+            # restored in the middle.
             sequential = isinstance(self.sampler, SequentialSampler)
             finite = isinstance(self.sampler, Sized)
             self._order = range(len(self.sampler)) if sequential else list(self.sampler) if finite else self.sampler

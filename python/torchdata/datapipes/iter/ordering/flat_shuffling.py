@@ -1,6 +1,6 @@
 """The pipe that turns items into several items and mixes these: ShuffledFlatMapper.
 
-This pipe runs in the process that iterates the pipeline. It owns a random generator and a buffer of results.
+This pipe runs in the process that iterates the pipeline. The pipe owns a random generator and a buffer of results.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ T_co = TypeVar("T_co", covariant=True)
 class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
     """Applies a function to every item and yields the members of several results in random order.
 
-    A buffer holds `buffer_size` results. Each yielded member is the next one of a random result of the buffer, so
-    members of one result keep their order. When a result ends, the next one enters the buffer. The order depends only
-    on the seed, and equals that of torchdata 0.9 for the same seed.
+    A buffer holds `buffer_size` results. Each yielded member is the next member of a random result of the buffer, so
+    members of one result keep their order. When a result ends, the next result enters the buffer. The order depends
+    only on the seed, and equals that of torchdata 0.9 for the same seed.
 
     Args:
         datapipe: the pipe to read.
         fn: a function from an item (or its columns) to an iterable. None mixes the members of the items themselves, or
-            of their columns `input_col`. If it returns a generator, a resume calls it again.
+            of their columns `input_col`. If the function returns a generator, a resume calls the function again.
         input_col: the parts of an item that `fn` receives, as for `map`.
         buffer_size: number of results in the buffer, 100 by default.
 
@@ -60,13 +60,13 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
 
     #: The remaining members of the results in the buffer; without shuffling, of the current result.
     _buffer: list[Any] = state(list, items=True, saved=False)
-    #: The index in the buffer from which the next member is taken while the buffer is full.
+    #: The index in the buffer of the result that yields the next member while the buffer is full.
     _next: int | None = state()
-    #: The result from which the last member was requested.
+    #: The result that the last member was requested from.
     _asked: Parts | None = state(items=True, saved=False)
     #: The item that was read and waits for room in the buffer.
     _waiting: list[Any] = state(list, items=True)
-    #: The loaded state of results, from which the next iteration fills the buffer.
+    #: The loaded state of results, which the next iteration fills the buffer with.
     _restored: list[dict[str, Any]] | None = state(items=True, saved=False)
 
     def __init__(

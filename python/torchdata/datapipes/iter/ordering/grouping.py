@@ -1,7 +1,7 @@
 """Pipes that make batches or unfold them: Batcher, UnBatcher, Grouper.
 
-These pipes run in the process that iterates the pipeline. Grouper owns a buffer of items whose groups are incomplete,
-and UnBatcher the batch that it is unfolding.
+These pipes run in the process that iterates the pipeline. Grouper owns a buffer of items of incomplete groups, and
+UnBatcher the batch that it is unfolding.
 """
 
 from __future__ import annotations
@@ -176,15 +176,15 @@ class Grouper(IterDataPipe[Any]):
     """Collects items with equal keys into groups and yields each group when it is full.
 
     When the buffer of ungrouped items is full, the largest group is yielded if it has at least `guaranteed_group_size`
-    items; otherwise it is dropped or an error is raised. At the end, the remaining groups are yielded, whatever their
-    size.
+    items; otherwise it is dropped or an error is raised. At the end, the remaining groups are yielded, regardless of
+    their size.
 
     Args:
         datapipe: the pipe to read.
         group_key_fn: a function from an item to its (hashable) key.
         keep_key: whether to yield `(key, group)` instead of the group; False by default.
         buffer_size: maximum number of ungrouped items, 10,000 by default; None for no limit.
-        group_size: number of items at which a group is yielded; None (the default) for no limit.
+        group_size: number of items after which a group is yielded; None (the default) for no limit.
         guaranteed_group_size: minimum size of a group that is yielded because the buffer is full; `group_size` by
             default.
         drop_remaining: whether a group that is too small is dropped when the buffer is full; False by default.

@@ -1,6 +1,6 @@
 """The pipe that packs sequences of different lengths into rows of one length: Packer.
 
-This pipe runs in the process that iterates the pipeline. Its state consists of the incomplete rows, and the parts of a
+This pipe runs in the process that iterates the pipeline. The state consists of the incomplete rows, and the parts of a
 sequence that are not in a row yet.
 """
 
@@ -44,22 +44,22 @@ class Packer(IterDataPipe[dict[str, Any]]):
 
     An item is a sequence (a list, a tuple, a one-dimensional array or tensor), which becomes the column `"input_ids"`,
     or a mapping from column to such sequences of equal length, such as the output of a tokenizer: `input_ids`,
-    `labels`, `attention_mask`. A row is a dict of the same columns. Each column contains the sequences one after
-    another, as a list, an array or a tensor like those of the items. Two columns are added:
+    `labels`, `attention_mask`. A row is a dict of the same columns. Each column contains the sequences in order, as a
+    list, an array or a tensor, like the items. Two columns are added:
 
     - `position_ids` counts from 0 within each sequence (int64).
-    - `cu_seqlens` contains the offset at which each sequence begins, and the end of the last one (int32), as attention
-      over sequences of different lengths requires. Rows contain different numbers of sequences, so leave it out by
-      `add` if you stack rows into batches.
+    - `cu_seqlens` contains the start of each sequence and the end of the last sequence (int32), as attention over
+      sequences of different lengths requires. Rows contain different numbers of sequences, so leave it out by `add` if
+      you stack rows into batches.
 
     Padding counts as the last sequence of its row in both.
 
     The method chooses the row of a sequence:
 
     - `"first_fit"`: the first of `buffer_size` rows that has room for it. If none has room, a new row is begun. If
-      there are then too many rows, the one with the most tokens is yielded. The order of sequences changes, and little
+      there are then too many rows, the row with the most tokens is yielded. The order of sequences changes, and little
       is padded.
-    - `"in_order"`: the last row. If it has no room, it is yielded and a new row is begun.
+    - `"in_order"`: the last row. If the sequence does not fit, the row is yielded and a new row is begun.
     - `"cut"`: the last row as far as there is room, and the next rows for the remaining tokens. All rows except the
       last are full, and sequences are cut at the end of a row.
 
@@ -73,13 +73,13 @@ class Packer(IterDataPipe[dict[str, Any]]):
             it into parts of at most `max_tokens` that are packed separately; `"truncate"` keeps the first part;
             `"drop"` leaves the sequence out; `"error"` raises.
         buffer_size: number of rows that are open at a time with `"first_fit"`, 16 by default.
-        pad_value: the value with which rows are filled up to `max_tokens`; None (the default): rows stay shorter. A
+        pad_value: the value that fills up rows to `max_tokens`; None (the default): rows stay shorter. A
             number is used for `input_ids` (or the only column); `labels` are then filled with -100 and `attention_mask`
             with 0. A mapping contains numbers by column, which all other columns need.
         first_value: numbers by column that replace the first token of each sequence, such as `{"labels": -100}`.
             Otherwise a model that shifts labels by one learns to predict the first token of a sequence from the end of
-            another one.
-        columns: the columns to pack, if mappings have others; None for all.
+            another sequence.
+        columns: the columns to pack, if mappings have further columns; None for all.
         add: the columns of `"position_ids"` and `"cu_seqlens"` that are added; both by default. Columns of items with
             these names are left out.
         drop_last: whether `"cut"` leaves out a last row that is not full; False by default.
@@ -87,9 +87,8 @@ class Packer(IterDataPipe[dict[str, Any]]):
     Raises:
         TypeError: a number is not an integer, or names are not a collection; while iterating, an item is not a
             sequence, or a column changes its type.
-        ValueError: an argument has another value than those above; while iterating, columns of an item have different
-            lengths, are missing or have no padding, a sequence has several dimensions, or one is too long and `long` is
-            `"error"`.
+        ValueError: an argument is invalid; while iterating, columns of an item have different lengths, are missing or
+            lack padding, a sequence has several dimensions, or a sequence is too long and `long` is `"error"`.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -189,7 +188,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
             return _not_empty(piece, size)
         if self.long == "error":
             raise ValueError(
-                f"Packer: a sequence has {size} tokens, but a row has {most}; make max_tokens larger, or say "
+                f"Packer: a sequence has {size} tokens, but a row has {most}; make max_tokens larger, or pass "
                 'long="split", "truncate" or "drop"'
             )
         if self.long == "drop":
@@ -267,7 +266,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
         return row
 
     def _padding(self, name: str, columns: int) -> Any:
-        """Returns the number with which a column is filled up."""
+        """Returns the number that fills up a column."""
         value = self.pad_value
         if isinstance(value, dict):
             if name in value:
@@ -422,7 +421,7 @@ def _by_column(pieces: list[Piece]) -> dict[str, list[Any]]:
     """Returns the pieces of each column.
 
     Raises:
-        ValueError: a piece has other columns than the first one.
+        ValueError: a piece has other columns than the first piece.
     """
     by_name = [piece if type(piece) is dict else {_TOKENS: piece} for piece in pieces]
     columns = by_name[0].keys()

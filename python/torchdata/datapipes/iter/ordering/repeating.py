@@ -76,7 +76,7 @@ class Cycler(IterDataPipe[T_co]):
 
 @functional_datapipe("repeat")
 class Repeater(IterDataPipe[T_co]):
-    """Yields every item several times before the next one. The item is not copied.
+    """Yields every item several times before the next item. The item is not copied.
 
     Args:
         source_datapipe: the pipe to read.

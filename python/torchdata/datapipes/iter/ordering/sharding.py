@@ -28,9 +28,9 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class SHARDING_PRIORITIES(IntEnum):
-    """The levels at which a pipeline is divided: first among ranks, then among the workers of each rank.
+    """The levels of division of a pipeline: first among ranks, then among the workers of each rank.
 
-    The values are those of torch's enum, so members of both can be compared.
+    The values are the same as in torch's enum, so members of both can be compared.
 
     Example:
         >>> from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
@@ -50,8 +50,8 @@ class ShardingFilter(IterDataPipe[T_co]):
     Every process reads the whole source, in an order that must be the same in all processes. A loader compares the
     orders of its workers and raises an error if they differ.
 
-    Items that are read by index are loaded only by the process whose share they are in. This is the case if a map pipe
-    (by `to_iter_datapipe`, `shuffle` or `sample_by`), or a dataset without `__iter__` in an `IterableWrapper`, is
+    Items that are read by index are loaded only by the process that they are assigned to. This is the case if a map
+    pipe (by `to_iter_datapipe`, `shuffle` or `sample_by`), or a dataset without `__iter__` in an `IterableWrapper`, is
     followed only by `shuffle`, `map` and `sharding_filter`. The functions of `map` are then called only for the own
     share. After an `IterableWrapper` of a range, list, tuple or array, items of other shares also cost nothing.
 
@@ -61,8 +61,8 @@ class ShardingFilter(IterDataPipe[T_co]):
 
     Args:
         source_datapipe: the pipe to read.
-        sharding_group_filter: the only level at which this pipe divides: a `SHARDING_PRIORITIES`, or another integer
-            for a level of your own; None (the default) for all levels.
+        sharding_group_filter: the only level that this pipe divides: a `SHARDING_PRIORITIES`, or another integer for
+            your own level; None (the default) for all levels.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -220,7 +220,7 @@ class ShardingFilter(IterDataPipe[T_co]):
         return rounds * block + min(max(rest - shard * block, 0), block)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the number of items of the source that were read, up to the last one that was passed on."""
+        """Returns the number of items of the source that were read, up to the last item that was passed on."""
         taken, passed_on = self._taken, token_of(self).yielded - self._yielded_before
         if passed_on:
             taken = self._running.after(taken, passed_on)

@@ -36,7 +36,7 @@ _VERSION = "Ais-Version"
 
 @dataclass(frozen=True)
 class _Cluster:
-    """The arguments of a pipe from which its client is created.
+    """The arguments of a pipe that its client is created with.
 
     Args:
         pipe: the pipe's name, for messages.
@@ -146,10 +146,10 @@ class _OfCluster:
 
 @functional_datapipe("list_files_by_ais")
 class AISFileLister(_OfCluster, GivenLength, ListsRoots):
-    """Yields the URLs of the objects in an AIStore cluster whose names begin with given prefixes.
+    """Yields the URLs of the objects in an AIStore cluster with given prefixes.
 
-    The objects of a prefix are sorted by name. Objects of other providers behind the cluster are listed by their URLs
-    (`aws://bucket/`, `gcp://bucket/`).
+    The objects of a prefix are sorted by name. Objects that the cluster serves from other providers are listed by their
+    URLs (`aws://bucket/`, `gcp://bucket/`).
 
     Args:
         source_datapipe: yields prefixes such as `ais://bucket` and `ais://bucket/folder/`.
@@ -288,7 +288,7 @@ class AISFileLoader(_OfCluster, LoadsObjects):
     Args:
         source_datapipe: yields URLs such as `ais://bucket/name`.
         url: the address of the cluster's proxy.
-        length: has no effect; `len` is that of the source, as in torchdata 0.9.
+        length: ignored; `len` is the length of the source, as in torchdata 0.9.
         timeout: seconds after which a silent cluster causes an error.
 
     Raises:

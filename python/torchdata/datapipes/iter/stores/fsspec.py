@@ -27,7 +27,7 @@ __all__ = ["FSSpecFileLister", "FSSpecFileOpener", "FSSpecSaver"]
 
 
 def _file_system(pipe: str, url: str, options: dict[str, Any]) -> tuple[Any, str]:
-    """Returns the file system of a URL in this process, and the path in it."""
+    """Returns the file system of a URL in this process, and the path in this file system."""
     fs, path = optional_import("fsspec.core", extra="fsspec", needed_by=pipe).url_to_fs(url, **options)
     return fs, path
 
@@ -42,7 +42,7 @@ def _is_local(fs: Any) -> bool:
 class FSSpecFileLister(ListsFolders):
     """Yields the URLs of the files and directories in one or several directories of any file system of fsspec.
 
-    They are yielded in the order in which the file system lists them, local ones sorted by name. A root that is a file
+    The URLs have the order of the file system's own listing; local files are sorted by name. A root that is a file
     is yielded itself. A yielded URL has the same protocol and chain as the root: `zip://images::archive.zip` yields
     `zip://images/1.png::archive.zip`, which `open_files_by_fsspec` opens.
 
@@ -78,7 +78,7 @@ class FSSpecFileLister(ListsFolders):
 def _naming(root: str, path: str) -> Callable[[str], str]:
     """Returns a function that converts names in a listing of `root` to URLs with the same protocol and chain."""
     links = root.split("::")
-    # The first link with a path is the listed one. Caches before it have no path.
+    # The first link with a path is the one to list. Earlier caches do not have a path.
     index = next((i for i, link in enumerate(links) if "://" in link), len(links) - 1)
     protocol, separator, _ = links[index].rpartition("://")
     start = "".join(f"{link}::" for link in links[:index])
@@ -167,8 +167,8 @@ class _FSSpecRecipe:
 class FSSpecFileOpener(OpensFiles):
     """Opens files by fsspec: yields pairs of URL and stream.
 
-    A stream closes its file when it is deleted. It can be pickled with its options, and is opened again by its URL: at
-    its position if the file system can seek, and with a RuntimeError if the file has changed.
+    A stream closes its file when it is deleted. A stream can be pickled with its options, and is reopened by its URL:
+    at its position if the file system can seek, and with a RuntimeError if the file has changed.
 
     Args:
         source_datapipe: yields URLs or local paths.

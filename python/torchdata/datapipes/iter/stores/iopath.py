@@ -82,7 +82,7 @@ class _HasPathManager:
 class IoPathFileLister(_HasPathManager, ListsFolders):
     """Yields the paths of the files and directories in one or several directories, by iopath.
 
-    They are yielded in the order in which their handler lists them, local ones sorted by name. A root that is a file is
+    The paths have the order of the handler's own listing; local files are sorted by name. A root that is a file is
     yielded itself. The handlers of iopath determine which of local paths, HTTP, OneDrive and S3 can be listed.
 
     Args:

@@ -30,7 +30,7 @@ __all__ = [
 
 
 def check_options(pipe: str, argument: str, value: Any) -> dict[str, Any]:
-    """Returns a copy of the options in `value`; None stands for no options.
+    """Returns a copy of the options in `value`; None means no options.
 
     Raises:
         TypeError: `value` is not a mapping with string keys.
@@ -45,8 +45,8 @@ def check_options(pipe: str, argument: str, value: Any) -> dict[str, Any]:
 class ListsRoots(IterDataPipe[str]):
     """A pipe that yields the names found under each root that its source yields.
 
-    Its position is the root that is being listed, and the last entry that was yielded from it. A resume lists this root
-    again. Subclasses define `_source` and `_entries`.
+    The position is the root that is being listed, and the last entry that was yielded from this root. A resume lists
+    this root again. Subclasses define `_source` and `_entries`.
     """
 
     #: The root that is being listed, and its last yielded entry (None: no entry yet).
@@ -85,7 +85,7 @@ def after_last(names: list[str], last: tuple[int, str] | None, pipe: object, roo
     If earlier names have moved in the listing, it resumes after the last name.
 
     Raises:
-        RuntimeError: the last name is no longer there.
+        RuntimeError: the last name has disappeared.
     """
     start = 0
     if last is not None:

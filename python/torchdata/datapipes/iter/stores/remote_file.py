@@ -41,7 +41,7 @@ R = TypeVar("R", bound=ObjectRecipe)
 
 
 class RemoteFile(io.RawIOBase, Generic[R]):
-    """A file whose contents are requested when they are read. A seek sends no request.
+    """A file that requests its contents when they are read. A seek sends no request.
 
     Subclasses define `_opened`, `drop_answer` and `readinto`.
 
@@ -116,7 +116,7 @@ def buffered(file: RemoteFile[Any]) -> io.BufferedReader:
 
 
 class LoadsObjects(ItemByItem[tuple[str, StreamWrapper]]):
-    """A pipe that opens the objects whose URLs its source yields, and yields pairs of URL and stream.
+    """A pipe that reads URLs from its source, opens the objects, and yields pairs of URL and stream.
 
     Subclasses define `_recipe`.
     """

@@ -57,7 +57,7 @@ class S3FileLister(GivenLength, ListsRoots):
     and are left out. A prefix need not end at a slash: `s3://bucket/train` finds `train/0.tar` and `train-1.tar`. URLs
     are plain text without percent-encoding.
 
-    Credentials, region and endpoint come from the environment (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`,
+    Credentials, region and endpoint are read from the environment (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`,
     `AWS_SESSION_TOKEN`, `AWS_REGION`, `AWS_ENDPOINT_URL`, `AWS_SKIP_SIGNATURE=true` for public buckets;
     `GOOGLE_APPLICATION_CREDENTIALS`; `AZURE_STORAGE_ACCOUNT_NAME`, `AZURE_STORAGE_ACCOUNT_KEY`). If these are not set,
     S3 uses the profile `AWS_PROFILE` through boto3, and otherwise the machine's role. Keys with an empty part
@@ -168,12 +168,12 @@ def _is_folder(obstore: Any, store: Any, key: str) -> bool:
 class S3FileLoader(LoadsObjects):
     """Opens objects of S3, Google Cloud Storage and Azure: yields pairs of URL and stream.
 
-    An object is fetched while it is read, in pieces of at most `buffer_size` bytes, one of which is in memory. The
-    streams are seekable. They can be pickled, and therefore be part of a saved state. A copy opens the same version of
-    the object, and raises an error if the object has changed. The settings in `config` are pickled with them, so keep
-    secrets in the environment.
+    An object is fetched while it is read, in pieces of at most `buffer_size` bytes. Only one piece is in memory at a
+    time. The streams are seekable. Streams can be pickled, and therefore be part of a saved state. A copy opens the
+    same version of the object, and raises an error if the object has changed. The settings in `config` are pickled with
+    them, so keep secrets in the environment.
 
-    `S3FileLister` describes where credentials, region and endpoint come from. The pipe also works in forked workers,
+    `S3FileLister` describes the sources of credentials, region and endpoint. The pipe also works in forked workers,
     even if the parent process used it before.
 
     Args:

@@ -1,7 +1,7 @@
 """obstore for the S3 pipes: one set of stores per process, picklable settings, and clear errors.
 
 Role: creates stores in the process that iterates. obstore works in its own threads, which do not survive a fork. In a
-child that was forked after obstore was loaded, every call of obstore would wait forever. Such a child therefore loads a
+child that was forked after obstore was loaded, every call of obstore would wait forever. The child therefore loads a
 second copy of obstore's extension with its own threads (16 ms, 15 MB). The inherited copy is neither used nor freed.
 This module owns the stores of the process.
 """
@@ -47,7 +47,7 @@ _STORES = {
     "az": ("AzureStore", "endpoint", "Azure"),
 }
 _ENDPOINT_KEYS = ("endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url", "base_url")
-#: If one of these variables is set, the credentials do not come from a profile.
+#: If one of these variables is set, the credentials are not read from a profile.
 _OTHER_CREDENTIALS = (
     "AWS_ACCESS_KEY_ID",
     "AWS_SKIP_SIGNATURE",
@@ -80,7 +80,7 @@ class S3TimeoutError(TimeoutError, S3Error):
 
 @dataclass(frozen=True)
 class S3Settings:
-    """The pipe's arguments from which stores are created. Unlike a store, they can be pickled.
+    """The arguments of the pipe for creating stores. Unlike a store, they can be pickled.
 
     Args:
         pipe: the pipe's name, for messages.

@@ -1,8 +1,8 @@
-"""The pipes that read the parts of a table: ArrowReader, and LanceReader, whose parts are rows.
+"""The pipes that read the parts of a table: ArrowReader, and LanceReader, which reads rows as parts.
 
-Role: these pipes yield rows or frames of a table that `ArrowParts` lists. The iterating process runs them. They hold
-one part in memory at a time: a row group of a Parquet file, or the parts of one list. Their state is the number of the
-part, and the row in it.
+Role: these pipes yield rows or frames of a table that `ArrowParts` lists. The iterating process runs them. A pipe holds
+one part in memory at a time: a row group of a Parquet file, or the parts of one list. The state of a pipe is the number
+of the part, and the row in it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ArrowReader(IterDataPipe[Any]):
             such as `sharding_filter`; or lists of numbers, as after `batch`, which are read together as one part. A
             table that `ArrowParts` accepts may be given instead, and is read in order.
         columns: the columns to read, in this order; None (the default) for all.
-        parts: the list of parts whose numbers the source yields; None (the default) finds it in the source.
+        parts: the list of parts; the source yields their numbers; None (the default) finds the list in the source.
         rows: whether items are rows, dicts from column to a Python value. Otherwise they are frames.
         frame_size: rows per frame; the last frame of a part may have fewer. None for one frame per part.
         library: the library of the frames: `"numpy"`, for dicts from column to array; `"pandas"`, `"polars"` or
@@ -104,7 +104,7 @@ class ArrowReader(IterDataPipe[Any]):
         if frame_size is not None:
             check_int(name, "frame_size", frame_size, least=1)
             if rows:
-                raise ValueError(f"{name}: frame_size is for frames: say rows=False")
+                raise ValueError(f"{name}: frame_size is for frames: pass rows=False")
         self.rows, self.frame_size = rows, frame_size
         self.writable, self.use_threads = writable, use_threads
         self.library, self.dtype = library, dtype

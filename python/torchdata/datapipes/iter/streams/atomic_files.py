@@ -1,9 +1,9 @@
 """Writes a file atomically, so that no process sees a partial file.
 
 Role: `appearing` is used by pipes that save files. The caller writes a temporary file in the same folder, which is then
-renamed. `write_file` is used by on-disk caches, in the process and thread that ends a section. It also verifies the
-checksum and syncs the file. Its temporary name is derived from the final one, so that the next writer of the same file
-removes what a killed writer left.
+renamed. `write_file` is used by on-disk caches, in the process and thread that ends a section. `write_file` also
+verifies the checksum and syncs the file. The name of a temporary file is derived from the final name, so that the next
+writer of the same file removes the remains of a killed writer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def appearing(path: str, *, replace: bool, ending: str = ".part") -> Iterator[st
 
     Args:
         path: the final path; links are followed.
-        replace: whether an existing file is replaced. If not, it stays unchanged.
+        replace: whether an existing file is replaced. If not, the file stays unchanged.
         ending: the suffix of the temporary name.
     """
     path = os.path.realpath(path)
@@ -85,7 +85,7 @@ def digest_of_file(path: str, hash_type: str) -> str:
 
 
 def open_regular(path: str, *, follow: bool = False) -> io.BufferedReader:
-    """Opens a file for reading in a folder to which other users may write.
+    """Opens a file for reading in a folder that other users may write to.
 
     Args:
         path: the path.
@@ -122,7 +122,7 @@ def write_file(
     """Writes `data` to `path`, completely or not at all, and replaces an existing file.
 
     Args:
-        path: the path of the file, whose folder is created if necessary.
+        path: the path of the file; its folder is created if necessary.
         data: bytes or text, an open stream (read in pieces and closed), or an iterable of pieces.
         mode: `"wb"` or `"wt"`.
         alone: whether the caller holds the lock of the path. If not, the temporary file has a unique name.

@@ -54,7 +54,7 @@ def matches(name: str, masks: str | list[str]) -> bool:
 class FileLister(GivenLength, IterDataPipe[str]):
     """Yields the paths of the files in one or several directories.
 
-    A directory's own files are sorted by name and come before those of its subdirectories. Links to directories are not
+    A directory's own files are sorted by name and precede the files of its subdirectories. Links to directories are not
     followed. A root that is a file is yielded itself.
 
     Args:
@@ -191,7 +191,7 @@ class FileLister(GivenLength, IterDataPipe[str]):
 class FileOpener(GivenLength, ItemByItem[tuple[str, StreamWrapper]]):
     """Opens files: yields pairs of path and stream.
 
-    A stream closes its file when it is deleted. Its reader may close it earlier.
+    A stream closes its file when it is deleted. The reader of a stream may close it earlier.
 
     Args:
         datapipe: yields paths.

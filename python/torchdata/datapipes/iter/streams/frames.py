@@ -1,6 +1,7 @@
 """Pipes that make data frames: DataFrameMaker of rows, ParquetDataFrameLoader of Parquet files.
 
-Role: both yield frames of pandas, polars or pyarrow, as the user chooses; the second one also yields dicts of arrays.
+Role: both yield frames of pandas, polars or pyarrow, as the user chooses; ParquetDataFrameLoader also yields dicts of
+    arrays.
 These pipes run in the process that iterates them. ParquetDataFrameLoader owns the file that it reads, and holds one row
 group at a time.
 """
@@ -42,7 +43,7 @@ class DataFrameMaker(IterDataPipe[Any]):
         dtype: None (the default): the library finds the types; a `pyarrow.Schema`; a mapping from column to a dtype of
             the library; or one such dtype for all columns.
         dtype_generator: a function that returns the dtype at the start of each iteration, for dtypes that cannot be
-            pickled. It is used if `dtype` is None.
+            pickled. The function is used if `dtype` is None.
         columns: the names of the columns. Mappings must contain all of them; their other keys are left out. Without
             names, a frame has the keys of all its rows, with nulls for missing values.
         device: `""` or `"cpu"`.
@@ -151,9 +152,9 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
     #: A state refers to a row of the file, so a resume may use another frame size.
     tuning: ClassVar[frozenset[str]] = frozenset({"dataframe_size"})
 
-    #: The row group, and the row in it, after the last yielded item.
+    #: The row group, and the row within it, after the last yielded item.
     _next: tuple[int, int] = state((0, 0), saved=False)
-    #: Number of items to drop, whose row groups need not be read.
+    #: Number of items to drop. Their row groups need not be read.
     _unwanted: int = state(0, saved=False)
 
     def __init__(
@@ -243,7 +244,7 @@ def _opened(item: Any) -> Any:
 
 
 def _seekable(path: str, stream: Any) -> Any:
-    """Returns the bare file object, in which the reader can seek."""
+    """Returns the bare file object, which allows the reader to seek."""
     file_obj = stream.file_obj if isinstance(stream, StreamWrapper) else stream
     try:
         seekable = bool(file_obj.seekable())
@@ -251,8 +252,8 @@ def _seekable(path: str, stream: Any) -> Any:
         seekable = hasattr(file_obj, "seek")
     if not seekable:
         raise ValueError(
-            f"the Parquet file {shown(path)} of ParquetDataFrameLoader lies in a stream that cannot seek, but its "
-            "directory stands at its end; read it from a file, or into io.BytesIO first"
+            f"the Parquet file {shown(path)} of ParquetDataFrameLoader is in a stream that cannot seek, but its "
+            f"directory is at its end; read it from a file, or into io.BytesIO first"
         )
     return file_obj
 

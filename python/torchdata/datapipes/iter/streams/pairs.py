@@ -2,7 +2,8 @@
 
 Role: such a pipe cannot request a pair from its source twice, so it *holds* the pair that it is reading. The pair and
 the position in it are the pipe's state. Runs in the process that iterates the pipe. The pipe closes a stream when it
-has been read, and when the iterator is abandoned. In the latter case, the pipe keeps a stand-in without an open file.
+has been read, and when the iterator is abandoned. In the latter case, the pipe keeps a placeholder without an open
+file.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class HoldsStream(IterDataPipe[T_co]):
 
     #: The current pair.
     _held: Any = state(saved=False)
-    #: The position in the held pair at which `_read` begins.
+    #: The position in the held pair where `_read` begins.
     _place: Any = state(saved=False)
     #: Whether an iterator is reading the pair. If not, `_held` and `_place` are up to date.
     _reading: bool = state(False, saved=False)
@@ -86,14 +87,14 @@ class HoldsStream(IterDataPipe[T_co]):
         return sources_of(self)[0]
 
     def _read(self, path: str, stream: Any, place: Any) -> Iterator[Any]:
-        """Returns an iterator over the items of one stream, from `place` on (None: from its start).
+        """Returns an iterator over the items of one stream, from the position `place` on (None: from its start).
 
         An iterator written in C, where available, saves a Python frame per item.
         """
         raise NotImplementedError
 
     def _bookmark(self, path: str, stream: Any) -> tuple[Any, Any]:
-        """Returns a stand-in for `stream`, and the position in it after the last yielded item."""
+        """Returns a placeholder for `stream`, and the position in it after the last yielded item."""
         return detached(stream), None
 
     def _explained(self, error: Exception, path: str) -> Exception:
@@ -123,7 +124,7 @@ class HoldsStream(IterDataPipe[T_co]):
         try:
             yield from self._read(path, stream, place)
         except BaseException as error:
-            # A stream that garbage collection has closed has no position.
+            # The position of a stream is lost once garbage collection has closed it.
             collected = isinstance(error, GeneratorExit) and getattr(stream, "closed", False)
             if self._held is held and not collected:
                 self._held, self._place = self._bookmark_of(held)
@@ -155,7 +156,7 @@ class HoldsStream(IterDataPipe[T_co]):
         return (pair[0], stand_in), place
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the current pair, with a stand-in for its stream, and the position in it."""
+        """Returns the current pair, with a placeholder for its stream, and the position in it."""
         pair, place = self._bookmark_of(self._held) if self._reading else (self._held, self._place)
         return {"pair": pair, "place": place}
 

@@ -1,7 +1,7 @@
 """The base class of pipes that save items as files of a file system.
 
-Role: such a pipe reads pairs of metadata and data, writes the data, and yields the path. It runs in the process that
-iterates it.
+Role: such a pipe reads pairs of metadata and data, writes the data, and yields the path. The pipe runs in the process
+that iterates it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SavesItems(ItemByItem[str]):
         self.filepath_fn = filepath_fn
 
     def _save(self, path: str, data: Any) -> None:
-        """Writes the data, whose type fits the mode."""
+        """Writes the data. Its type fits the mode."""
         raise NotImplementedError
 
     def _result(self, item: Any) -> str:

@@ -1,6 +1,7 @@
 """Pipes that write files or verify them: Saver, HashChecker.
 
-Role: each pipe yields one item for each item that it reads. They run in the process that iterates them. `Saver` owns
+Role: each pipe yields one item for each item that it reads. The pipes run in the process that iterates them. `Saver`
+    owns
 the file that it writes until the file is complete. `HashChecker` reads streams but leaves them open for its reader, and
 closes only streams that it refuses.
 """
@@ -43,7 +44,7 @@ class Saver(ItemByItem[str]):
     pipe) is written directly.
 
     Args:
-        source_datapipe: yields pairs of metadata (a path, if there is no `filepath_fn`) and data: str or bytes.
+        source_datapipe: yields pairs of metadata (a path, if `filepath_fn` is None) and data: str or bytes.
         mode: `"w"` (the default), `"wt"` or `"t"` for text, `"wb"` or `"b"` for bytes.
         filepath_fn: a function from the metadata to the path; None (the default): the metadata is the path.
 
@@ -108,7 +109,7 @@ def _write(path: str, mode: str, data: Any) -> None:
 
 @functional_datapipe("check_hash")
 class HashChecker(ItemByItem[tuple[str, Any]]):
-    """Yields the files whose hash is the expected one. Any other hash is an error.
+    """Yields the files that have the expected hash. Any other hash is an error.
 
     Streams are read to their end in chunks, and then rewound.
 
@@ -116,8 +117,8 @@ class HashChecker(ItemByItem[tuple[str, Any]]):
         source_datapipe: yields pairs of path and data: bytes, str (hashed as UTF-8) or a binary stream.
         hash_dict: the expected hash of each path, in hexadecimal digits.
         hash_type: `"sha256"` (the default) or `"md5"`.
-        rewind: whether a stream is set back to its start, for which it must be seekable; True by default. False yields
-            it at its end.
+        rewind: whether a stream is set back to its start, which requires a seekable stream; True by default. False
+            yields it at its end.
 
     Raises:
         ValueError: `hash_type` is unknown.

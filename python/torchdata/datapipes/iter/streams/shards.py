@@ -27,7 +27,7 @@ class ShardExpander(Unfolding, IterDataPipe[str]):
     """Expands names like `imagenet-{000..123}.tar` to the names of the single files.
 
     `{first..last}` represents each number from the first to the last. If both have the same number of digits and the
-    first begins with 0, all numbers are padded with zeros. If a name contains several ranges, the last one changes
+    first begins with 0, all numbers are padded with zeros. If a name contains several ranges, the last range changes
     fastest. Names without a range are yielded unchanged.
 
     Args:
@@ -52,7 +52,7 @@ class ShardExpander(Unfolding, IterDataPipe[str]):
 
 
 def _expanded(name: Any) -> Iterable[str]:
-    """Yields the names that `name` stands for, one by one, because a range may have millions of numbers."""
+    """Expands `name` and yields the resulting names one by one, because a range may have millions of numbers."""
     if not isinstance(name, str):
         raise TypeError(f"ShardExpander expects names, but got {name!r} of type {type(name).__name__}")
     pieces = re.split(_RANGE, name)  # text, first, last, text, first, last, …, text

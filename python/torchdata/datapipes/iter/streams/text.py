@@ -1,9 +1,9 @@
 """Pipes that read text: LineReader, CSVParser, CSVDictParser.
 
 Role: each converts pairs of path and stream to lines or rows. These pipes run in the process that iterates them. The
-position in a file is an offset, if the stream reports it. Text files do not report it during iteration. Such files are
-read in units of whole lines, and the position is the offset of a unit and a number of lines, which a restored pipe
-skips.
+position in a file is an offset, if the stream reports it. Text files do not report it during iteration. Text files are
+therefore read in units of whole lines, and the position is the offset of a unit and a number of lines, which a restored
+pipe skips.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _reads_bytes(file_obj: Any) -> bool:
 
 
 def _decoded_lines(file_obj: Any, encoding: str, errors: str) -> Iterator[str]:
-    """Yields the lines of bytes whose line ends are known only after decoding."""
+    """Yields the lines of bytes in encodings that show line ends only after decoding."""
     decoder, rest, is_over = codecs.getincrementaldecoder(encoding)(errors), "", False
     while not is_over:
         piece = file_obj.read(_PIECE)
@@ -198,7 +198,7 @@ class _Text(HoldsStream[Any]):
         return lines
 
     def _mark(self, in_bytes: bool) -> Any:
-        """Returns the byte order mark with which a file may begin, and which is not part of its text."""
+        """Returns the byte order mark at the start of a file, which is not part of its text."""
         if not in_bytes:
             return _BOM
         return codecs.BOM_UTF8 if self._decode and codecs.lookup(self._encoding).name == "utf-8" else b""
@@ -371,7 +371,7 @@ class CSVParser(_CSV):
 
 @functional_datapipe("parse_csv_as_dict")
 class CSVDictParser(_CSV):
-    """Yields the rows of CSV files, as dicts whose keys are the fields of each file's first row.
+    """Yields the rows of CSV files, as dicts with the fields of each file's first row as keys.
 
     Args:
         source_datapipe: yields pairs of path and stream. The streams are closed when they are read.
@@ -402,7 +402,7 @@ class CSVDictParser(_CSV):
     def _bookmark(self, path: str, stream: Any) -> tuple[Any, Any]:
         stand_in, place = super()._bookmark(path, stream)
         reader = self._reader
-        # Requesting the names before the first row would read it. There is no reader if no line was decoded.
+        # Requesting the names before the first row would read it. The reader is missing if no line was decoded.
         given = self.fmtparams if self._place is None else self._place
         known = reader.fieldnames if reader is not None and reader.line_num else given.get("fieldnames")
         return stand_in, {**place, "fieldnames": known}

@@ -48,14 +48,14 @@ class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
 
     A feature of floats becomes an array of float32, a feature of integers an array of int64, and a feature of bytes a
     list of bytes; if PyTorch is imported, arrays are tensors. A feature list of a SequenceExample becomes a list with
-    one of these per step. Neither TensorFlow nor protobuf is needed.
+    one of these per step. The pipe works without TensorFlow and protobuf.
 
     Args:
         datapipe: yields pairs of path and binary stream; the streams are closed when they are read. Compressed files
             must be decompressed before.
-        spec: the features to read: a dict from name to a pair of shape and dtype. The shape is a tuple in which one
-            length may be -1, or None for the values as they are in the record. The dtype is one of NumPy or torch, or
-            None for the type of the record and for bytes (which become nested lists). The steps of a feature list are
+        spec: the features to read: a dict from name to a pair of shape and dtype. The shape is a tuple with at most one
+            length of -1, or None for the values as they are in the record. The dtype is one of NumPy or torch, or None
+            for the type of the record and for bytes (which become nested lists). The steps of a feature list are
             stacked if a dtype is given. None instead of a pair leaves the feature unchanged. A name is first searched
             in the context of a SequenceExample. Without a spec, all features are read unchanged.
         length: the number of records that `len` returns; -1 (the default): `len` raises TypeError.
@@ -129,7 +129,7 @@ class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
             return detached(stream), self._place
         reader = self._open[1]
         stand_in = detached(stream, reader.offset if self._tells else None)
-        # A stream that is its own stand-in is positioned after the bytes that were read ahead.
+        # A stream that is its own placeholder is positioned after the bytes that were read ahead.
         unread = reader.unread if stand_in is stream else b""
         return stand_in, {"offset": reader.offset, "record": reader.record, "unread": unread}
 

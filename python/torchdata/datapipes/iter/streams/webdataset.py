@@ -1,7 +1,7 @@
 """The pipe that groups the files of an archive into samples: WebDataset.
 
-Role: consecutive files whose paths differ only in their extension form one sample. Runs in the process that iterates
-the pipe. Its state is the incomplete sample, including streams. When the iteration is abandoned, the streams are closed
+Role: consecutive files with the same path except for the extension form one sample. Runs in the process that iterates
+the pipe. The state is the incomplete sample, including streams. When the iteration is abandoned, the streams are closed
 and replaced by objects that can be reopened.
 """
 
@@ -26,7 +26,7 @@ _GENERATION = 1 << 15
 
 @functional_datapipe("webdataset")
 class WebDataset(IterDataPipe[dict[str, Any]]):
-    """Groups consecutive files whose names differ only in the extension into one dict.
+    """Groups consecutive files with the same name except for the extension into one dict.
 
     A path is divided at the first dot of its last part. The first part is the key of the sample, and the second part
     the file's field: `"shard.tar/7.seg.png"` is the field `".seg.png"` of `"shard.tar/7"`. Backslashes count as
@@ -35,7 +35,7 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
     Args:
         source_datapipe: yields pairs of path and data, such as the streams of `load_from_tar` or decoded data.
         strict: whether a wrongly packed archive is an error (the default): a field that appears twice in a sample, or a
-            sample whose files are not adjacent (within tens of thousands of samples). A complete sample may appear
+            sample with files that are not adjacent (within tens of thousands of samples). A complete sample may appear
             several times. With False, as in torchdata 0.9, the second file of a field replaces the first, and files
             that are not adjacent become separate samples.
 
@@ -96,7 +96,7 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
             raise
 
     def _whole(self, sample: dict[str, Any]) -> dict[str, Any]:
-        """Returns the assembled sample, or closes its streams if a part of it came before."""
+        """Returns the assembled sample, or closes its streams if a part of the sample was already yielded."""
         try:
             self._refuse_scattered(sample)
         except ValueError:
@@ -108,8 +108,8 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
     def _refuse_twice(self, key: str, field: str) -> None:
         if self.strict:
             raise ValueError(
-                f"WebDataset: the sample {key!r} has two files {field!r}, of which one would be lost; pack the archive "
-                "anew, or pass strict=False to let the later one count"
+                f"WebDataset: the sample {key!r} has two files {field!r}, of which one would be lost; pack the "
+                f"archive again, or pass strict=False to let the later one count"
             )
 
     def _refuse_scattered(self, sample: dict[str, Any]) -> None:
@@ -137,7 +137,7 @@ def _key_and_field(path: str) -> tuple[str, str]:
 
 
 def _detached(data: Any) -> Any:
-    """Closes a stream and returns a stand-in that can be reopened, if possible."""
+    """Closes a stream and returns a placeholder that can be reopened, if possible."""
     if not isinstance(data, StreamWrapper) or data.closed:
         return data
     stand_in = detached(data)

@@ -1,8 +1,8 @@
 """PinMemory: copies batches into pinned memory ahead of use.
 
-Role: the last pipe of the graph in the main process. Its thread reads and pins one item ahead, so that training waits
-for neither, and copies to the GPU (`tensor.to(device, non_blocking=True)`) overlap with computing. The pipe owns the
-thread.
+Role: the last pipe of the graph in the main process. The thread of the pipe reads and pins one item ahead, so that
+training waits for neither, and copies to the GPU (`tensor.to(device, non_blocking=True)`) overlap with computing. The
+pipe owns the thread.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class PinMemory(_PrefetchBase[T_co]):
 
     Args:
         source_datapipe: the pipe to read.
-        device: the CUDA device for which the memory is pinned; None (the default) for the current device at the first
+        device: the CUDA device to pin memory for; None (the default) for the current device at the first
             iteration.
         pin_memory_fn: a function that receives each item and the device, and returns the pinned item.
 
     Raises:
         TypeError: `pin_memory_fn` is not a function.
-        RuntimeError: while iterating, there is no CUDA device, unless you pass your own `pin_memory_fn`.
+        RuntimeError: while iterating, CUDA is not available, unless you pass your own `pin_memory_fn`.
         ValueError: while iterating, `device` is not a CUDA device, unless you pass your own `pin_memory_fn`.
 
     Example:
@@ -84,7 +84,7 @@ class PinMemory(_PrefetchBase[T_co]):
 
 
 def _require_cuda(device: Any) -> int:
-    """Returns the index of the device for pinning; the current device if `device` has no index.
+    """Returns the index of the device for pinning; the current device if `device` lacks an index.
 
     Raises:
         RuntimeError: PyTorch or CUDA is missing.

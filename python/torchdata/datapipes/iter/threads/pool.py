@@ -1,8 +1,8 @@
 """The thread pool that calls the function of a `threadpool_map` pipe, and returns results in order.
 
 The consumer's thread submits items and takes results. Up to `max_workers` threads call the function. A pool serves one
-iteration, and its queue owns the submitted items and the pending results. Its threads refer only to their work, so that
-dropping the iterator closes the pool. A thread ends after its current call.
+iteration, and its queue owns the submitted items and the pending results. The threads of a pool refer only to their
+work, so that dropping the iterator closes the pool. A thread ends after its current call.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Pool:
         self.take = self._queue.pop
         #: The error of the source, which follows the results.
         self.source_error: Exception | None = None
-        #: The hold of a saved state on items that must not change, which the consumer ends before it continues.
+        #: A saved state's hold on items that must not change. The consumer releases the hold before it continues.
         self.rest: ReadAheadHold | None = None
 
     def __len__(self) -> int:
@@ -103,7 +103,7 @@ class Pool:
         return self._work
 
     def is_inherited(self) -> bool:
-        """Whether this is a copy in a forked child, whose threads exist only in the parent."""
+        """Whether this is a copy in a forked child. The threads exist only in the parent."""
         return self._work.is_inherited
 
     def submit(self, item: Any) -> None:
@@ -142,7 +142,8 @@ class Pool:
             rest.release()
 
     def entries(self, patience: float) -> list[tuple[str, Any]]:
-        """Returns all pending items and results in the form of a state. Call it while no thread takes or submits items.
+        """Returns all pending items and results in the form of a state. Call this function while no thread takes or
+        submits items.
 
         If the function may change items, running calls are awaited, and no call begins before the consumer continues.
         The items of the state therefore stay unchanged until then.

@@ -1,10 +1,10 @@
 """Pipes that read their source in a separate thread: Prefetcher, and the base class of such pipes.
 
 The source's iteration begins in the thread that iterates the pipe. From then on, a daemon thread reads items and puts
-them into a bounded native queue, until the source ends or fails, or the items are no longer needed. The pipe owns the
+them into a bounded native queue, until the source ends or fails, or the reader stops. The pipe owns the
 queue and the thread. The thread does not refer to the pipe or its iterator, so that dropping these ends the thread.
 
-A forked child has no such thread. Such a child does not touch the inherited queue, and may iterate the pipe from the
+A forked child does not inherit the thread. It does not touch the inherited queue, and may iterate the pipe from the
 start.
 """
 
@@ -43,16 +43,16 @@ class _PrefetchData(ReadAhead):
         self.depth = Depth() if buffer_size == "auto" else None
         #: The hold of a `pause()` without a later `resume()`.
         self.pause: ReadAheadHold | None = None
-        #: Whether the iteration was abandoned for good, rather than for the next one.
+        #: Whether the iteration was abandoned for good, rather than for the next iteration.
         self.abandoned = False
         self._left = False
-        #: Whether there are no more items.
+        #: Whether the last item has been read.
         self.is_over = False
         #: The number of items that the source had yielded when this iteration began; None if the thread counts its
         #: items.
         self.before: int | None = None
         self.taken = 0
-        #: The point at which the thread pauses, if any.
+        #: The point where the thread pauses, if any.
         self.halt: Halt | None = None
         #: Set when the thread has released the source's iterator, which may have been in the middle of an item.
         self.released = Latch()
@@ -167,7 +167,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
     _data: _PrefetchData | None = state(saved=False)
     #: The buffered items of the loaded state, and the error after them.
     _restored: tuple[list[Any], BaseException | None] = state(([], None), items=True, saved=False)
-    #: The number of passes that have begun, and the point at which the thread of a pass pauses, if any.
+    #: The number of passes that have begun, and the point where the thread of a pass pauses, if any.
     _passes: int = state(0, saved=False, lasts=True)
     _halt: Halt | None = state(saved=False, lasts=True)
 
@@ -220,7 +220,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
         return self._passes
 
     def _read_ahead(self, passes: int) -> Lead | None:
-        """Returns how far the thread has read since `passes` passes had begun; None if there is no thread.
+        """Returns how far the thread has read since `passes` passes had begun; None without a thread.
 
         The thread is paused during this call.
         """
@@ -277,7 +277,8 @@ class _PrefetchBase(IterDataPipe[T_co]):
         super().reset()
 
     def shutdown(self) -> None:
-        """Ends the thread after its current item, and waits for it. The iterator ends, too. May be called twice."""
+        """Ends the thread after its current item, and waits for the end. The iterator ends, too. May be called
+        twice."""
         self._end_thread()
 
     def pause(self) -> None:
@@ -321,7 +322,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
 
     @contextmanager
     def standing_still(self) -> Iterator[None]:
-        """Context in which the source is paused, so that its state and the pipe's state are consistent."""
+        """Context that pauses the source, so that its state and the pipe's state are consistent."""
         data = self._data
         if data is None or data.is_inherited:
             yield
@@ -386,7 +387,7 @@ class Prefetcher(_PrefetchBase[T_co]):
     """Reads its source ahead in a thread, so that waiting for files or a network overlaps with the work of later pipes.
 
     Args:
-        source_datapipe: the pipe to read. It runs in the thread, with all pipes that it reads from.
+        source_datapipe: the pipe to read. The pipe runs in the thread, with all pipes that it reads from.
         buffer_size: maximum number of buffered items, 10 by default. "auto" starts with 2, and increases the number if
             the time per item varies, as far as memory permits.
 

@@ -1,13 +1,13 @@
 """FullSync: all ranks of a distributed job end their epochs together.
 
-Role: the last pipe of the graph in the main process of every rank. A thread reads one item ahead and asks the other
-ranks whether each of them also has an item. Items are passed on only if all ranks have one. The pipe owns the thread
-and the group of ranks for communication.
+Role: the last pipe of the graph in the main process of every rank. A thread reads one item ahead and asks all ranks
+whether each of them also has an item. Items are passed on only if all ranks have one. The pipe owns the thread and the
+group of ranks for communication.
 
 Each step is one all-reduce: every rank contributes a number, and all receive the minimum. `_HAS` means an item,
 `_ENDED` the end of the data, and `_LEFT` an abandoned loop. A smaller number means that rank r leaves for good (`-(r +
 1)`) or has raised an exception (the number of ranks less than that). All ranks therefore stop after the same step: each
-rank votes once per step, up to the first step in which not all have an item, and never after it. Items that a loader
+rank votes once per step, up to the first step without an item on all ranks, and never after it. Items that a loader
 reads again to resume from a state are not voted on, because their number may differ between ranks.
 """
 
@@ -46,13 +46,13 @@ __all__ = ["FullSync", "PrefetchTimeoutError"]
 
 T_co = TypeVar("T_co", covariant=True)
 
-#: Votes of a rank that has an item, that has no more items, and that has left its loop for the next one.
+#: Votes of a rank that has an item, that has reached its end, and that has left its loop for the next iteration.
 _HAS, _ENDED, _LEFT = 2, 1, 0
 
 #: Maximum number of seconds for counting the items that a rank leaves out.
 _COUNTING = 2.0
 
-#: The number of seconds that a shutdown waits until the other ranks have received it.
+#: The number of seconds that a shutdown waits until all ranks have received it.
 _PARTING = 5.0
 
 
@@ -61,9 +61,8 @@ class _StepData(_PrefetchData):
 
     Args:
         source: the pipe or iterator to read.
-        again: how many items are read again without a vote, because the ranks already voted on them. If negative, how
-            many votes are repeated without an item, because this rank was ahead of the position from which all ranks
-            resume.
+        again: how many items are reread without a vote, because the ranks already voted on them. If negative, how
+            many votes are repeated without an item, because this rank was ahead of the position where all ranks resume.
     """
 
     def __init__(self, source: Iterator[Any], again: int = 0) -> None:
@@ -194,7 +193,7 @@ class _Hold:
 class _StepReader(Iterator[Any]):
     """The consumer's end of the queue.
 
-    Dropping it does not notify the other ranks yet. What happens to the pipe later shows whether this rank was
+    Dropping the iterator does not notify other ranks yet. What happens to the pipe later shows whether this rank was
     interrupted in its loop or left it for the next epoch.
     """
 
@@ -253,15 +252,16 @@ def _failing(error: BaseException) -> Iterator[Any]:
 class FullSync(_PrefetchBase[T_co]):
     """Ends the iteration on all ranks of a distributed job after the same number of items: when the first rank ends.
 
-    If a rank raises, exits, or shuts its loader down within an epoch, the other ranks raise an error that names it,
-    within the timeout. If a rank leaves its loop for the next epoch, the loops of all ranks end as soon as it begins
-    that epoch. `DistributedReadingService` appends this pipe automatically. It reads one item ahead, and stays in the
-    main process if there are workers. Put pipes that read ahead in a thread (`prefetch`, `pin_memory`) before it.
-    Otherwise, pausing them, as `limit()` and saving a state do, would wait for other ranks.
+    If a rank raises, exits, or shuts its loader down within an epoch, all remaining ranks raise an error within the
+    timeout, and the error names this rank. If a rank leaves its loop for the next epoch, the loops of all ranks end as
+    soon as it begins that epoch. `DistributedReadingService` appends this pipe automatically. The pipe reads one item
+    ahead, and stays in the main process if there are workers. Put pipes that read ahead in a thread (`prefetch`,
+    `pin_memory`) before it. Otherwise, `limit()` and saving a state, which pause these pipes, would wait for other
+    ranks.
 
     Args:
         datapipe: the pipe to read, which every rank has.
-        timeout: the number of seconds that a rank waits for the others at each item, 1,800 by default.
+        timeout: the number of seconds that a rank waits for all ranks at each item, 1,800 by default.
         process_group: the ranks that end together: a `ProcessGroup` of torch, a `DeviceMesh` of one dimension, or an
             object with `rank`, `world_size` and `all_reduce_min(value)`, which is called in a thread. None (the
             default): all ranks of `torch.distributed`. Ranks of torch use separate connections, which are opened at the
@@ -273,9 +273,10 @@ class FullSync(_PrefetchBase[T_co]):
         TypeError: `process_group` lacks one of these attributes.
         RuntimeError: while iterating, `torch.distributed` is not available or not initialized, or another rank raised
             an error or left in the middle of the epoch.
-        RanksLostError: while iterating, another rank has exited. It is a `ConnectionError` and a `RuntimeError`.
-        PrefetchTimeoutError: while iterating, another rank did not take part in time. It is a `TimeoutError` and a
+        RanksLostError: while iterating, another rank has exited. This error is a `ConnectionError` and a
             `RuntimeError`.
+        PrefetchTimeoutError: while iterating, another rank did not take part in time. This error is a `TimeoutError`
+            and a `RuntimeError`.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -327,7 +328,7 @@ class FullSync(_PrefetchBase[T_co]):
         group = self._open_group()
         items, error = self._restored
         self._restored = ([], None)
-        # Items that were buffered when the state was saved are voted on like all others.
+        # Items that were buffered when the state was saved are voted on like all other items.
         source = chain(items, _begun(self.source_datapipe) if error is None else _failing(error))
         again, self._again = self._again, 0
         if group.world_size == 1 and not items:
@@ -355,14 +356,14 @@ class FullSync(_PrefetchBase[T_co]):
         )
 
     def make_again(self, count: int) -> None:
-        """Makes the next iteration begin with items that are read again, or after some of them.
+        """Makes the next iteration begin with items that are reread, or after some of them.
 
         The number of these items differs between ranks, because each rank resumes from its own latest snapshot of its
         pipes. The ranks have already voted on these items, so they do not vote again, and all continue at the same
         step.
 
         Args:
-            count: the number of items to read again. If negative, how many of the items that the ranks will vote on
+            count: the number of items to reread. If negative, how many of the items that the ranks will vote on
                 were already yielded by this rank.
         """
         self._again = count
@@ -428,12 +429,12 @@ class FullSync(_PrefetchBase[T_co]):
         self._raise_untold()
 
     def leave(self, for_good: bool) -> None:
-        """Ends the iteration and notifies the other ranks of the reason when they request more than this rank has read.
+        """Ends the iteration and notifies each rank of the reason when it requests more than this rank has read.
 
         Does not wait for them. Does nothing if the iteration is already over.
 
         Args:
-            for_good: whether this rank will not continue, so that the others fail. If False, only their epochs end.
+            for_good: whether this rank will not continue, so that all ranks fail. If False, only their epochs end.
         """
         if self._data is not None and not self._data.is_inherited:
             self._data.leave(for_good)

@@ -43,7 +43,7 @@ class _Results(Iterator[Any]):
 
     __slots__ = ("_ahead", "_pool", "_source")
 
-    #: Whether it yields further items after an exception; see `_pipe/skipping.py`.
+    #: Whether the iterator yields further items after an exception; see `_pipe/skipping.py`.
     outlives_errors = True
 
     def __init__(self, source: Iterator[Any], pool: Pool, ahead: int) -> None:
@@ -82,7 +82,7 @@ class _Results(Iterator[Any]):
             pool.submit(item)
 
     def _end(self) -> None:
-        """Raises what follows the last result: the source's error, or StopIteration."""
+        """Raises the exception that follows the last result: the source's error, or StopIteration."""
         error, self._pool.source_error = self._pool.source_error, None
         if error is None:
             self.close()
@@ -105,20 +105,21 @@ class _Results(Iterator[Any]):
 class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
     """Applies a function to every item, or to columns of it, in several threads. Results keep the source's order.
 
-    Use it if the function waits (for files or a network) or releases the GIL. An exception is raised at the position of
-    its result; you can still read the results after it. The thread that iterates this pipe reads the source.
+    Use threads if the function waits (for files or a network) or releases the GIL. An exception is raised at the
+    position of its result; you can still read the results after it. The thread that iterates this pipe reads the
+    source.
 
-    A state contains the results that are ready, and the items without a result. Saving it waits for running calls,
+    A state contains the results that are ready, and the items without a result. Saving a state waits for running calls,
     because they may change their items. Calls for numbers, strings and bytes are not awaited, and are repeated after a
     resume.
 
     Args:
         source_datapipe: the pipe to read.
-        fn: the function. It must be safe to call from several threads at once.
+        fn: the function. The function must be safe to call from several threads at once.
         input_col: the parts of an item that `fn` receives, as for `map`.
         output_col: where the result is stored, as for `map`.
-        scheduled_tasks: number of items that the threads work on, or whose results are ready, while a result is used;
-            128 by default. Use more than `max_workers` to keep all threads busy.
+        scheduled_tasks: maximum number of items in the pool, including finished results, while a result is used; 128 by
+            default. Use more than `max_workers` to keep all threads busy.
         max_workers: maximum number of threads; by default 4 more than the number of processors, and at most 32.
         **threadpool_kwargs: further arguments of `concurrent.futures.ThreadPoolExecutor`: `thread_name_prefix`,
             `initializer` and `initargs`.

@@ -24,7 +24,7 @@ __all__ = ["DEFAULT_RETRIES", "DEFAULT_TIMEOUT", "Client", "Connections", "Retry
 DEFAULT_TIMEOUT = (30.0, 120.0)
 #: Default number of retries after a temporary error.
 DEFAULT_RETRIES = 3
-#: Seconds before the second retry. The delay doubles with each further retry. The first retry has no delay.
+#: Seconds before the second retry. The delay doubles with each further retry. The first retry follows without delay.
 BACKOFF = 1.0
 #: Maximum delay in seconds that a server may request by `Retry-After`.
 LONGEST_WAIT = 60.0
@@ -159,7 +159,7 @@ class Connections:
 
 
 class Client:
-    """Sends the requests of a pipe. It can be pickled, as part of the recipes of its streams.
+    """Sends the requests of a pipe. A client can be pickled, as part of the recipes of its streams.
 
     Args:
         pipe: the name of the pipe, for messages.

@@ -100,7 +100,7 @@ class DriveClient(Client):
         )
 
     def _way_past(self, response: Any, asked: str, url: Any) -> str | None:
-        """Returns the URL to which a confirmation page leads, or None for another page."""
+        """Returns the download URL on a confirmation page, or None for another page."""
         for name, value in response.cookies.items():
             if name.startswith("download_warning"):
                 return f"{asked}&{urlencode({'confirm': value})}"

@@ -117,7 +117,7 @@ class HttpReader(_UrlReader):
 
 
 class _DriveReader(_UrlReader):
-    """Opens URLs, some or all of which are links to Google Drive."""
+    """Opens URLs, including links to Google Drive."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class GDriveReader(_DriveReader):
 
     The name is the last part of the server's answer and never a path, so it is safe to join it to a folder. Links of
     the forms `…/uc?id=ID`, `…/file/d/ID/view` and `…/open?id=ID` are supported, and the confirmation page of large
-    files is answered. Streams are those of `HttpReader`.
+    files is answered. Streams behave as with `HttpReader`.
 
     Args:
         source_datapipe: yields links.
@@ -174,7 +174,7 @@ class OnlineReader(_DriveReader):
         **kwargs: options of `requests.get`.
 
     Raises:
-        Exception: the errors are those of `HttpReader` and `GDriveReader`.
+        Exception: the same errors as `HttpReader` and `GDriveReader`.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper, OnlineReader

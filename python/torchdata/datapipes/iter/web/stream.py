@@ -1,9 +1,9 @@
 """Streams over HTTP URLs: reads files, and reopens them at their last position.
 
 Role: the streams of HttpReader, GDriveReader and OnlineReader. The streams belong to the process that reads them. A
-stream owns its response, and may outlive the iteration that created it. Its recipe requests only the remaining part of
-the file (`Range`), or reads and drops the first part if the server does not support ranges. `ETag`, `Last-Modified` and
-size show whether the file is the same. See RFC 9110, sections 8.8, 13 and 14.
+stream owns its response, and may outlive the iteration that created it. The recipe of a stream requests only the
+remaining part of the file (`Range`), or reads and drops the first part if the server does not support ranges. `ETag`,
+`Last-Modified` and size show whether the file is the same. See RFC 9110, sections 8.8, 13 and 14.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torchdata.datapipes.utils._streams import StreamWrapper
 
 __all__ = ["HttpRecipe", "HttpStream", "open_url"]
 
-#: Bytes to read ahead, so that reading a line needs no network call.
+#: Bytes to read ahead, so that most lines are read without a network call.
 _BUFFER = 1 << 16
 #: Bytes to request at a time if a stream is read to its end, or if earlier bytes are dropped.
 _PIECE = 1 << 20
 
 
 def open_url(client: Client, url: Any, connections: Connections) -> tuple[Any, StreamWrapper]:
-    """Returns the title of the file at `url`, and a stream of it.
+    """Returns the title of the file at `url`, and a stream of the file.
 
     Raises:
         requests.RequestException: the server cannot be reached, does not answer in time, or returns an error.
@@ -69,7 +69,7 @@ class _Version(NamedTuple):
         return self.modified if self.etag is None else self.etag if self.etag.startswith('"') else None
 
     def differs(self, other: _Version) -> str | None:
-        """Returns the header that shows other contents in the other version, if both servers sent it."""
+        """Returns the header that proves different contents of two responses, if both contain the header."""
         if self.etag and other.etag:
             same = self.etag.removeprefix("W/") == other.etag.removeprefix("W/")
             return None if same else f"its ETag was {self.etag} and is {other.etag}"
@@ -103,7 +103,7 @@ class HttpRecipe:
 
         Raises:
             requests.RequestException: the file is not available.
-            RuntimeError: the file has changed, or the server sends another part of it.
+            RuntimeError: the file has changed, or the server sends another part of the file.
         """
         headers = {}
         own_range = any(name.lower() == "range" for name in self.client.options.get("headers") or {})
@@ -149,7 +149,7 @@ class HttpRecipe:
             if not headers or error.response is None or error.response.status_code != 416:
                 raise
             # No bytes are left in the file: it was read to its end, or has become shorter. With `If-Range`, the server
-            # confirms that the file is the same. Otherwise, the file is compared after reading all of it.
+            # confirms that the file is the same. Otherwise, the file is compared after it was read completely.
             if "If-Range" in headers and error.response.headers.get("Content-Range") == f"bytes */{offset}":
                 return None
         return self.client.answer(connections, self.url, {})
@@ -216,7 +216,7 @@ class _Body(io.RawIOBase):
         return data
 
     def _may_retry(self, error: Exception) -> bool:
-        """Returns whether to request the rest of the file after an interrupted body, after waiting for the delay."""
+        """Waits for the delay after an interrupted body, and returns whether to request the remaining bytes."""
         from urllib3.exceptions import MaxRetryError
 
         retry = self.recipe.client.retrying.policy() if self._retry is None else self._retry
@@ -287,9 +287,9 @@ class HttpStream(io.BufferedReader):
     """A binary stream of a file at a URL, as yielded by the pipes over HTTP.
 
     It reads forward. `seekable()` is False, so that archive readers treat it as a stream. `seek` can still move
-    forward, and before the first read it makes the server begin at that position. If the connection breaks, the rest of
-    the file is requested. The pipe's `max_retries` limits the number of consecutive attempts without data. After that,
-    the error is permanent: every further read raises it again.
+    forward, and before the first read it makes the server begin at that position. If the connection breaks, the
+    remaining bytes are requested. The pipe's `max_retries` limits the number of consecutive attempts without data.
+    After that, the error is permanent: every further read raises it again.
 
     Args:
         recipe: the recipe to open the stream, for the first time or again.

@@ -21,7 +21,7 @@ pub enum Claim<T> {
     Given(Slot, T),
     /// No item is submitted, or the queue is held.
     TimedOut,
-    /// The queue is closed, so results are no longer needed.
+    /// The queue is closed, so results are dropped.
     Closed,
 }
 
@@ -30,7 +30,7 @@ pub enum Claim<T> {
 pub enum Outcome<T> {
     /// A result.
     Item(T),
-    /// An error in the place of a result. Later results follow.
+    /// An error instead of a result. Later results follow.
     Error(T),
     /// An error after which no item is computed until the consumer has received it.
     Break(T),
@@ -72,7 +72,7 @@ pub enum Pop<T> {
     Error(T),
     /// An error of the source.
     Broken(T),
-    /// The end of the results. Also returned after an error that ended them.
+    /// The end of the results. This is also returned after an error that ended the results.
     Ended,
     /// The queue was closed before its end.
     Closed,
@@ -89,7 +89,7 @@ pub enum View<'a, T> {
     Running(&'a T),
     /// A result.
     Item(&'a T),
-    /// An error in the place of a result.
+    /// An error instead of a result.
     Error(&'a T),
     /// An error of the source.
     Broken(&'a T),

@@ -38,7 +38,7 @@ impl<T> OrderedQueue<T> {
     /// Claims the first unclaimed item, if any. Called by workers.
     ///
     /// `copy` is called under the lock, so `copy` must neither call this queue nor run arbitrary code. The function
-    /// copies the item, and returns whether the worker may change it, in which case a hold waits for the worker.
+    /// copies the item, and returns whether the worker may change it. If so, a hold waits for the worker.
     pub fn try_claim(&self, copy: impl FnOnce(&T) -> (T, bool)) -> Claim<T> {
         let mut state = self.lock();
         if state.closed {
@@ -60,8 +60,8 @@ impl<T> OrderedQueue<T> {
         Claim::Given(slot, given)
     }
 
-    /// Leaves the source, and submits its item for another worker. Reserves the next slot if that needs no wait. Called
-    /// by the worker at the source.
+    /// Leaves the source, and submits its item for another worker. Reserves the next slot if that is possible without
+    /// waiting. Called by the worker at the source.
     pub fn hand_over(&self, slot: Slot, item: T) -> Option<Slot> {
         let mut state = self.lock();
         let Some(at) = state.find(slot) else { unreachable!("a slot exists until its outcome is put") };
@@ -122,7 +122,7 @@ impl<T> OrderedQueue<T> {
     }
 
     /// Puts the outcomes of claimed items. Each outcome is made of the part that stayed in the slot and a new part.
-    /// Returns new parts that are no longer needed.
+    /// Returns new parts that must be dropped.
     ///
     /// `complete` is called under the lock and must not call this queue.
     pub fn put_some<X>(
@@ -144,7 +144,7 @@ impl<T> OrderedQueue<T> {
     }
 
     /// Returns claimed items to the queue, where they are claimed next. `restore` combines the removed part with the
-    /// remaining one. Returns parts that are no longer needed.
+    /// remaining part. Returns parts that must be dropped.
     pub fn hand_back<X>(&self, parts: Vec<(Slot, X)>, restore: impl Fn(&mut T, X)) -> Vec<X> {
         let mut state = self.lock();
         let mut unwanted = Vec::new();
@@ -162,7 +162,8 @@ impl<T> OrderedQueue<T> {
         unwanted
     }
 
-    /// Submits an item for the workers, after all others, even if this exceeds the capacity. Called by the consumer.
+    /// Submits an item for the workers, after all earlier items, even if this exceeds the capacity. Called by the
+    /// consumer.
     pub fn submit(&self, item: T) {
         let mut state = self.lock();
         let slot = state.add(Phase::Waiting(item), false);

@@ -6,8 +6,8 @@ use super::OrderedQueue;
 use super::state::{Begun, sleep};
 
 impl<T> OrderedQueue<T> {
-    /// Prevents workers from starting items until as many calls of `release` have followed. Some may be computing one:
-    /// see [`wait_still`](Self::wait_still).
+    /// Prevents workers from starting items until each call of `hold` is matched by a call of `release`. Workers may
+    /// still be computing an item: see [`wait_still`](Self::wait_still).
     pub fn hold(&self) {
         self.lock().holds += 1;
     }

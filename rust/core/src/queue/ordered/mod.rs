@@ -20,7 +20,7 @@
 //! One lock guards all state. The lock is held for a few instructions only, and never during waits or while foreign
 //! code runs. Contents are dropped after the lock is released. Memory depends on the buffered items, not on the
 //! capacity. Each side is woken only if it sleeps, because every wake-up is a system call. If several workers sleep,
-//! one is woken, and it wakes the next one.
+//! one is woken, and this worker wakes the next one.
 //!
 //! All waits are bounded: each returns after its timeout, and sleeps at most 100 ms at a time.
 
@@ -163,7 +163,7 @@ impl<T> OrderedQueue<T> {
         true
     }
 
-    /// Adds an existing outcome after all others, even if this exceeds the capacity.
+    /// Adds an existing outcome at the end, even if this exceeds the capacity.
     pub fn append(&self, outcome: Outcome<T>) {
         let mut state = self.lock();
         let slot = state.add(Phase::Making, false);
@@ -182,7 +182,8 @@ impl<T> OrderedQueue<T> {
         copy
     }
 
-    /// Like `put`, and also reserves the next slot if that needs no wait, so that no other worker has to be woken.
+    /// Like `put`, and also reserves the next slot if that is possible without waiting, so that no other worker has to
+    /// be woken.
     pub fn put_and_reserve(&self, slot: Slot, outcome: Outcome<T>) -> (Option<T>, Option<Slot>) {
         let mut state = self.lock();
         let copy = self.put_locked(&mut state, slot, outcome);
@@ -349,7 +350,7 @@ impl<T> OrderedQueue<T> {
         });
     }
 
-    /// Replaces the content of a slot on which no worker works. Returns the object to drop: the previous content, or
+    /// Replaces the content of a slot that no worker works on. Returns the object to drop: the previous content, or
     /// `content` if the slot does not exist.
     pub fn exchange(&self, slot: Slot, mut content: T) -> T {
         let mut state = self.lock();

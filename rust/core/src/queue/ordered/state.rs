@@ -47,7 +47,7 @@ impl Idle {
 
 #[derive(Debug)]
 pub(super) struct State<T> {
-    /// Outcomes in the order in which the consumer receives them.
+    /// Outcomes in the order of delivery to the consumer.
     pub ready: VecDeque<(Slot, Outcome<T>)>,
     /// Slots before their turn, ordered by number.
     pub pending: VecDeque<Pending<T>>,
@@ -56,8 +56,8 @@ pub(super) struct State<T> {
     pub next: Slot,
     /// The number of holds. While there is one, no worker starts an item.
     pub holds: usize,
-    /// The number of workers that a hold waits for. At most one of them reads the source, and the others may change a
-    /// submitted item.
+    /// The number of workers that a hold waits for. At most one of them reads the source, and the remaining ones may
+    /// change a submitted item.
     pub busy: usize,
     /// Whether a worker uses the source.
     pub source_taken: bool,
