@@ -1,0 +1,126 @@
+"""Bridges between nodes and the pipes of `torchdata.datapipes`: from_pipe, to_pipe. Both preserve the exact position.
+
+Role: `from_pipe` is a node over a graph of pipes, and `to_pipe` is a pipe over a graph of nodes, so a graph may contain
+both. `pipe.to_node()` is the functional form of `from_pipe`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torchdata.dataloader2.random.seed_generator import check_seed
+from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.nodes._fields import StateFields
+from torchdata.nodes._pipe_position import PipePosition
+from torchdata.nodes.adapters import IterableWrapper
+from torchdata.nodes.base_node import BaseNode, T, check_node
+
+__all__ = ["from_pipe", "to_pipe"]
+
+
+def from_pipe(pipe: IterDataPipe[T], seed: int | None = None) -> IterableWrapper[T]:
+    """Creates a node from a pipe. The state of the node is the exact state of the pipe's graph, including buffers and
+    generators.
+
+    A saved state is copied. If the state is large (a shuffle of many items), and a node with threads reads this one,
+    set the `snapshot_frequency` of that node above 1.
+
+    Args:
+        pipe: the last pipe of a graph.
+        seed: the seed of the graph's random pipes in each epoch. With a seed, later epochs are the same as in an
+            uninterrupted run. None (the default) does not seed them: a resumed epoch is exact, but later epochs are
+            drawn anew.
+
+    Raises:
+        TypeError: `pipe` is not an iterable-style pipe, or `seed` is not an integer.
+        ValueError: `seed` is out of range.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> from torchdata.nodes import Batcher, from_pipe
+        >>> list(Batcher(from_pipe(IterableWrapper(range(4)).map(str)), 2))
+        [['0', '1'], ['2', '3']]
+    """
+    if not isinstance(pipe, IterDataPipe):
+        raise TypeError(
+            f"from_pipe: pipe must be an IterDataPipe, but got {pipe!r} of type {type(pipe).__name__}; IterableWrapper "
+            "makes a node of any iterable, and a pipe that is read by index has `.to_iter_datapipe()`"
+        )
+    node: IterableWrapper[T] = IterableWrapper(pipe)
+    node._read_by(PipePosition(pipe, None if seed is None else check_seed(seed)))
+    return node
+
+
+class NodePipe(IterDataPipe[T]):
+    """The pipe that `to_pipe` creates, which reads a node.
+
+    Args:
+        source_node: the node to read.
+
+    Example:
+        >>> from torchdata.nodes import IterableWrapper, to_pipe
+        >>> list(to_pipe(IterableWrapper(range(3))))
+        [0, 1, 2]
+    """
+
+    NODE_KEY, UNREAD_KEY = "node", "unread"
+
+    _restored: dict[str, Any] | None = None
+    #: Whether a pass has begun, and whether the next pass has begun because its state was requested (here or before a
+    #: load).
+    _begun = _began_for_state = False
+
+    def __init__(self, source_node: BaseNode[T]) -> None:
+        self.source_node = check_node("to_pipe", "source_node", source_node)
+
+    def __iter__(self) -> Iterator[T]:
+        restored, self._restored = self._restored, None
+        began, self._began_for_state = self._began_for_state, False
+        source: BaseNode[T] = self.source_node
+        if restored is not None or not began:
+            source.reset(restored)
+        self._begun = True
+        return source
+
+    def reset(self) -> None:
+        """Begins the next epoch of the node."""
+        if self._restored is not None and not self._began_for_state:
+            # The restored pass was not continued. The node is reset to it nevertheless, because it counts its epochs.
+            self.source_node.reset(self._restored)
+            self._restored = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state of the node, which is first reset to its beginning if it was never read."""
+        if self._restored is None and not self._begun:
+            self.source_node.reset(None)
+            self._begun = self._began_for_state = True
+        state = {self.NODE_KEY: self.source_node.state_dict() if self._restored is None else self._restored}
+        return {**state, self.UNREAD_KEY: True} if self._began_for_state else state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Makes the next iteration resume from the saved position of the node."""
+        fields = StateFields("to_pipe", state_dict, begins=False)
+        self._restored = fields[self.NODE_KEY]
+        self._began_for_state = fields.flag(self.UNREAD_KEY, False)
+
+    def shutdown(self) -> None:
+        """Ends the threads and processes of the node."""
+        self.source_node.shutdown()
+
+
+def to_pipe(node: BaseNode[T]) -> IterDataPipe[T]:
+    """Creates a pipe from a node. The state of the pipe's graph then includes the state of the node's graph.
+
+    Args:
+        node: the last node of a graph.
+
+    Raises:
+        TypeError: `node` is not a node.
+
+    Example:
+        >>> from torchdata.nodes import IterableWrapper, to_pipe
+        >>> list(to_pipe(IterableWrapper(range(4))).batch(2))
+        [[0, 1], [2, 3]]
+    """
+    return NodePipe(node)
