@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from torch.utils.data import Sampler, SequentialSampler
 
+from torchdata._observe.observed import ObservedLoader
 from torchdata._stateful import give, is_stateful
 from torchdata.datapipes._pipe.checks import check_callable, check_int, check_iterable
 from torchdata.datapipes._pipe.datasets import has_fixed_order, in_fixed_order
@@ -64,7 +65,7 @@ class IterableWrapper(IteratingNode[T]):
         if isinstance(iterable, IterDataPipe):
             self._read_by(PipePosition(iterable))
         elif is_stateful(iterable):
-            self._stateful = iterable
+            self._stateful, self._is_exact = iterable, isinstance(iterable, ObservedLoader)
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """See `BaseNode.reset`.

@@ -23,7 +23,7 @@ from torchdata.nodes import IterableWrapper as Node
 from torchdata.nodes import Loader, MapStyleWrapper, ParallelMapper
 from torchdata.stateful_dataloader import StatefulDataLoader, _cadence
 
-SIZE, NEAR, FAR = 3000, 100, 2100
+SIZE, NEAR, FAR = 6000, 100, 5100
 #: Counts the reads of all processes.
 reads = multiprocessing.get_context("fork").Value("q", 0)
 context = "fork"
@@ -171,7 +171,7 @@ def test_reads_to_resume_do_not_grow_with_the_position(
     monkeypatch.setattr(snapshots, "FACTOR", 0.0)  # a snapshot after each item
     monkeypatch.setattr(_cadence, "_DEAR", 1e9)  # the same in a StatefulDataLoader
     near, far = (reads_to_resume(lambda: LOADERS[name](workers), at) for at in (NEAR, FAR))
-    ahead = 1600 if "file" in name else 300  # blocks of a file, and items that workers read ahead
+    ahead = 3600 if "file" in name else 300  # blocks of a file, and items that workers read ahead
     assert 0 < far <= near + ahead
 
 

@@ -128,6 +128,30 @@ def tenfold(number: int) -> int:
     return 10 * number
 
 
+def shuffled_loader() -> Any:
+    loader = DataLoader2(PipeOf(range(6)).shuffle())
+    loader.seed(3)
+    return loader
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 2])
+@pytest.mark.parametrize("position", range(6))
+def test_a_node_over_a_loader_resumes_at_each_position_of_an_epoch(epoch: int, position: int) -> None:
+    def made() -> Any:
+        return Loader(IterableWrapper(shuffled_loader()))
+
+    reading = made()
+    epochs = [list(reading) for _ in range(4)]
+    stopped = made()
+    for _ in range(epoch):
+        list(stopped)
+    iterator = iter(stopped)
+    assert [next(iterator) for _ in range(position)] == epochs[epoch][:position]
+    resumed = made()
+    resumed.load_state_dict(stopped.state_dict())
+    assert [list(resumed), list(resumed)] == [epochs[epoch][position:], epochs[epoch + 1]]
+
+
 def test_a_pipe_over_nodes_runs_in_the_workers_of_a_loader() -> None:
     pipe = to_pipe(Prefetcher(Mapper(IterableWrapper(range(8)), tenfold), 2)).sharding_filter()
     service = MultiProcessingReadingService(num_workers=2, multiprocessing_context="fork")
