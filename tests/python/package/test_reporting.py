@@ -124,7 +124,7 @@ def test_exceptions_that_end_programs_keep_their_frames(kind):
     def end(_):
         raise kind
 
-    error = failure_of(Users(IterableWrapper([1]).map(end).batch(2)).batch(2), kind)
+    error = failure_of(Users(IterableWrapper([1]).map(end).in_memory_cache()).in_memory_cache(), kind)
     assert any(file.startswith(OURS) for file, _ in frames_of(error))
 
 
@@ -133,7 +133,8 @@ def test_the_environment_turns_all_frames_on():
         "import sys; sys.path[:0] = sys.argv[1:3]\n"
         "from test_reporting import pipeline\n"
         "from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService as Service\n"
-        "list(DataLoader2(pipeline(), reading_service=Service(1)) if len(sys.argv) > 3 else pipeline())\n"
+        "pipe = pipeline().in_memory_cache()\n"
+        "list(DataLoader2(pipe, reading_service=Service(1)) if len(sys.argv) > 3 else pipe)\n"
     )
     here = Path(__file__).parent
     folders = [str(here), str(here.parent / "support")]

@@ -123,7 +123,7 @@ def ranks(count: int, rank: int, length: int = 40, sampler: Any = DistributedSam
 @pytest.mark.parametrize(
     ("saves", "loads", "message"),
     [
-        (lambda: ranks(2, 0), lambda: ranks(1, 0), "by one of 2 ranks, and the sampler of this loader .* over 1"),
+        (lambda: ranks(2, 0), lambda: ranks(1, 0), "by one of 2 ranks, and the sampler of this loader .* among 1"),
         (
             lambda: ranks(2, 0, sampler=StatefulDistributedSampler),
             lambda: ranks(4, 0, sampler=StatefulDistributedSampler),
