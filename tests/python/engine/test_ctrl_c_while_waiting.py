@@ -102,5 +102,5 @@ def test_ctrl_c_during_a_wait_loses_no_item_if_the_loop_continues(
         request.send(b"1")
         next(reading)
     assert got + list(reading) == list(range(ITEMS))
-    if isinstance(loader, DataLoader2):
-        loader.shutdown()
+    if not isinstance(loader, StatefulDataLoader):
+        (loader.root if isinstance(loader, nodes.Loader) else loader).shutdown()
