@@ -21,8 +21,8 @@ const COST: u64 = 60;
 /// 1/`PRICE_METERED` if only the loader is.
 pub const PRICE: u64 = 200;
 pub const PRICE_METERED: u64 = 1000;
-/// The maximum number of calls that one represents: `LONGEST` if all pipes are measured, `LONGEST_METERED` if only the
-/// loader is.
+/// The maximum number of calls that one measured call represents: `LONGEST` if all pipes are measured,
+/// `LONGEST_METERED` if only the loader is.
 pub const LONGEST: u64 = 128;
 pub const LONGEST_METERED: u64 = 1024;
 /// An unmeasured call that takes longer is detected with the coarse clock.

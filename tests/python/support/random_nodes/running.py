@@ -49,7 +49,7 @@ def described(seed: int, processes: bool) -> dict[str, Any]:
 
 
 def saving(seed: int, processes: bool, target: str) -> list[list[Any]]:
-    """Saves a state at each item of an epoch to files in a folder. Returns the epochs up to that one."""
+    """Saves a state at each item of an epoch to files in a folder. Returns all epochs up to the saved one."""
     program = program_of(seed, processes)
     loader = Loader(program.graph().build())
     epochs = [part(iter(loader), program.breaks.get(epoch)) for epoch in range(program.stop_epoch)]

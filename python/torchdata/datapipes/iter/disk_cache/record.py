@@ -1,4 +1,4 @@
-"""One item in a cached section, from the source to the paths that are yielded for it.
+"""The record of one item in a cached section: the item of the source, and the paths that are yielded for it.
 
 Role: the record that `section.Section` keeps for each item that was read and not yielded. The record owns the locks of
 the item's paths. Belongs to the process of its section.
