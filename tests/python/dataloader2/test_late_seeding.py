@@ -94,6 +94,34 @@ if __name__ == "__main__":
 """
 
 
+MOVES = """
+from torchdata._engine import snapshots
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter import IterableWrapper
+
+snapshots.SECONDS = snapshots.FACTOR = 0.0  # shards that wait for their turn are saved, too
+
+def draw(item):
+    import numpy.random
+    return item, float(numpy.random.random())
+
+def loader(workers):
+    pipe = IterableWrapper(range(30)).sharding_filter().map(draw)
+    return DataLoader2(pipe, reading_service=MultiProcessingReadingService(workers, "spawn"))
+
+if __name__ == "__main__":
+    with loader(3) as first:
+        first.seed(5)
+        iterator = iter(first)
+        next(iterator)
+        state = first.state_dict()
+        rest = list(iterator)
+    with loader(1) as second:
+        second.load_state_dict(state)
+        print(list(second) == rest)
+"""
+
+
 def printed(*command: str) -> str:
     if command[0] == "-c":  # interpreter exit would visit all objects of torch
         command = ("-c", command[1] + "\nimport gc; gc.freeze()\n")
@@ -119,6 +147,12 @@ def test_recomputed_items_draw_the_same_numbers_if_numpy_was_imported_within_the
     pytest.importorskip("numpy")
     script = tmp_path / "goes_on.py"
     script.write_text(GOES_ON)
+    assert printed(str(script)).strip() == "True"
+
+
+def test_shards_that_take_turns_in_a_process_draw_the_same_numbers_if_one_of_them_imports_numpy(tmp_path: Path) -> None:
+    script = tmp_path / "moves.py"
+    script.write_text(MOVES)
     assert printed(str(script)).strip() == "True"
 
 

@@ -132,7 +132,7 @@ class ShardGlobals:
         try:
             return save_generators()
         finally:
-            self.is_away = True
+            self.leave()  # a library that another shard has imported was seeded for this one by `enter`
             others.enter()
 
 
