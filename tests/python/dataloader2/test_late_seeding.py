@@ -95,8 +95,9 @@ if __name__ == "__main__":
 
 
 MOVES = """
+import sys
 from torchdata._engine import snapshots
-from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
 
 snapshots.SECONDS = snapshots.FACTOR = 0.0  # shards that wait for their turn are saved, too
@@ -107,7 +108,8 @@ def draw(item):
 
 def loader(workers):
     pipe = IterableWrapper(range(30)).sharding_filter().map(draw)
-    return DataLoader2(pipe, reading_service=MultiProcessingReadingService(workers, "spawn"))
+    service = MultiProcessingReadingService(workers, "spawn") if workers else InProcessReadingService()
+    return DataLoader2(pipe, reading_service=service)
 
 if __name__ == "__main__":
     with loader(3) as first:
@@ -116,7 +118,7 @@ if __name__ == "__main__":
         next(iterator)
         state = first.state_dict()
         rest = list(iterator)
-    with loader(1) as second:
+    with loader(int(sys.argv[1])) as second:
         second.load_state_dict(state)
         print(list(second) == rest)
 """
@@ -150,10 +152,13 @@ def test_recomputed_items_draw_the_same_numbers_if_numpy_was_imported_within_the
     assert printed(str(script)).strip() == "True"
 
 
-def test_shards_that_take_turns_in_a_process_draw_the_same_numbers_if_one_of_them_imports_numpy(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_shards_that_take_turns_in_a_process_draw_the_same_numbers_if_one_of_them_imports_numpy(
+    workers: str, tmp_path: Path
+) -> None:
     script = tmp_path / "moves.py"
     script.write_text(MOVES)
-    assert printed(str(script)).strip() == "True"
+    assert printed(str(script), workers).strip() == "True"
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from torchdata._engine.workers.epochs import StopPosition
 from torchdata._engine.workers.program import ChildInfo, EpochProgram
 from torchdata.datapipes._pipe import random as own_random
 from torchdata.datapipes._pipe import skipping, witnessing
+from torchdata.datapipes._pipe.state import late_seeding
 from torchdata.datapipes._pipe.state.exchanging import one_at_a_time
 from torchdata.datapipes.iter.threads.prefetching import end_threads
 from torchdata.datapipes.state import load_generators, save_generators
@@ -71,8 +72,9 @@ class LocalShards:
     def _as_shard(self, program: EpochProgram, *, enters: bool = True) -> Iterator[None]:
         """Context that gives the process the globals of a shard."""
         with one_at_a_time(), torch_as_it_was():
-            generators, replica, worker, witness = (
+            generators, awaited, replica, worker, witness = (
                 save_generators(),
+                late_seeding.awaited,
                 own_random.is_replica,
                 skipping.worker,
                 witnessing.current,
@@ -85,6 +87,7 @@ class LocalShards:
                 program.leave()
             finally:
                 own_random.is_replica, skipping.worker, witnessing.current = replica, worker, witness
+                late_seeding.await_again(awaited)
                 load_generators(generators)
 
     # -- as children -----------------------------------------------------------------------------------

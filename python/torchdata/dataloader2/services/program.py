@@ -489,7 +489,7 @@ def _seed_global_generators(seed_generator: SeedGenerator, shared: bool) -> None
         numpy_random.seed(numpy_seed >> 32)  # the legacy generator takes 32 bits
     else:
         awaited["numpy.random"] = numpy_seed >> 32
-    if parent_process() is not None:  # main's imports are the user's
+    if parent_process() is not None or own_random.is_replica:  # the main process imports for the user, or for a shard
         seed_when_imported(awaited)
 
 
