@@ -32,7 +32,7 @@ from torchdata.stateful_dataloader._generators import (
     set_all,
 )
 from torchdata.stateful_dataloader._iterator import StatefulIterator
-from torchdata.stateful_dataloader._pipes import seeded
+from torchdata.stateful_dataloader._pipes import derive_later_seeds, seeded
 from torchdata.stateful_dataloader._pool import pinned
 from torchdata.stateful_dataloader._position import Counts, EpochState, ReadingPosition
 from torchdata.stateful_dataloader._reading import EpochReader
@@ -55,6 +55,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         super().__init__(loader, state)
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
             torch.utils.data.graph_settings.apply_sharding(self._dataset, self._world_size, self._rank)
+            derive_later_seeds(self._dataset)
             if state is not None and not state.is_over and state.shared_seed is not None:
                 seeded(self._dataset, state.shared_seed)  # the base class has seeded the graph for a new epoch
         # The previous epoch's reader has stored the state of the dataset at its end.

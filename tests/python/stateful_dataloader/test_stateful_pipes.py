@@ -29,6 +29,7 @@ def opened(path: str) -> tuple[str, Any]:
 
 PIPES: dict[str, Callable[[], Any]] = {
     "shuffled": lambda: IterableWrapper(range(SIZE)).shuffle(buffer_size=7).sharding_filter(),
+    "read several times": lambda: IterableWrapper(range(SIZE // 3)).shuffle(buffer_size=4).cycle(3).sharding_filter(),
     "with random numbers": lambda: IterableWrapper(range(SIZE)).shuffle().sharding_filter().map(drawn),
     "prefetched": lambda: IterableWrapper(range(SIZE)).shuffle(buffer_size=9).sharding_filter().prefetch(3),
     "unbatched": lambda: IterableWrapper(range(SIZE)).batch(4).shuffle().unbatch().sharding_filter(),
