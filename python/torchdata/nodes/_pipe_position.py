@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from torchdata.datapipes._pipe.graph.graph import Graph
+from torchdata.datapipes._pipe.random import draw_seed
 from torchdata.datapipes._pipe.state.passes import PipePasses
+from torchdata.datapipes._pipe.state.record import record_of
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.state import load_state, save_state
 from torchdata.nodes._fields import StateFields
@@ -22,7 +24,7 @@ class PipePosition(PipePasses):
 
     Args:
         pipe: the last pipe of the graph.
-        seed: the seed for the random pipes of the graph in each epoch; None does not seed them.
+        seed: the seed for the random pipes of the graph in each epoch; None draws a new one for each epoch.
     """
 
     EPOCH_KEY, PIPE_KEY = "epoch", "pipe"
@@ -36,6 +38,8 @@ class PipePosition(PipePasses):
     def _prepare(self) -> None:
         if self.seed is not None:
             _set_seed(self.pipe, self.seed, self._epoch)
+        else:
+            _draw_seeds(self.pipe)
         self._epoch += 1
 
     def state_dict(self) -> dict[str, Any]:
@@ -76,3 +80,15 @@ def _set_seed(pipe: IterDataPipe[Any], seed: int, epoch: int) -> None:
 
     of_epoch = SeedGenerator(seed).spawn(epoch).generate_seed()  # its children would share seeds with it
     set_graph_random_seed(pipe, SeedGenerator(of_epoch))
+
+
+def _draw_seeds(pipe: IterDataPipe[Any]) -> None:
+    """Sets the seeds of random pipes that have none. A pipe that is read again in the same epoch derives its next seed,
+    because a resumed epoch could not draw the same seed again.
+    """
+    from torchdata.dataloader2.graph.settings import is_random
+
+    for each in filter(is_random, Graph(pipe)):
+        record_of(each).seeded = True
+        if getattr(each, "_seed", each) is None:
+            each.set_seed(draw_seed())

@@ -71,6 +71,23 @@ def test_a_pipe_is_recognized_without_a_seed() -> None:
     assert sorted(seen + rest) == list(range(20))
 
 
+@pytest.mark.parametrize("position", [1, 6, 7, 13])
+def test_an_epoch_that_reads_a_shuffle_several_times_is_resumed_without_a_seed(position: int) -> None:
+    def made() -> BaseNode[int]:
+        return from_pipe(PipeOf(range(6)).shuffle().cycle(3))
+
+    node = made()
+    node.reset()
+    for _ in range(position):
+        next(node)
+    state = pickle.loads(pickle.dumps(node.state_dict()))
+    rest = list(node)
+    torch.manual_seed(99)
+    again = made()
+    again.reset(state)
+    assert list(again) == rest
+
+
 def test_a_pipe_without_a_state_of_its_own_is_replayed() -> None:
     class Doubler(IterDataPipe[int]):
         def __init__(self, source_datapipe: Any) -> None:

@@ -69,7 +69,7 @@ def to_node(datapipe: IterDataPipe[T_co], seed: int | None = None) -> Any:
 
     Args:
         datapipe: the last pipe of a graph.
-        seed: the seed of the graph's random pipes in each epoch; None (the default) does not seed them.
+        seed: the seed of the graph's random pipes in each epoch; None (the default) draws new seeds for each epoch.
     """
     return import_module("torchdata.nodes").from_pipe(datapipe, seed)  # imported by name, because nodes depend on pipes
 
