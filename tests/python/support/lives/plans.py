@@ -125,7 +125,7 @@ class Life:
             self.behind = [dice.choice(["plain", "large", "mixed", "prefetch"]) for _ in range(dice.randrange(3))]
             self.main = dice.choice([[], [], ["pin"], ["pin", "prefetch"]])
         #: Whether loaders may choose the number of workers.
-        self.auto = self.moves and dice.random() < 0.3
+        self.auto = self.moves and dice.random() < 0.3 and not self.ranks  # ranks need a number
         #: Items per batch after the sharding, which then uses blocks.
         self.block = dice.choice([2, 3]) if self.moves and self.shard == "filter" and dice.random() < 0.3 else None
         if self.block is not None:
