@@ -32,8 +32,7 @@ MANY = 1000
 LITTLE = 0.10
 #: A single wait of this many seconds counts as a stall.
 STALL = 5.0
-#: Minimum share of the cores for workers that compete for them. With a smaller share, the workers wait because of other
-#: programs.
+#: Minimum share of the cores for workers that compete for them. With a smaller share, they wait for other programs.
 OWN_CORES = 0.1
 #: Pipes that only pass items to the next pipe.
 _LITTLE = frozenset(
@@ -151,8 +150,7 @@ def stalled(stats: LoaderStats) -> Verdict | None:
 
 
 def blame(processes: Mapping[str, ProcessStats], name: str) -> list[ProcessStats]:
-    """Returns the chain of processes that wait for each other, starting with a given process. The last process of the
-    chain is responsible."""
+    """Returns a chain of processes in which each waits for the next process. The last process is responsible."""
     chain: list[ProcessStats] = []
     while name in processes and processes[name] not in chain and processes[name].role != "main":
         chain.append(processes[name])
