@@ -45,8 +45,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class Workload:
-    """One comparison. The unit is items per second, ms or ns, and `scale` converts items per second or seconds to this
-    unit."""
+    """One comparison. The unit is items per second, ms or ns, and `scale` converts items/s or seconds to this unit."""
 
     name: str
     title: str
@@ -125,8 +124,7 @@ def restarting(start_method: str, most: float, dispatched: bool = False) -> Work
 
 
 def laid_out(item: str, title: str) -> Workload:
-    """Returns workloads with arrays whose elements are not contiguous numbers, compared with plain arrays of the same
-    size."""
+    """Returns workloads with arrays that are not contiguous numbers, compared with plain arrays of the same size."""
     plain = Contender("plain arrays, moved by us", "ours", item="array")
     goals = (
         Goal("no slower than torch", torch_numpy.name, at_least=1.0),
@@ -153,8 +151,7 @@ def of_numbers(item: str, title: str) -> Workload:
 
 
 def crowd(workers: int) -> Workload:
-    """Returns workloads with more workers than cores that only send. The last of the many workers starts seconds later
-    than the first."""
+    """Returns workloads with more workers than cores that only send. The last worker starts seconds later."""
     options = {"workers": workers, "warm_up": SETTLING_S}
     both = (Contender(OURS, "ours", options), Contender(TWO, "ours"))
     goals = (Goal("at least half the rate of 2 workers", TWO, at_least=0.5),)
