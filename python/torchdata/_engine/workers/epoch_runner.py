@@ -269,7 +269,8 @@ class EpochRunner:
         return True
 
     def _meets_superseding(self) -> bool:
-        """Returns False if that command does not arrive in time. Returns False if that command does not arrive."""
+        """Executes commands up to the command that interrupted the graph. Returns False if that command does not
+        arrive in time."""
         while (command := self.child.command_within(ORDERED)) is not None:
             if self._obey(command) == "leave":
                 return True

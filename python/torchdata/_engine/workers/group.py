@@ -48,10 +48,10 @@ class Group(OwnsChildren):
     """The workers, and the dispatching process if items are dispatched. `start` starts them.
 
     Args:
+        context: the multiprocessing context that starts the children.
+        num_workers: number of workers.
         num_shards: number of shards that the workers run, at least one for each worker; None for one shard for each
             worker.
-        num_workers: number of workers.
-        num_shards: number of shards that the workers run, at least one each; None for one each.
         program: the program of each worker.
         dispatch: the program of the dispatching process; None if nothing is dispatched.
         dispatch_window: number of items that the dispatching process may be ahead of each worker.

@@ -33,8 +33,8 @@ def read_board(board: StatsBoard, numbers: Mapping[int, int] | None = None) -> R
     """Reads a board, and the processor times of its processes.
 
     Args:
+        board: the board.
         numbers: a mapping from process ids on the board to process ids here; None if both ids are the same.
-        numbers: a mapping from process ids on the board to process ids here; None if they are the same.
     """
     pages = {page["page"]: _as_seen_here(page, numbers) for page in board.read()}
     alive = frozenset(i for i, page in pages.items() if _is_alive(page))

@@ -45,7 +45,7 @@ def traverse_dps(datapipe: DataPipe) -> DataPipeGraph:
 
     Pipes are found in attributes, and there in nested lists, tuples, sets, dictionaries and deques.
 
-    datapipe: the last pipe of the graph.
+    Args:
         datapipe: the last pipe of the graph.
 
     Returns:

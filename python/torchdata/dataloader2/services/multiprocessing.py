@@ -56,9 +56,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
     Every worker runs a replica of the graph, and each `sharding_filter` keeps only the worker's share. Pipes before a
     `sharding_round_robin_dispatch` run once, in a dispatching process, which sends their items to the workers in turn.
-    Pipes that return False from `is_replicable()`, and all pipes after them, stay in the main process. A worker that is
-    killed raises `torchdata.dataloader2.error.WorkerExitedError` within a second, after its finished items were
-    delivered.
+    Pipes that return False from `is_replicable()`, and all pipes after them, stay in the main process. If several
+    workers would yield the same items, a `DataPipeLintWarning` is issued (see `torchdata.dataloader2.linter`).
 
     A worker that is killed raises `torchdata.dataloader2.error.WorkerExitedError` within a second, after the items that
     it had sent were delivered. An exception in a worker is raised in the main process with its own type and the
@@ -93,8 +92,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         in_order: whether items are taken from the workers in turn, so that their order is deterministic; True by
             default. False takes the first item that is ready. The dispatching process sends its items in turn in both
             cases.
-        The engine allocates only memory that is in use. Only memory in use is allocated. Items beyond the budget are
-            copied, which is slower.
+        memory_budget: bytes of shared memory that the workers' items may use together, in flight and in use by the
+            program; None for a quarter of the machine's memory. Only memory in use is allocated. Items beyond the
+            budget are copied, which is slower.
         timeout: seconds to wait for an item before the action of `on_timeout`; None (the default) or 0 for no limit.
         on_worker_exit: "error" raises `WorkerExitedError` if a worker or the dispatching process exits. "restart"
             replaces the process that has exited. The new process resumes from the last snapshot.

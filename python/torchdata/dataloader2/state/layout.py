@@ -167,8 +167,8 @@ def _outline(value: Any) -> str:
 
 
 def _add_words(value: Any, words: list[str]) -> None:
-    """Plain members are appended without a function call, because states have hundreds of them. Plain members are
-    appended without a call, because states have hundreds of them."""
+    """Appends a value as text. Plain members are appended without a function call, because states have hundreds of
+    them."""
     if isinstance(value, (list, tuple)):
         words.append(f"[{len(value)}]")
         for part in value:

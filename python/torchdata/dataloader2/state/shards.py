@@ -98,8 +98,8 @@ def _without_held(position: Position) -> WorkersPosition:
 def in_workers(position: Position, pipes: int | None, *, alone: bool = False) -> Position:
     """Converts the position of a pipeline that ran in the main process to the position of one shard that a worker runs.
 
-    position: the position of the main process.
-        position: the position of main.
+    Args:
+        position: the position of the main process.
         pipes: the number of pipes that the worker runs, while the other pipes stay in the main process; None if still
             unknown.
         alone: whether the result must not contain state of pipes that stay in the main process. If there is such state,
