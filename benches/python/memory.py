@@ -3,8 +3,8 @@
 Each measurement runs in its own process. The process creates a dataset and a loader, reads one epoch, and adds up the
 PSS (which counts each shared page once) of all its processes while the workers are running. The measurement is repeated
 with an empty dataset, so that the cost of the data is shown separately. Another process samples the peak every 50 ms.
-Rows 5 and 6 are compared with torchdata 0.9 instead. The last column is the verdict: whether a target is met. Run:
-`python benches/python/memory.py [--only ROW] [--size 0.5] [--workers 2] [--upstream-python PYTHON]`.
+Rows 5 and 6 are compared with torchdata 0.9 instead. The last column is the verdict: whether a target is met.
+Run: `python benches/python/memory.py [--only ROW] [--size 0.5] [--workers 2] [--upstream-python PYTHON]`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Role: runs in the main process. Receives the samples that each worker takes before its `sharding_filter`
 (`_pipe/witnessing.py`), and raises an exception if workers read the same items in different orders. A different value
-at one position proves nothing, because a source may augment its items at random. If a value occurs at another position, the orders differ, provided that the workers also disagree at
-positions that both have sampled.
+at one position proves nothing, because a source may augment its items at random. If a value occurs at another position,
+the orders differ, provided that the workers also disagree at positions that both have sampled.
 
 If a source is assumed to split itself among the workers, equal items are an error instead.
 """
