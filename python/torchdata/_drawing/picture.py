@@ -1,7 +1,7 @@
 """Pictures of graphs, drawn without external programs: computes a layout, and draws it as SVG.
 
-Role: processes and their pipes are drawn below each other, in the order of the data flow. A picture fits
-on a phone unless the graph has branches. The picture uses tints of the surrounding page's colors.
+Role: processes and their pipes are drawn below each other, in the order of the data flow. A picture fits on a phone if
+the graph has no branches. The picture uses tints of the surrounding page's colors.
 """
 
 from __future__ import annotations

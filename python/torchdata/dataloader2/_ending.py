@@ -68,7 +68,7 @@ class Ending:
         _open_loaders[id(self)] = weakref.ref(loader)
 
     def take_over_in_child(self) -> None:
-        """Makes an inherited loader belong to this forked child, unless worker processes of the parent run it.
+        """Makes an inherited loader belong to this forked child, if no worker processes of the parent run the loader.
 
         Raises:
             RuntimeError: worker processes run the loader.

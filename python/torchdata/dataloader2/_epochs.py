@@ -264,7 +264,7 @@ class EpochRun:
         return position
 
     def close(self, because: BaseException | None = None, *, at_end: bool = False) -> None:
-        """Notifies the service, once, that the epoch is over. Threads that still read get an error, except when the
+        """Notifies the service, once, that the epoch has ended. Threads that still read get an error, except when the
         epoch has ended.
 
         Args:

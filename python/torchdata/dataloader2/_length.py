@@ -31,7 +31,8 @@ def skeleton(datapipe: Any) -> Any:
     """Returns copies of all pipes of a graph, with the same connections, over the same data.
 
     Raises:
-        TypeError: a pipe cannot be copied in this way, because deleting the copy would end objects that both share.
+        TypeError: a pipe cannot be copied in this way, because deleting the copy would end objects that the copy shares
+            with the pipe.
     """
     pipes = Graph(datapipe).pipes
     copies: dict[int, Any] = {}

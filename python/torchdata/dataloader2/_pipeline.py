@@ -1,8 +1,8 @@
 """The pipeline of a loader: the graph, and the service that runs it.
 
-Role: owned by the loader; independent of epochs and states. The graph and the service are copies of the user's
-objects. Unchanged copies are kept as well, so that both can be recreated. Changed by the thread that begins an epoch or
-loads a state.
+Role: owned by the loader; independent of epochs and states. The graph and the service are copies of the user's objects.
+The pipeline also keeps unchanged copies, from which the graph and the service can be recreated. Changed by the thread
+that begins an epoch or loads a state.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Pipeline:
             require_pipe(self.datapipe)
 
     def note_identity(self) -> None:
-        """Computes the identity of the graph, unless a service has already cut it."""
+        """Computes the identity of the graph, if no service has cut the graph yet."""
         if not self.is_taken_over:
             self.identity.note(self.datapipe)
 
@@ -197,7 +197,7 @@ class Pipeline:
         return [work for work in works if work is not None]
 
     def leave_ranks(self, for_good: bool) -> None:
-        """Notifies other ranks that this one ends its epoch.
+        """Notifies other ranks that this rank ends its epoch.
 
         Args:
             for_good: whether this rank will not continue, so that all other ranks fail.

@@ -341,7 +341,7 @@ class Tracker:
         graph = Graph(self._pipeline.datapipe)
         self.output = graph.first(lambda pipe: isinstance(pipe, WorkerOutput))
         self.hands_on = self.output is not None and _only_counts(graph)
-        # Positions of shards in main are exact only if no thread reads ahead of the user.
+        # Positions of shards in the main process are exact only if no thread reads ahead of the user.
         is_local = self.output is not None and self.output.is_local
         reads_ahead = is_local and any(isinstance(pipe, HOLDING) for pipe in graph.pipes)
         self._may_count = self.hands_on and not reads_ahead
@@ -486,7 +486,7 @@ class Tracker:
         return sealed(Content(entries))
 
     def go_on_between(self, position: Position) -> None:
-        """Resumes between two epochs that ran in main, before the seeds of the next one are drawn."""
+        """Resumes between two epochs that ran in the main process, before the seeds of the next epoch are drawn."""
         self._ended_seeds = copy.copy(self._run.seeds.initial)
         if position.generators is not None:
             load_generators(generators_in(position.generators))

@@ -69,11 +69,12 @@ _OWN = frozenset({"_ended", "_ending", "_keeper", "_pipeline", "_recorder", "_ru
 class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     """Loads data through a pipe graph: iterate the loader once per epoch.
 
-    The loader works on copies of the pipes and of the service, so you can use both again. The data in the pipes is not
-    copied: the main process reads the original objects, and forked workers inherit them. Only the start methods "spawn"
-    and "forkserver" pickle them, once for all workers. An error in a pipe, a `break` or a second `iter()` ends the
-    epoch, and the next `iter()` begins a new epoch. End the loader with `shutdown()`, or use it as a context manager.
-    To pause after a number of items, use `limit()` and `resume()` of the iterator that `iter(loader)` returns.
+    The loader works on copies of the pipes and of the service, so you can use the originals again. The data in the
+    pipes is not copied: the main process reads the original objects, and forked workers inherit them. Only the start
+    methods "spawn" and "forkserver" pickle them, once for all workers. An error in a pipe, a `break` or a second
+    `iter()` ends the epoch, and the next `iter()` begins a new epoch. End the loader with `shutdown()`, or use it as a
+    context manager. To pause after a number of items, use `limit()` and `resume()` of the iterator that `iter(loader)`
+    returns.
 
     Several threads may share an iterator; each item goes to one of them. A copy of a loader, by `copy` or pickle, is a
     separate loader that has not started. For type checkers, the loader of an `IterDataPipe[T]` or a `MapDataPipe[T]` is
@@ -435,9 +436,10 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         if the state was saved between two epochs. A state of torchdata 0.9 contains no position inside an epoch and no
         description of its pipe: the epoch starts again with the seed of the state, and a UserWarning is issued.
 
-        The number of workers may differ from that of the saved run, and the number of ranks if the states of all ranks
-        are given. The remaining epoch has the same items, order and random numbers, because each worker runs one or
-        more of the original shards of the epoch. The next epoch has one shard for each worker again.
+        The number of workers may differ from the number in the saved run. The number of ranks may also differ, if the
+        states of all ranks are given. The remaining epoch has the same items, order and random numbers, because each
+        worker runs one or more of the original shards of the epoch. The next epoch then has one shard for each current
+        worker.
 
         Args:
             state_dict: a result of `state_dict`, or a dict of the states of all ranks, by rank.

@@ -177,7 +177,7 @@ def interrupt_waits() -> bool:
 def interrupts_blocked() -> Iterator[None]:
     """Blocks signals in this thread, and in the processes and threads that it starts, until they unblock the signals.
 
-    The blocked signals are those that children ignore (`MainSignals`). SIGCHLD is not blocked.
+    The blocked signals are the signals that children ignore (`MainSignals`). SIGCHLD is not blocked.
     """
     blocked = {*_SENT_TO_ALL, *_handled()} - {signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)

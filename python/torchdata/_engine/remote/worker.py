@@ -93,7 +93,7 @@ class Hosts(Protocol):
 
 
 class VersionsDiffer(RuntimeError):
-    """Raised if the versions on the worker's machine differ from those of the main process."""
+    """Raised if the versions on the worker's machine differ from the versions of the main process."""
 
 
 class RemoteWorker(ChildProcess):

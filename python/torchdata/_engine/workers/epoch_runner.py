@@ -141,8 +141,8 @@ class EpochRunner:
         assert self.dispatched is not None
         start = self.start
         if self.opened and start.share[0] > 0 and self.dispatched.share()[0] == start.passed:
-            # The run resumed in the middle of a pass. Its reader requests no further items of that pass, so the pass is
-            # over.
+            # The run resumed in the middle of a pass. The reader of this run requests no further items of that pass, so
+            # the pass has ended.
             self.start = start = replace(start, passed=start.passed + 1, share=(0, 0))
             self.dispatched.start_epoch(self.epoch, self.setup.window, None, None, start.passed)
         self.opened = True

@@ -8,7 +8,7 @@ A process hangs if the main process has waited for it for the whole `timeout`, a
 meanwhile: no pipe of its graph has yielded an item, and the process has sent nothing. Processor time is not a sign of
 progress, because an endless loop also uses processor time. The user can therefore set `patience`, a longer limit for a
 process that uses the processor according to the kernel. A process that waits for another process is not at fault,
-unless it is stopped.
+except when it is stopped.
 """
 
 from __future__ import annotations

@@ -77,8 +77,8 @@ class _Answering:
         self.others: int = 0
         #: Whether the signal is ignored while the handler is missing.
         self.ignored: bool = inherited is not None and inherited.ignored
-        #: The memory's descriptor and inode. They are one value, so that a fork by another thread copies either both or
-        #: neither.
+        #: The memory's descriptor and inode. The two numbers are one value, so that a fork by another thread copies
+        #: either both or neither.
         self.opened: tuple[int, int] = (-1, 0)
         #: The descriptor and inode that were inherited from the parent process, until they are closed here.
         self.inherited: tuple[int, int] = (-1, 0)

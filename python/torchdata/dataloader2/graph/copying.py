@@ -12,8 +12,8 @@ not every object can be copied: some lose their contents, their shared memory or
 - A list, a dict or another container of the standard library is copied with the same members, because pipes keep the
   items of an iteration in containers. Nested containers are also copied, up to `LARGEST_STRUCTURE` members in all.
 - A random generator is copied.
-- Everything else is shared with the copy: a dataset, a function, an array, an open file. The same applies to the
-  attributes that the class of the pipe names in `data_attributes`, unless they refer to a pipe.
+- Everything else is shared with the copy: a dataset, a function, an array, an open file. Attributes that the class of
+  the pipe names in `data_attributes` are also shared, if they do not refer to a pipe.
 """
 
 from __future__ import annotations

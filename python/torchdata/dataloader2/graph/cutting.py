@@ -64,8 +64,8 @@ def find_lca_round_robin_sharding_dp(graph: Graph | DataPipeGraph) -> DataPipe |
     """Returns the last pipe that runs in the dispatching process, or None if nothing is dispatched.
 
     This is the first pipe (from the sources) through which all items of all `sharding_round_robin_dispatch` pipes pass.
-    If a branch shares a source with a dispatched branch, both are dispatched. Pipes that read from each other in a
-    cycle are dispatched together.
+    If a branch shares a source with a dispatched branch, both branches are dispatched. Pipes that read from each other
+    in a cycle are dispatched together.
 
     Args:
         graph: the graph, or a result of `traverse_dps`.
@@ -155,8 +155,8 @@ def find_replicable_branches(graph: Graph | DataPipeGraph) -> list[DataPipe]:
 
     A pipe with `is_replicable()` False must exist only once, and so must all pipes that read from it, directly or
     indirectly. The remaining pipes form branches. If one branch reads from another branch, only the branch closer to
-    the end is returned. If pipes refer to each other in a cycle, a pipe does not count as a reader of another one that
-    is closer to the end.
+    the end is returned. If pipes refer to each other in a cycle, a pipe does not count as a reader of a pipe that is
+    closer to the end.
 
     Args:
         graph: the graph, or a result of `traverse_dps`.

@@ -139,8 +139,8 @@ def find_dps(graph: DataPipeGraph, dp_type: type[Any]) -> list[DataPipe]:
 
     Args:
         graph: a result of `traverse_dps`.
-        dp_type: the type; instances of subclasses are not found. A class of torch with the same name as one of this
-            package, such as `torch.utils.data.datapipes.iter.Shuffler`, finds the pipes of both.
+        dp_type: the type; instances of subclasses are not found. A class of torch that has the same name as a class of
+            this package, such as `torch.utils.data.datapipes.iter.Shuffler`, finds the pipes of both classes.
 
     Returns:
         The pipes; an empty list if there are none.
@@ -229,7 +229,7 @@ def replace_dp(graph: DataPipeGraph, old_datapipe: DataPipe, new_datapipe: DataP
 
 
 def put_in_place(graph: Graph, old_datapipe: Any, new_datapipe: Any) -> Any:
-    """Replaces a pipe of a graph by another one; returns the new end of the graph."""
+    """Replaces a pipe of a graph by another pipe, and returns the new end of the graph."""
     # In a cycle, the readers of the old pipe are also reachable from the old pipe, and must read the new pipe
     # nevertheless.
     kept = _reached(new_datapipe, old_datapipe, sources_of)

@@ -104,7 +104,7 @@ class InProcessReadingService(ReadingServiceInterface):
         return MultiProcessingReadingService.without_workers(self._init_fn, self._reset_fn)
 
     def count_items(self, datapipe: DataPipe) -> int | None:
-        """Returns the length of the graph, unless the user's functions may still change the graph."""
+        """Returns the length of the graph; None if the user's functions may still change the graph."""
         keeps_graph = self._init_fn is None and self._reset_fn is None
         return len(cast("Any", datapipe)) if keeps_graph or self._end_datapipe is not None else None
 

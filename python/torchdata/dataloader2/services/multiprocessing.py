@@ -340,7 +340,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             return cls(0, worker_init_fn=init_fn, worker_reset_fn=reset_fn)
 
     def count_shares(self) -> Shares:
-        """Returns one share for each worker, unless a function of the user may change the graph in the workers."""
+        """Returns one share for each worker. Raises TypeError if a function of the user may change the graph in the
+        workers."""
         refuse_functions(self, worker_init_fn=self.worker_init_fn, worker_reset_fn=self.worker_reset_fn)
         if replaced_functions():
             raise TypeError(f"{', '.join(replaced_functions())} may change the graph in the workers")

@@ -257,7 +257,7 @@ class GraphProgram(EpochProgram):
         self._held = ExitStack()
         #: The pipes whose threads read ahead; None until these pipes were searched for.
         self._reading_ahead: list[Any] | None = None
-        #: The graph that replaces this one in the next epoch.
+        #: The graph that replaces the current graph in the next epoch.
         self._successor: DataPipe | None = None
         #: The reason why no snapshot can be made in this epoch; None if there is no such reason.
         self._unsaved: Exception | None = None

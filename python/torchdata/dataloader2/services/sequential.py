@@ -193,7 +193,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         return any(service.has_workers() for service in self._contracts)
 
     def rank_in_epoch(self) -> RankInEpoch | None:
-        """Returns the rank from the first service that has one."""
+        """Returns the rank from the first service that has a rank."""
         return next(filter(None, (service.rank_in_epoch() for service in self._contracts)), None)
 
     def agree_on_seeds(self, seed_generator: SeedGenerator) -> None:
