@@ -45,7 +45,7 @@ def gen_map(function: Callable[[Any], Any], source: Iterable[Any]) -> Iterator[A
 
 
 def gen_skip(functions: Sequence[Callable[[Any], Any]], source: Iterable[Any]) -> Iterator[Any]:
-    """Skips items for which one of the functions raises, like a hand-written loop."""
+    """Skips items if one of the functions raises an exception, like a hand-written loop."""
     for item in source:
         try:
             for function in functions:

@@ -140,7 +140,7 @@ def arrow_strings(size: float) -> Any:
 
 
 class Every(Rows):
-    """A dataset in which each item reads a hundredth of the data."""
+    """A dataset with items that each read a hundredth of the data."""
 
     def __len__(self) -> int:
         return ITEMS
@@ -216,7 +216,7 @@ TARGET_2_WITH_4 = 0.55
 EMPTY, READ = " empty", " read"
 #: The maximum ratio of the cost of a further worker to its cost over an empty dataset.
 FURTHER = 1.05
-#: The number of megabytes by which two equal measurements may differ.
+#: The maximum difference between two equal measurements, in megabytes.
 NOISE = 5
 #: For rows 5 and 6, the maximum ratio to torchdata 0.9 of the workers' data and of the time of an epoch, and the
 #: maximum number of bytes in the main process.
@@ -277,7 +277,7 @@ class Made:
 
 
 def held_by_pipes(order: Order) -> Any:
-    """Returns a loader with one worker, in which a pipe keeps 400 arrays of 1 MB."""
+    """Returns a loader with one worker; a pipe of the worker keeps 400 arrays of 1 MB."""
     from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
     from torchdata.datapipes.iter import IterableWrapper
 

@@ -130,7 +130,7 @@ def array_floor(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
 
 
 def in_process(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
-    """Returns the seconds per item for a case of `inprocess`, in which pipes and plain generators take turns."""
+    """Returns the seconds per item for a case of `inprocess`; pipes and plain generators take turns in it."""
     import statistics
 
     import inprocess

@@ -16,7 +16,7 @@ from typing import Any
 
 #: The size of an item of the large buffer in bytes, and the capacity of the buffer.
 SIZE, HELD = 18_000, 1_000
-#: The number of items in an epoch, of which only some are read.
+#: The number of items in an epoch; only some of these items are read.
 MANY = 10_000_000
 #: The number of states that are taken.
 STATES = 200

@@ -11,8 +11,8 @@ WORKERS = 2
 TWO = "2 workers"
 
 SETTLING_S = 5.0
-"""The number of seconds before the rate is measured, for workloads in which the number of workers is chosen meanwhile,
-or many workers start."""
+"""The number of seconds before the rate is measured, if the number of workers is chosen meanwhile, or many workers
+start."""
 
 
 @dataclass(frozen=True)

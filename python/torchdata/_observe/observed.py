@@ -30,7 +30,7 @@ class ObservedLoader:
         new workers in each epoch, the counts cover the current or last epoch.
 
         Args:
-            since: earlier statistics of this loader, from which counting starts; None (the default) counts from the
+            since: earlier statistics of this loader, where counting starts; None (the default) counts from the
                 beginning.
         """
         return self._recorder.stats(since)
@@ -39,8 +39,8 @@ class ObservedLoader:
         """Describes what limits the program: loading or training, which worker, which function, and what would help.
 
         Args:
-            since: earlier statistics of this loader, from which counting starts; None (the default) covers everything
-                that `stats` counts.
+            since: earlier statistics of this loader, where counting starts; None (the default) covers everything that
+                `stats` counts.
         """
         return self._recorder.diagnose(since, self._epochs_ended())
 

@@ -22,7 +22,7 @@ from torchdata._native import Meeting
 from torchdata._ranks.group import PrefetchTimeoutError, RanksLostError, describe_ranks
 from torchdata._threads import start
 
-#: The reason why a group failed: what happened, the ranks to which it happened, and the rank that gave up.
+#: The reason why a group failed: what happened, the affected ranks, and the rank that gave up.
 Blame = tuple[str, list[int], int]
 
 #: Seconds between two checks for rank 0. The intervals grow, so that many ranks do not query the store too often.
@@ -199,8 +199,8 @@ def _machine() -> str:
 
 
 def _listen(store_host: str | None) -> tuple[socket.socket, dict[str, Any]]:
-    """Returns a listening socket, bound to a single address if one address suffices, and the information with which
-    other ranks connect."""
+    """Returns a listening socket, bound to a single address if one address suffices, and the information that other
+    ranks need to connect."""
     listener = _listen_at(store_host)
     if listener is not None:
         addresses = [listener.getsockname()[0]]
@@ -241,7 +241,7 @@ def _is_loopback(host: str | None) -> bool:
 
 
 def _addresses_towards(host: str | None) -> list[str]:
-    """Returns the addresses from which this machine sends packets to another machine."""
+    """Returns the addresses that this machine uses to send packets to another machine."""
     found: list[str] = []
     with suppress(OSError):
         for family, kind, _, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
@@ -270,7 +270,7 @@ def _address_of_interface(name: str) -> str:
 
 
 def _own_addresses(store_host: str | None) -> list[str]:
-    """Returns the addresses at which other machines may reach this machine, most likely address first."""
+    """Returns addresses where other machines may reach this machine, most likely address first."""
     found = _addresses_towards(store_host)  # toward the store's machine, which all ranks have reached
     with suppress(OSError):
         found += [entry[4][0] for entry in socket.getaddrinfo(socket.gethostname(), None)]  # type: ignore[misc]
@@ -278,7 +278,7 @@ def _own_addresses(store_host: str | None) -> list[str]:
 
 
 def _addresses_to_try(offer: dict[str, Any], store_host: str | None) -> list[str]:
-    """Returns the addresses at which this rank may reach rank 0, most likely address first."""
+    """Returns addresses where this rank may reach rank 0, most likely address first."""
     addresses: list[str] = list(offer["addresses"])
     if offer["loopback"]:
         if offer["machine"] == _machine():

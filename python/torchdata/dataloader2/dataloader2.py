@@ -73,8 +73,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     pipes is not copied: the main process reads the original objects, and forked workers inherit them. Only the start
     methods "spawn" and "forkserver" pickle them, once for all workers. An error in a pipe, a `break` or a second
     `iter()` ends the epoch, and the next `iter()` begins a new epoch. End the loader with `shutdown()`, or use it as a
-    context manager. To pause after a number of items, use `limit()` and `resume()` of the iterator that `iter(loader)`
-    returns.
+    context manager. To pause after a number of items, use `limit()` and `resume()` of its iterator.
 
     Several threads may share an iterator; each item goes to one of them. A copy of a loader, by `copy` or pickle, is a
     separate loader that has not started. For type checkers, the loader of an `IterDataPipe[T]` or a `MapDataPipe[T]` is
@@ -438,8 +437,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
 
         The number of workers may differ from the number in the saved run. The number of ranks may also differ, if the
         states of all ranks are given. The remaining epoch has the same items, order and random numbers, because each
-        worker runs one or more of the original shards of the epoch. The next epoch then has one shard for each current
-        worker.
+        worker runs one or more of the original shards of the epoch. The next epoch has one shard for each worker.
 
         Args:
             state_dict: a result of `state_dict`, or a dict of the states of all ranks, by rank.

@@ -96,7 +96,7 @@ class Attached:
 
 
 def _boards_of(pid: int) -> Iterator[tuple[tuple[int, int], str]]:
-    """Yields the boards of counters for which a process holds descriptors, each with its identity and path."""
+    """Yields the boards of counters that a process holds descriptors of, each with its identity and path."""
     folder = f"/proc/{pid}/fd"
     for descriptor in os.listdir(folder):
         path = f"{folder}/{descriptor}"

@@ -241,7 +241,7 @@ def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, 
     Args:
         pid: the id of the process.
         number: the signals, as stored on the page of the process.
-        descriptor: the descriptor to which the process writes.
+        descriptor: the descriptor that the process writes to.
         seconds: the number of seconds to wait for the answer. A process that is stopped, or blocked in the kernel,
             answers only when it continues.
         wakes: whether to make a stopped process continue, so that it can answer.
@@ -347,7 +347,7 @@ def where_it_stands(pid: int, number: int, descriptor: int, wakes: bool = False)
     Args:
         pid: the id of the process.
         number: the signals, as stored on the page of the process.
-        descriptor: the descriptor to which the process writes.
+        descriptor: the descriptor that the process writes to.
         wakes: whether a stopped process may be continued so that it can answer.
     """
     where = kernel_state(pid)

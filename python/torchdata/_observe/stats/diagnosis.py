@@ -150,7 +150,7 @@ def stalled(stats: LoaderStats) -> Verdict | None:
 
 
 def blame(processes: Mapping[str, ProcessStats], name: str) -> list[ProcessStats]:
-    """Returns a chain of processes in which each waits for the next process. The last process is responsible."""
+    """Returns a chain of processes; each process waits for the next process. The last process is responsible."""
     chain: list[ProcessStats] = []
     while name in processes and processes[name] not in chain and processes[name].role != "main":
         chain.append(processes[name])

@@ -141,7 +141,7 @@ def summarise(now: Reading, earlier: Reading | None = None) -> ShownStats:
 
     Args:
         now: the reading.
-        earlier: a reading of the same board, from which counting starts; None counts from the beginning.
+        earlier: a reading of the same board, where counting starts; None counts from the beginning.
     """
     names = {index: name_of_process(page) for index, page in now.pages.items()}
     sinces = {index: _Since(now, earlier, index) for index in sorted(now.pages)}

@@ -230,7 +230,7 @@ class Recorder:
         """See `DataLoader2.diagnose`.
 
         Args:
-            since: earlier statistics, from which counting starts.
+            since: earlier statistics, where counting starts.
             ended: the number of epochs that have ended, if no epoch is running.
         """
         from torchdata._observe.stats.diagnosis import diagnose

@@ -15,8 +15,8 @@ __all__ = ["waited_for_long"]
 
 
 def waited_for_long(stats: LoaderStats, loader: str, share: float) -> str | None:
-    """Returns a line about an epoch in which the program waited for its loader for more than `share` of the time; None
-    if it waited less.
+    """Returns a line about an epoch if the program waited for its loader for more than `share` of the time; None if it
+    waited less.
 
     Args:
         stats: the statistics of the epoch.
