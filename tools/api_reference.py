@@ -38,7 +38,7 @@ MODULES = {
     "torchdata.datapipes.utils": "Utilities",
     "torchdata.datapipes.utils.decoder": "Decoders",
 }
-if importlib.util.find_spec("torch"):  # the import of this module requires torch
+if importlib.util.find_spec("torch"):  # importing this module requires torch
     MODULES["torchdata.nodes"] = "Nodes"
     MODULES["torchdata.stateful_dataloader"] = "StatefulDataLoader"
     MODULES["torchdata.stateful_dataloader.sampler"] = "Samplers"
@@ -49,7 +49,7 @@ _ALIASES = {
     "DataPipeGraph": "What ``traverse_dps`` gives: by the id of each pipe, the pipe and the graph of what it reads.",
 }
 
-#: Names on the first page of pipes, because they belong to no group.
+#: Names on the first page of pipes that belong to no group.
 _BASES = {iter_pipes: ["IterDataPipe", "SHARDING_PRIORITIES"], map_pipes: ["MapDataPipe"]}
 
 #: For each group's key, the functions that create pipes of this group.

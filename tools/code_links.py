@@ -21,9 +21,9 @@ from sphinx.transforms.post_transforms import SphinxPostTransform
 
 from torchdata.datapipes import map as map_pipes
 
-#: Class names of iter pipes by functional form.
+#: The class names of iterable-style pipes, by functional form.
 _FORMS = {form: cls.__name__ for cls, form in functional_forms().items() if not issubclass(cls, map_pipes.MapDataPipe)}
-#: Functional forms that also have another meaning: only `.map` becomes a link, and `map` does not.
+#: Functional forms that also have another meaning. Of these, `.map` becomes a link, and `map` does not.
 _AMBIGUOUS = {"enumerate", "filter", "map", "slice", "zip"}
 #: Names of the objects in the reference, and of the built-in classes.
 _PUBLIC = {
@@ -38,7 +38,7 @@ _PLUMBING = {"counterpart", "item_attributes", "iteration_state"}
 class CodeLinks(SphinxPostTransform):
     """Links code that names a public object to its entry in the reference."""
 
-    default_priority = 9  # before the references are resolved
+    default_priority = 9  # runs before the references are resolved
 
     def run(self, **kwargs: Any) -> None:
         """Adds the links of one page."""
@@ -59,7 +59,8 @@ class CodeLinks(SphinxPostTransform):
         """Returns the full name for each short form that people write."""
         found: dict[str, str] = {}
         objects = self.env.domaindata["py"]["objects"]
-        # Map pipes and iter pipes share class names. A short name refers to the iter pipe, so these are indexed first.
+        # Map-style pipes and iterable-style pipes share class names. A short name refers to the iterable-style pipe, so
+        # these pipes are indexed first.
         for full in sorted(objects, key=lambda name: ".map." in name):
             entry = objects[full]
             if entry.aliased or entry.objtype == "module":
@@ -94,7 +95,7 @@ def markup(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: l
     if what == "module":
         paragraphs = "\n".join(lines).split("\n\n")
         lines[:] = "\n\n".join(part for part in paragraphs if not part.startswith("Role: ")).split("\n")
-    lines[:] = [line for line in lines if not re.match(r"\s+_\w+: ", line)]  # a private parameter
+    lines[:] = [line for line in lines if not re.match(r"\s+_\w+: ", line)]  # the line describes a private parameter
     lines[:] = [
         line if line.lstrip().startswith((">>>", "...")) else re.sub(r"(?<![`:\w])`([^`]+)`(?!`)", r"``\1``", line)
         for line in lines
@@ -128,7 +129,7 @@ def public_signature(
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Registers the extension's handlers."""
-    app.connect("autodoc-process-docstring", markup, priority=100)  # before the sections are parsed
+    app.connect("autodoc-process-docstring", markup, priority=100)  # runs before the sections are parsed
     app.connect("autodoc-process-bases", without_private)
     app.connect("autodoc-process-signature", public_signature)
     app.connect("autodoc-skip-member", without_plumbing)

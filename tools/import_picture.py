@@ -19,7 +19,7 @@ __all__ = ["EXEMPT", "LAYERS", "circles", "folder_of", "folders", "picture", "up
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "imports.svg"
 
-#: The folders and top-level modules of the package, from the highest layer to the lowest. Names in one line do not
+#: The folders and top-level modules of the package, from the highest layer to the lowest. Names on the same line do not
 #: import each other.
 LAYERS = (
     "metrics __main__",
@@ -52,7 +52,7 @@ LAYERS = (
     "_bounded_pickles _importing _signatures",
 )
 
-#: Imports from a lower layer to a higher one, with the reason for each.
+#: Imports from a lower layer to a higher layer, with the reason for each import.
 EXEMPT = {
     (
         "datapipes._pipe",
@@ -69,7 +69,7 @@ def folders() -> list[str]:
 
 
 def folder_of(module: str) -> str:
-    """Returns the entry of `LAYERS` that contains a module of the package; '' for the package itself."""
+    """Returns the entry of `LAYERS` that contains a module of the package; an empty string for the package itself."""
     name = module.removeprefix("torchdata").removeprefix(".")
     while name and name not in folders():
         name = name.rpartition(".")[0]
@@ -128,7 +128,7 @@ def _circles(below: dict[str, set[str]]) -> list[list[str]]:
 
 
 def _reach(start: str, below: dict[str, set[str]]) -> set[str]:
-    """Returns everything that `start` imports, directly or indirectly."""
+    """Returns all modules that `start` imports, directly or indirectly."""
     found: set[str] = set()
     waiting = list(below[start])
     while waiting:
@@ -168,7 +168,7 @@ def _arrow(start: tuple[float, float], end: tuple[float, float]) -> str:
 
 def picture() -> str:
     """Returns the picture as SVG."""
-    at: dict[str, tuple[float, float]] = {}  # by folder: the middle of its top edge
+    at: dict[str, tuple[float, float]] = {}  # for each folder, the middle of its top edge
     drawn: list[str] = []
     for number, line in enumerate(LAYERS):
         names = line.split()
@@ -202,7 +202,7 @@ def picture() -> str:
 
 
 def main() -> None:
-    """Writes the picture; with `--check`, reports whether the existing picture is up to date."""
+    """Writes the picture. With `--check`, reports whether the existing picture is up to date."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--check", action="store_true", help="write nothing; fail where the picture is out of date")
     if not parser.parse_args().check:

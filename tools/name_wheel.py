@@ -59,7 +59,7 @@ def build(folder: Path) -> Path:
     """Writes the wheel, and returns its path.
 
     Args:
-        folder: the folder for the wheel.
+        folder: the folder in which the wheel is written.
     """
     name = f"torchdata-{version()}"
     info = f"{name}.dist-info"

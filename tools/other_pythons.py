@@ -1,13 +1,14 @@
 """Runs tests on other versions of CPython, each in its own virtual environment with the built wheel.
 
-Role: shows that a single wheel works with all of them (abi3). `make test-pythons` builds the wheel and runs this
+Role: shows that a single wheel works with all these versions (abi3). `make test-pythons` builds the wheel and runs this
 module. Each version runs the tests that depend on the interpreter: start methods, functions pickled by value, errors,
 and the files whose tests start no process. Then each pair of versions exchanges states. The last lines list what was
 not run.
 
-A version is searched on PATH, under pyenv, and in a chroot. `make chroot` creates a chroot with Debian's development
-branch, which has versions that a distribution does not have yet. The checkout and /tmp are mounted into the chroot in a
-separate mount namespace, so no mount remains afterwards. This needs root.
+A version is searched for on PATH, under pyenv, and in a chroot. `make chroot` creates a chroot with Debian's
+development branch, which has versions that a distribution does not have yet. The checkout and /tmp are mounted into the
+chroot in a separate mount namespace, so that no mount remains afterwards. Creating the chroot and running tests in it
+needs root.
 
 A library that cannot be installed for a version is left out. PyTorch is installed only on request. Tests that need a
 missing library are skipped.
@@ -32,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests" / "python"
 #: The packages that every test needs, in addition to the requirements of the wheel.
 NEEDED = ["hypothesis>=6.100", "pytest>=9", "pytest-timeout>=2.3", "pytest-xdist>=3.6"]
-#: The tests that depend on the interpreter, in addition to those that start no process.
+#: The tests that depend on the interpreter, in addition to the tests that start no process.
 DEPENDENT = [
     "engine/test_interpreter_versions.py",
     "engine/test_multiprocessing*.py",
@@ -121,9 +122,9 @@ def _cases(report: Path) -> list[ElementTree.Element]:
 
 
 def find(version: str, chroot: Path) -> Version | None:
-    """Returns the interpreter of a version such as "3.12", or None."""
+    """Returns the interpreter of a version such as "3.12"; None if it is not installed."""
     under_pyenv = sorted((Path.home() / ".pyenv").glob(f"versions/{version}.*/bin/python"), reverse=True)
-    for candidate in (f"python{version}", *map(str, under_pyenv)):  # the first may be a shim without a target
+    for candidate in (f"python{version}", *map(str, under_pyenv)):  # the first candidate may be a shim without a target
         look = "import sys; print(*sys.version_info[:2], sep='.'); print(sys.executable)"
         try:
             found = subprocess.run([candidate, "-c", look], capture_output=True, text=True, timeout=60)

@@ -1,8 +1,8 @@
 """The pipes grouped by purpose, each with a sample. The site and its reference use these groups.
 
 Role: a table. A sample is an expression over the pipes `a` and `b` and their items. The picture shows the expression,
-its inputs and the result of evaluating it, so a picture cannot contradict the code. The table states the result itself
-only for pipes that need a server, or a library that is not installed everywhere.
+its inputs and the result of evaluating it, so the picture cannot contradict the code. The table states the result
+itself only for pipes that need a server, or a library that is not installed everywhere.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Sample:
         code: the expression that the picture shows.
         inputs: the items of the pipes in `names`.
         run: the expression that is evaluated, if it contains details that the picture need not show, such as a seed.
-        shown: the rows of output items; if given, nothing is evaluated.
+        shown: the rows of output items. If they are given, nothing is evaluated.
         labels: the label of each output row.
         names: the names of the input pipes.
     """

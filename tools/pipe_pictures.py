@@ -24,19 +24,19 @@ from pipe_groups import Group, Sample
 from torchdata.datapipes import iter as iter_pipes
 from torchdata.datapipes import map as map_pipes
 
-#: Hues for the items of an input, used in turn. People with red-green color blindness can distinguish them too.
+#: Hues for the items of an input, used in turn. People with red-green color blindness can also distinguish these hues.
 HUES = (212, 35, 165, 280, 345, 95)
 
 _CHARACTER = 7.3  # the width of a character at 12 px in the usual monospaced fonts, plus a margin
 _HEIGHT, _GAP, _PAD = 20, 5, 6
-#: Additional items are replaced with an ellipsis.
+#: The width of a picture. Items that do not fit are replaced with an ellipsis.
 _WIDTH = 344
 
 
 def outputs(sample: Sample, group: Group) -> list[list[Any]]:
-    """Returns the rows of items that a sample produces: one row, or several if the sample splits the pipe.
+    """Returns the rows of items that a sample produces: one row, or several rows if the sample splits the pipe.
 
-    Runs in the folder of the sample's files.
+    The sample runs in the folder of its files.
     """
     if sample.shown is not None:
         return [list(row) for row in sample.shown]
@@ -210,7 +210,7 @@ class _Drawing:
 
 
 def draw(sample: Sample, made: list[list[Any]]) -> str:
-    """Returns the picture of a sample with the output rows `made`."""
+    """Returns the picture of a sample whose output rows are `made`."""
     drawing = _Drawing([*sample.inputs] or made)
     several = len(sample.inputs) > 1
     y = 1.0

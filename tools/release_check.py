@@ -1,9 +1,9 @@
 """Checks the files of a release without publishing them: `make release-check VERSION=1.2.3`.
 
-Role: builds the wheel twice and the sdist once, and checks names and versions, contents, licenses and size. It also
-runs programs with both files in empty environments of all installed versions of Python. It prints one line for each
-check, and lists what could not be checked. Without VERSION, the version of Cargo.toml is checked, which does not need a
-heading in CHANGELOG.md yet.
+Role: builds the wheel twice and the sdist once, and checks names and versions, contents, licenses and size. This module
+also runs programs with both files in empty environments of all installed versions of Python. The output has one line
+for each check, and lists what could not be checked. Without VERSION, the version of Cargo.toml is checked. This version
+does not need a heading in CHANGELOG.md yet.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from third_party import NOTICES
 from try_package import PROGRAM
 
 ROOT = Path(__file__).resolve().parents[1]
-#: The limit of a binary in bytes, and of `import torchdata` in seconds.
+#: The maximum size of a binary in bytes, and the maximum time of `import torchdata` in seconds.
 BINARY, IMPORT = 5_000_000, 0.06
-#: The contents of a wheel in addition to the package `torchdata`.
+#: The files of a wheel in addition to the package `torchdata`.
 INFO = re.compile(
     r"torchdata_rs-[^/]+\.dist-info/"
     r"(METADATA|WHEEL|RECORD|licenses/(LICENSE|THIRD-PARTY-NOTICES\.txt)|sboms/[\w.-]+\.json)"
 )
-#: Prints the seconds that the import takes.
+#: A program that prints the seconds of the import.
 TIMED = "import time; began = time.perf_counter(); import torchdata; print(time.perf_counter() - began)"
 
 
@@ -43,7 +43,7 @@ class Failed(Exception):
 
 
 def require(condition: object, message: str) -> None:
-    """Raises Failed unless the condition holds."""
+    """Raises Failed if the condition does not hold."""
     if not condition:
         raise Failed(message)
 

@@ -38,7 +38,7 @@ def python_tests(report: Path) -> tuple[int, Counter[str]]:
 
 
 def tally(target: str, folder: Path, now: float) -> str:
-    """Returns the line.
+    """Returns the line about the tests.
 
     Args:
         target: the target of make that ran.

@@ -17,7 +17,7 @@ NOTICES = ROOT / "THIRD-PARTY-NOTICES.txt"
 
 #: Names of license files.
 _NAMES = ("license", "licence", "copying", "notice", "unlicense")
-#: Systems that wheels are built for. Crates that only other systems need are left out.
+#: Systems for which wheels are built. Crates that only other systems need are left out.
 _TARGETS = (
     "x86_64-unknown-linux-gnu",
     "aarch64-unknown-linux-gnu",
@@ -53,7 +53,7 @@ def compiled() -> list[dict[str, Any]]:
 
 
 def notices() -> str:
-    """Returns the content of the file."""
+    """Returns the content of the license file."""
     parts = [_HEAD]
     for package in compiled():
         folder = Path(package["manifest_path"]).parent
@@ -68,7 +68,7 @@ def notices() -> str:
 
 
 def main() -> int:
-    """Writes the file; with `--check`, compares it instead."""
+    """Writes the file. With `--check`, compares the existing file instead."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="fail where the file is not as it would be written")
     content = notices()

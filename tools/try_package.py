@@ -1,7 +1,7 @@
 """Installs a wheel or an sdist into a new virtual environment, and loads data through workers with it.
 
-Role: a final check of the released files, independent of the checkout. `make wheels` runs it on both files. If the
-wheel of the name `torchdata` (`name_wheel.py`) is given, it also checks how programs find that name.
+Role: a final check of the released files, independent of the checkout. `make wheels` runs this module on both files. If
+the wheel of the name `torchdata` (`name_wheel.py`) is given, the module also checks how programs find that name.
 
     try_package.py FILE [NAME_WHEEL]
 """
@@ -15,7 +15,7 @@ import tempfile
 import venv
 from pathlib import Path
 
-#: A user's first program. The program uses spawn, which only finds modules of an installed package.
+#: A user's first program. The program uses the start method "spawn", which only finds modules of an installed package.
 PROGRAM = """
 import sysconfig
 import numpy
@@ -37,7 +37,7 @@ if __name__ == "__main__":
     print("torchdata", torchdata.__version__, "works")
 """
 
-#: A program that checks whether StatefulDataLoader is available. A warning from the package would make it fail.
+#: A program that checks whether StatefulDataLoader is available. A warning from the package makes this program fail.
 ASKING = """
 from importlib import metadata
 import torchdata
@@ -55,7 +55,7 @@ def try_package(package: Path, name: Path | None = None) -> None:
 
     Args:
         package: a wheel or an sdist.
-        name: the wheel of the name `torchdata`, which is tested too if it is given.
+        name: the wheel of the name `torchdata`; None to test the package without this wheel.
 
     Raises:
         subprocess.CalledProcessError: a command failed; its output shows the reason.
@@ -69,7 +69,8 @@ def try_package(package: Path, name: Path | None = None) -> None:
         pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
         commands = [[*pip, str(package.resolve())], [python, "program.py"]]
         if name is not None:
-            # pip accepts the installed distribution of this name, and does not install upstream's files over ours.
+            # pip accepts the installed distribution of this name, and does not replace this package's files by
+            # upstream's files.
             content = [*pip, "--no-index", "torchdata", "torchdata==0.11.0"]
             commands += [
                 [*pip, str(name.resolve())], [python, "-W", "error", "-c", ASKING], content, [python, "program.py"]

@@ -49,7 +49,7 @@ CALLED_BY_USERS = {
     "set_timeout",
 }
 
-#: The result types of forms whose class belongs to a higher layer, which the pipes refer to only by name.
+#: The result types of forms whose class belongs to a higher layer. The pipes refer to such a class only by name.
 MADE_ABOVE = {"to_node": ("torchdata.nodes", f"BaseNode[{ITEM}]")}
 
 
@@ -132,7 +132,7 @@ class Form:
     def _variables(self, source: str) -> dict[str, str]:
         """Returns the replacement for each type variable of the module.
 
-        A variable becomes the variable of the items if the source is generic in it, and Any otherwise. Type variables
+        The replacement is the variable of the items if the source is generic in it, and Any otherwise. Type variables
         of overloads are kept.
         """
         tree = ast.parse(source, mode="eval").body
@@ -194,7 +194,7 @@ class Form:
             variables = [variable.__name__ for variable in maker.__parameters__]
             assert len(variables) == 1, f"{maker}: overloads are read of classes with one variable"
             said = _Renamed(lambda name: ast.unparse(made.slice) if name in variables else name).visit(said)
-        # A type variable that no argument determines becomes Any, and so does each type that contains it.
+        # A type variable that no argument determines becomes Any, and so does each type that contains such a variable.
         open_ended = any(self.variables.get(node.id) == "Any" for node in ast.walk(said) if isinstance(node, ast.Name))
         shown = self._any() if open_ended else self._annotation(ast.unparse(said))
         if CALLED_BY_USERS.isdisjoint(dir(maker)):
@@ -232,7 +232,7 @@ class Form:
             alias = f" as {name}" if name != value.__name__ else ""
             self.stub.imports.add(f"import {value.__name__}{alias}")
         elif name not in vars(module) and hasattr(builtins, name):
-            if name in self.stub.names:  # `slice`, say, is a method of the class
+            if name in self.stub.names:  # for example, `slice` is a method of the class
                 self.stub.imports.add("import builtins")
                 return f"builtins.{name}"
         elif name not in vars(module):
@@ -242,11 +242,11 @@ class Form:
         elif _home(value, name):
             self.stub.from_import(value.__module__, name)
         elif name in vars(module):
-            self.stub.from_import(module.__name__, name)  # an alias that the module defines
+            self.stub.from_import(module.__name__, name)  # the module defines an alias
         return name
 
     def _module_of(self, name: str) -> types.ModuleType:
-        """Returns the module that defines `name`: the function's module, or that of a base class of the pipe."""
+        """Returns the module that defines `name`: the function's module, or the module of a base class of the pipe."""
         bases = self.maker.__mro__ if isinstance(self.maker, type) else ()
         modules = [sys.modules[one.__module__] for one in (self.function, *bases) if one.__module__ != "builtins"]
         return next((module for module in modules if name in vars(module)), modules[0])
@@ -258,14 +258,14 @@ def _import(module: str, names: list[str]) -> str:
 
 
 def _constructor(cls: type) -> Any:
-    """Returns the function that accepts a pipe's arguments: `__new__` if the class defines it, else `__init__`."""
+    """Returns the function that accepts a pipe's arguments: `__new__` if the class defines it, otherwise `__init__`."""
     own = next(vars(base) for base in cls.__mro__ if {"__new__", "__init__"} & vars(base).keys())
     function = inspect.unwrap(own.get("__new__") or own["__init__"])
     return function.__func__ if isinstance(function, staticmethod) else function
 
 
 def _is_pipe_class(value: Any) -> bool:
-    """Returns whether `value` is a class of particular pipes rather than the common base class."""
+    """Returns whether `value` is a class of particular pipes, and not the common base class."""
     from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
     bases = (IterDataPipe, MapDataPipe)
@@ -324,7 +324,7 @@ def _imported_from(module: types.ModuleType, name: str) -> str:
 
 
 def _shown(default: Any) -> str:
-    """Returns a default as the stub shows it: `...` unless it is a plain value."""
+    """Returns a default as the stub shows it. Any default that is not a plain value becomes `...`."""
     if type(default) is str:
         return '"' + repr(default)[1:-1].replace('"', '\\"') + '"'
     return repr(default) if default is None or type(default) in (bool, int, float) else "..."

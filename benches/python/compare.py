@@ -30,13 +30,13 @@ from comparison.workloads import BEFORE, OURS, WORKERS, WORKLOADS, Contender, Wo
 HERE = Path(__file__).resolve().parent
 BENCH = HERE.parent.parent / ".bench"
 APART = ("upstream", "torch", "spdl", "torch-indexed")
-"""Contenders that live in an environment of their own."""
+"""The contenders that run in their own environments."""
 
 GRACE_S = 5
-"""How long a child may take to end after it has printed its figures."""
+"""The number of seconds that a child may take to exit after it has printed its figures."""
 
 ALARM_S = 120
-"""How long a child may take to print them."""
+"""The number of seconds that a child may take to print its figures."""
 
 
 class Harness:
@@ -78,8 +78,8 @@ class Harness:
         if contender.name == BEFORE:
             environ["PYTHONPATH"] = str(self.before)
         if (other := self.python_apart(contender)) is not None:
-            python = os.path.abspath(str(other))  # not resolved: a link leads out of the environment
-            environ.pop("PYTHONPATH", None)  # may lead to this project's torchdata
+            python = os.path.abspath(str(other))  # not resolved: links lead out of the environment
+            environ.pop("PYTHONPATH", None)  # the path may lead to this project's torchdata
         elif "PYTHONPATH" in environ:  # the children run in another folder
             places = environ["PYTHONPATH"].split(os.pathsep)
             environ["PYTHONPATH"] = os.pathsep.join(os.path.abspath(place) for place in places if place)
@@ -104,7 +104,7 @@ class Harness:
             child.communicate()
 
     def python_apart(self, contender: Contender) -> Path | None:
-        """Returns the Python of a contender that has a separate environment, else None."""
+        """Returns the Python of a contender with a separate environment; None for any other contender."""
         if contender.program == "upstream-stateful":
             return self.stateful_python
         return self.upstream_python if contender.program in APART else None

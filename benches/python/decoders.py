@@ -1,7 +1,8 @@
 """JPEG decoders without a loader: from bytes to 224 x 224, channels first, in one process.
 
-Pillow and `torchdata.images` take turns, and medians of processor time are printed. The photographs are the two in
-scikit-learn, resized; the noisy files are those that `compare.py` uses. Run: `python benches/python/decoders.py`.
+Pillow and `torchdata.images` take turns, and medians of processor time are printed. The photographs are the two
+photographs in scikit-learn, resized. The noisy files are the files that `compare.py` uses. Run: `python
+benches/python/decoders.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ SIZES = ((500, 375), (2000, 1500))
 
 
 def photographs(width: int, height: int) -> list[bytes]:
-    """Returns the two photographs as JPEG files of this size."""
+    """Returns the two photographs as JPEG files with the given size."""
     files = []
     for pixels in load_sample_images().images:
         file = io.BytesIO()

@@ -1,8 +1,9 @@
 """The cost of pipes within one process: nanoseconds per item, compared with plain Python generators.
 
 Each pipeline and its rival run in turn, several times, over the same ints. The medians and their ratio are printed; the
-pipes are faster if the ratio is below 1. The generators create lists, the pipes `DataChunk`s. A pipeline begins with
-a pipe over the ints, so its rival begins with a generator over them; with `--bare`, it reads the ints directly.
+pipes are faster if the ratio is below 1. The generators create lists, and the pipes create `DataChunk` objects. A
+pipeline begins with a pipe over the ints, and its rival begins with a generator over the ints. With `--bare`, the rival
+reads the ints directly.
 Run: `python benches/python/inprocess.py [--items N] [--rounds N] [--bare]`.
 """
 
@@ -44,7 +45,7 @@ def gen_map(function: Callable[[Any], Any], source: Iterable[Any]) -> Iterator[A
 
 
 def gen_skip(functions: Sequence[Callable[[Any], Any]], source: Iterable[Any]) -> Iterator[Any]:
-    """Skips items for which one of the functions raises, like a hand-written loop."""
+    """Skips items if one of the functions raises an exception, like a hand-written loop."""
     for item in source:
         try:
             for function in functions:
@@ -149,7 +150,8 @@ def gen_forked_zip(source: Iterable[Any]) -> Iterator[Any]:
 
 
 def cases(items: list[int], bare: bool = False) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
-    """Returns, by name, a function that creates the pipe and one that creates the generator (of the list if `bare`)."""
+    """For each name, returns a function that creates the pipe and a function that creates the generator. If `bare` is
+    set, the generator reads the list directly."""
     pipe = IterableWrapper(items, deepcopy=False)
 
     def plain() -> Iterator[int]:

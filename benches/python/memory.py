@@ -1,8 +1,8 @@
 """Compares the memory of loaders (the main process and all its children) with PyTorch's DataLoader.
 
 Each measurement runs in its own process. The process creates a dataset and a loader, reads one epoch, and adds up the
-PSS (which counts each shared page once) of all its processes while the workers are running. The same is done with an
-empty dataset, so that the cost of the data is shown separately. Another process samples the peak every 50 ms.
+PSS (which counts each shared page once) of all its processes while the workers are running. The measurement is repeated
+with an empty dataset, so that the cost of the data is shown separately. Another process samples the peak every 50 ms.
 Rows 5 and 6 are compared with torchdata 0.9 instead. The last column is the verdict: whether a target is met.
 Run: `python benches/python/memory.py [--only ROW] [--size 0.5] [--workers 2] [--upstream-python PYTHON]`.
 """
@@ -66,7 +66,7 @@ class Rows:
 
 
 class Measured(Rows):
-    """A dataset of which each item is a number, so that no large items are in flight."""
+    """A dataset whose items are numbers, so that no large items are in flight."""
 
     def __getitem__(self, index: int) -> Any:
         item = self.data[index]
@@ -140,7 +140,7 @@ def arrow_strings(size: float) -> Any:
 
 
 class Every(Rows):
-    """A dataset of which each item reads a hundredth of the data."""
+    """A dataset with items that each read a hundredth of the data."""
 
     def __len__(self) -> int:
         return ITEMS
@@ -207,17 +207,19 @@ DATASETS: dict[str, Callable[[float], Any]] = {
 }
 #: The start methods of each row; "" means that the loader has no workers.
 SHARED = ("forkserver", "spawn", "fork")
-#: For each row, the most that a loader may need beside torch: in total, and at its peak. Row 3 has no target.
+#: For each row, the maximum ratio of the loader's memory to the memory of torch's loader: in total, and at the peak.
+#: Row 3 has no target.
 TARGETS = {"1": (1.0, None), "2": (0.8, None), "4 ": (1.05, None), "4b": (1.05, 1.05)}
 #: With 4 workers or more, row 2 has another target.
 TARGET_2_WITH_4 = 0.55
 #: Parts of the names of rows: an empty dataset, and items that are only read in the workers.
 EMPTY, READ = " empty", " read"
-#: A further worker may cost this ratio of its costs over an empty dataset.
+#: The maximum ratio of the cost of a further worker to its cost over an empty dataset.
 FURTHER = 1.05
-#: Megabytes that two equal measurements may differ by.
+#: The maximum difference between two equal measurements, in megabytes.
 NOISE = 5
-#: Rows 5 and 6: the ratio of the workers' data and of the time of an epoch to 0.9, and the bytes in the main process.
+#: For rows 5 and 6, the maximum ratio to torchdata 0.9 of the workers' data and of the time of an epoch, and the
+#: maximum number of bytes in the main process.
 HELD_RATIO, HELD_IN_MAIN = 1.1, 64e6
 METHODS = dict.fromkeys(DATASETS, SHARED) | {"4b views": ("", "fork", "spawn"), "4 memmap": ("", "fork", "spawn")}
 
@@ -275,7 +277,7 @@ class Made:
 
 
 def held_by_pipes(order: Order) -> Any:
-    """Returns a loader with one worker, in which a pipe keeps 400 arrays of 1 MB."""
+    """Returns a loader with one worker; a pipe of the worker keeps 400 arrays of 1 MB."""
     from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
     from torchdata.datapipes.iter import IterableWrapper
 
@@ -335,7 +337,7 @@ def child(order: Order) -> None:
 
 
 def peak_of(process: subprocess.Popen[str]) -> float:
-    """Samples the PSS of a process and its children until it ends."""
+    """Samples the PSS of a process and its children until the process exits."""
     peak, until = 0, time.monotonic() + ALARM_S
     while process.poll() is None and time.monotonic() < until:
         peak = max(peak, memory.proportional(memory.family(process.pid))[0])
@@ -366,12 +368,12 @@ def run(order: Order, python: str) -> dict[str, float] | None:
 
 
 def verdict(*parts: tuple[float, float]) -> str:
-    """Returns whether all values are within their targets, given pairs of both."""
+    """Returns whether all values are within their targets. The argument has pairs of a value and a target."""
     return "met" if all(value <= target for value, target in parts) else "NOT MET"
 
 
 def against_torch(order: Order, figures: dict[str, float], rival: dict[str, float]) -> str:
-    """Returns the ratios to torch's loader, and the verdict."""
+    """Returns the ratios of the memory to that of torch's loader, and the verdict."""
     ratio, peak = (figures[name] / rival[name] for name in ("total", "peak"))
     text = f", {ratio:.2f} and at peak {peak:.2f} of torch"
     found = next((target for row, target in TARGETS.items() if order.row.startswith(row)), None)
@@ -379,7 +381,7 @@ def against_torch(order: Order, figures: dict[str, float], rival: dict[str, floa
         return text
     most, most_at_peak = found
     if order.row.startswith("2"):
-        if order.method == "fork":  # torch's workers share the dataset, too
+        if order.method == "fork":  # with "fork", torch's workers also share the dataset
             most = FURTHER
         elif order.workers >= 4:
             most = TARGET_2_WITH_4
@@ -387,7 +389,7 @@ def against_torch(order: Order, figures: dict[str, float], rival: dict[str, floa
 
 
 def further(order: Order) -> None:
-    """Prints what a further worker costs if it reads the data, and over an empty dataset."""
+    """Prints the cost of a further worker if it reads the data, and over an empty dataset."""
     costs = []
     for row in (f"{order.row}{EMPTY}{READ}", f"{order.row}{READ}"):
         few, many = (run(replace(order, row=row, workers=order.workers + more), sys.executable) for more in (0, 2))
@@ -400,7 +402,7 @@ def further(order: Order) -> None:
 
 
 def compare_held(asked: argparse.Namespace) -> None:
-    """Measures what pipes hold, beside torchdata 0.9."""
+    """Measures the memory of the items that pipes hold, compared with torchdata 0.9."""
     rows = [row for row in HELD[:2] if not asked.only or any(map(row.startswith, asked.only))]
     loaders = [("two", sys.executable)] + [("0.9", asked.upstream_python)] * bool(asked.upstream_python)
     if not rows:
@@ -441,7 +443,7 @@ def line(order: Order, python: str, empty: dict[str, float] | None, rival: dict[
 
 
 def write_mapped(folder: str, size: float) -> None:
-    """Returns the file for the row about memory-mapped arrays."""
+    """Writes the file of the memory-mapped array."""
     import numpy
 
     os.environ[MAPPED] = os.path.join(folder, "mapped.npy")

@@ -1,8 +1,8 @@
 """Items of many shapes: the rate at which two workers move each kind of item, compared with torch's DataLoader.
 
 For each shape, the two loaders take turns in one process, with new workers each time. Medians and the range of ratios
-are printed, the lowest first. Torch does not collate the items (`collate_fn`), so that both deliver the same. This
-needs torch, and measures more shapes if pandas, Pillow, pyarrow and SciPy are installed.
+are printed, the lowest ratio first. Torch does not collate the items (`collate_fn`), so both loaders deliver the same
+items. The comparison needs torch, and measures more shapes if pandas, Pillow, pyarrow and SciPy are installed.
 
     python benches/python/shapes.py                     all shapes: about ten minutes
     python benches/python/shapes.py --only tensor       those whose name contains the word
@@ -39,7 +39,7 @@ WORKERS = 2
 SECONDS, WARM_UP = 0.25, 0.15
 
 SIZES = {"one": (), "10": (10,), "1,000": (1000,), "150 KiB": None, "1.5 MiB": None}
-"""Shapes of arrays by name; None: as many elements as have these bytes."""
+"""The shapes of arrays by name. With None, the array has as many elements as fit into the given number of bytes."""
 BYTES = {"150 KiB": 150 * 1024, "1.5 MiB": 1536 * 1024}
 
 Make = Callable[[int], Any]
@@ -83,7 +83,7 @@ def _of(make: Callable[[Any], Any], item: Any, n: int) -> Any:
 
 
 def _objects() -> dict[str, Any]:
-    """Plain objects of Python."""
+    """Returns plain objects of Python, by name."""
     tokens = list(range(1000, 1512))
     deep: Any = 1
     for level in range(6):
@@ -160,7 +160,7 @@ def _shape(name: str, item_bytes: int) -> tuple[int, ...]:
 
 
 def _arrays() -> Iterator[tuple[str, Make]]:
-    """NumPy arrays: element types by sizes, and other layouts."""
+    """Returns NumPy arrays, by name: element types by sizes, and other layouts."""
     structured = numpy.dtype([("id", "i8"), ("score", "f4"), ("name", "U8")])
     names = ("bool", "u1", "i2", "i4", "i8", "f2", "f4", "f8", "c8", "U8", "S8", "M8[s]", "m8[ms]", structured)
     for dtype in map(numpy.dtype, names):
@@ -184,7 +184,7 @@ def _arrays() -> Iterator[tuple[str, Make]]:
 
 
 def _tensors() -> Iterator[tuple[str, Make]]:
-    """Tensors: element types by sizes, and other kinds."""
+    """Returns tensors, by name: element types by sizes, and other kinds."""
     for dtype in (torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.bool):
         for size in SIZES:
             name = str(dtype).removeprefix("torch.")
@@ -229,7 +229,7 @@ def _named(one: Any, count: int, n: int) -> Any:
 
 
 def _of_libraries() -> Iterator[tuple[str, Make]]:
-    """Returns objects of other libraries, as far as these are installed."""
+    """Returns objects of other libraries, if these are installed."""
     with contextlib.suppress(ImportError):
         from PIL import Image
 
@@ -255,7 +255,7 @@ def _of_libraries() -> Iterator[tuple[str, Make]]:
 
 
 def shapes() -> dict[str, Make]:
-    """Returns, by name, the functions that create an item from its number."""
+    """For each name, returns the function that creates an item from its number."""
     plain = ((name, partial(_same, item)) for name, item in _objects().items())
     return dict([*plain, *_arrays(), *_tensors(), *_of_libraries()])
 

@@ -1,4 +1,4 @@
-"""Runs loaders for a long time, and compares their memory at the end with that near the beginning.
+"""Runs loaders for a long time, and compares their memory at the end with their memory near the beginning.
 
 Two loaders take turns, epoch by epoch: a `DataLoader2` with a cache and a shuffle buffer, and a `StatefulDataLoader`.
 A state of the running loader is taken every second, and a worker is killed and replaced every few seconds. The memory
@@ -22,11 +22,11 @@ from typing import Any
 import numpy
 from comparison import memory
 
-#: Seconds between two states, two kills and two measurements.
+#: The number of seconds between two states, two kills and two measurements.
 STATE_S, KILL_S, MEASURE_S = 1.0, 7.0, 2.0
-#: The memory at the end may have this ratio to the memory after the loaders have settled.
+#: The maximum ratio of the memory at the end to the memory after the loaders have settled.
 MOST = 1.02
-#: The number of measurements of which the median is taken: two minutes. The memory depends on what was killed last.
+#: The number of measurements whose median is computed: two minutes. The memory depends on which worker was killed last.
 SAMPLES = 60
 
 
@@ -70,11 +70,11 @@ class Events:
         self.began = self.stated = self.killed = self.measured = time.monotonic()
         self.dice = random.Random(0)
         self.states = self.kills = 0
-        #: Seconds since the beginning, bytes of all processes, and of the main process.
+        #: The seconds since the beginning, the bytes of all processes, and the bytes of the main process.
         self.samples: list[tuple[float, int, int]] = []
 
     def happen(self, loader: Any) -> None:
-        """Does what is due, after an item."""
+        """Takes the states, kills and measurements that are due after an item."""
         now = time.monotonic()
         if now - self.stated >= STATE_S:
             self.stated, self.states = now, self.states + 1
@@ -84,7 +84,7 @@ class Events:
             os.kill(self.dice.choice(workers), signal.SIGKILL)
 
     def measure(self) -> None:
-        """Measures the memory if this is due, at the end of an epoch."""
+        """Measures the memory at the end of an epoch, if a measurement is due."""
         now = time.monotonic()
         if now - self.measured >= MEASURE_S:
             self.measured = now
@@ -100,7 +100,7 @@ def workers_of() -> list[int]:
             with open(f"/proc/{pid}/comm") as file:
                 if file.read().startswith("td_worker"):
                     found.append(pid)
-        except OSError:  # it has ended
+        except OSError:  # the process has exited
             continue
     return found
 
@@ -129,7 +129,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--settle", type=float, default=5.0, help="minutes after which the memory is first compared")
     asked = parser.parse_args()
-    warnings.simplefilter("ignore", RuntimeWarning)  # each restart is one
+    warnings.simplefilter("ignore", RuntimeWarning)  # each restart causes a RuntimeWarning
     events, epochs = run(time.monotonic() + 60 * asked.minutes)
     settled = [size for seconds, *size in events.samples if seconds >= 60 * asked.settle]
     if len(settled) < 2 * SAMPLES:

@@ -16,16 +16,16 @@ __all__ = ["__version__", "empty"]
 
 
 def empty(shape: int | tuple[int, ...], dtype: Any = float) -> Any:
-    """Returns a new NumPy array or torch tensor with arbitrary contents, to be filled and passed on by the caller.
+    """Returns a new NumPy array or torch tensor with arbitrary contents. The caller fills it and passes it on.
 
-    In a worker process, it is allocated in the shared memory for sending items. An item that contains the whole array
-    reaches the main process without a copy. In other processes, and if this memory is full, the result is an ordinary
-    array or tensor.
+    In a worker process, the array is allocated in the shared memory for sending items. An item that contains the whole
+    array reaches the main process without a copy. In other processes, and if this memory is full, the result is an
+    ordinary array or tensor.
 
-    This requires that only the item refers to the array, as for an array that a function creates, fills and returns. If
-    a variable, a view, a tensor over the array or another container also refers to it when the item is yielded, it is
-    copied like any other array. Later writes are then not visible to the receiver, so the array may be filled and
-    yielded again.
+    For this, only the item may refer to the array, as for an array that a function creates, fills and returns. If a
+    variable, a view, a tensor over the array or another container also refers to the array when the item is yielded,
+    the array is copied like any other array. After such a copy, later writes are not visible to the receiver, so the
+    array may be filled and yielded a second time.
 
     Args:
         shape: the number of elements along each dimension.

@@ -55,7 +55,7 @@ def _as_json(pid: int | None, stacks: bool) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs a command line; returns its exit status."""
+    """Runs a command line, and returns its exit status."""
     options = _parser().parse_args(arguments)
     try:
         if options.command == "stats" and options.json:

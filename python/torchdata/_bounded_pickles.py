@@ -18,7 +18,7 @@ class TooLargeError(Exception):
     """Raised if the pickles of a `bounded` context are too large.
 
     Args:
-        size: the number of their bytes.
+        size: the number of bytes of the pickles.
     """
 
     def __init__(self, size: int) -> None:
@@ -27,7 +27,7 @@ class TooLargeError(Exception):
 
 
 class _Bound:
-    """The number of bytes that were written, and the number that is kept."""
+    """The number of bytes that were written, and the maximum number of bytes that are kept."""
 
     def __init__(self, most: int) -> None:
         self.most, self.written = most, 0
@@ -55,13 +55,14 @@ class _BoundedFile(io.BytesIO):
 
 @contextmanager
 def bounded(most: int | None) -> Iterator[None]:
-    """Context in which pickles are kept only while they have at most this many bytes together.
+    """Context in which pickles are kept only while they have at most `most` bytes together.
 
     Args:
         most: the number of bytes; None for no limit.
 
     Raises:
-        TooLargeError: at the end of the context, if there were more. The pickles are then incomplete.
+        TooLargeError: the pickles have more bytes. The error is raised at the end of the context. In this case, the
+            pickles are incomplete.
     """
     if most is None:
         yield
@@ -78,9 +79,9 @@ def bounded(most: int | None) -> Iterator[None]:
 
 @contextmanager
 def pickle_file() -> Iterator[io.BytesIO]:
-    """Context with a file for one pickle. The file is empty if too much was written to it.
+    """Context with a file for one pickle. The file is empty if too many bytes were written to it.
 
-    If the context ends with an exception, its bytes do not count.
+    If the context ends with an exception, the bytes of the file do not count.
     """
     bound = _bound.get()
     if bound is None:

@@ -1,17 +1,17 @@
 """Pickles objects by value, and refuses objects that would lose values.
 
-Role: used for items, states and programs that plain pickle does not support, in the process that has them. Imported
-when an object is first pickled by value, because it imports cloudpickle.
+Role: used for items, states and programs that plain pickle does not support, in the process that has these objects. The
+module is imported when an object is first pickled by value, because it imports cloudpickle.
 
 cloudpickle supports classes that cannot be imported, unlike plain pickle. A library may create such a class at run
 time, and the class may have values that its base class's `__reduce__` does not know. For example,
-`types.SimpleNamespace` returns the contents of `__dict__`, but not the `__slots__` of a derived class. These values
-would be lost without an error.
+`types.SimpleNamespace` returns the contents of `__dict__`, but not the values in the `__slots__` of a derived class.
+Without the check in this module, these values would be lost without an error.
 
 Functions keep the name of their file, so that a traceback in a worker shows the file and the source line. cloudpickle
-3.1.3 replaces the name by "<dynamic-code>". Annotations that cannot be evaluated, because only a type checker imports
-their names, become strings. A module that was imported with `lazy import` (Python 3.15) is imported before the function
-that uses it is pickled.
+3.1.3 would replace the name by "<dynamic-code>". Annotations that cannot be evaluated, because only a type checker
+imports their names, become strings. A module that was imported with `lazy import` (Python 3.15) is imported before the
+function that uses it is pickled.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import cloudpickle
 
 from torchdata._bounded_pickles import pickle_file
 
-#: For each class: None if its objects lose nothing, otherwise the sets of values at risk that are kept.
+#: For each class: None if its objects lose no values, otherwise the sets of values at risk that are kept.
 _seen: WeakKeyDictionary[type, set[frozenset[str]] | None] = WeakKeyDictionary()
 
 
@@ -118,7 +118,7 @@ def _import_lazy_modules(function: FunctionType) -> None:
             try:
                 names[name] = names[name].resolve()
             except ImportError:
-                continue  # the name may belong to an attribute; otherwise, pickling the module raises the error
+                continue  # the name may belong to an attribute; for a module, pickling raises the error
 
 
 def _can_evaluate_annotations(function: FunctionType) -> bool:
@@ -144,7 +144,7 @@ def _annotations_as_text(function: FunctionType) -> dict[str, str]:
     if sys.version_info >= (3, 14):
         from annotationlib import Format, get_annotations
 
-        with contextlib.suppress(Exception):  # an expression without names, such as 1 / 0
+        with contextlib.suppress(Exception):  # an expression without names may raise, such as 1 / 0
             return get_annotations(function, format=Format.STRING)
     return {}
 
@@ -153,10 +153,11 @@ def _annotations_as_text(function: FunctionType) -> dict[str, str]:
 
 
 def _reduced_error(error: BaseException) -> Any:
-    """Returns how to pickle an exception if its class has a constructor in Python, for `reducer_override`.
+    """For `reducer_override`, returns how to pickle an exception whose class has a constructor in Python.
 
     By default, unpickling calls the constructor with `error.args`. A constructor with other parameters then raises an
-    error, or changes the message. Here, unpickling sets arguments and attributes without calling the constructor.
+    error, or changes the message. With the result of this function, unpickling sets arguments and attributes without
+    calling the constructor.
     """
     cls = type(error)
     if (
@@ -191,8 +192,8 @@ def _check(obj: Any, faithful: set[frozenset[str]]) -> None:
 
 
 def _way_of(cls: type) -> type:
-    """Returns the class that defines how objects of a class are pickled; `object`, which pickles completely, by
-    default.
+    """Returns the class that defines how objects of a class are pickled. By default, this is `object`, which pickles
+    all values.
     """
     ways = ("__reduce_ex__", "__reduce__", "__getstate__")
     return next(base for base in cls.__mro__ if not vars(base).keys().isdisjoint(ways))
@@ -201,8 +202,8 @@ def _way_of(cls: type) -> type:
 def _values_at_risk(obj: Any) -> list[str]:
     """Returns the names of values that may be unknown to the class which defines how the object is pickled.
 
-    These are the values in `__slots__` of its derived classes, and if it is written in C, everything in `__dict__`. A
-    class written in Python that leaves out parts of `__dict__` does so deliberately.
+    These values are in the `__slots__` of its derived classes. If the defining class is written in C, all values in
+    `__dict__` are also at risk. If a class written in Python leaves out parts of `__dict__`, it does so deliberately.
     """
     cls = type(obj)
     way = _way_of(cls)

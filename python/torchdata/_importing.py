@@ -1,10 +1,10 @@
 """Late imports: calls a function right after a module was imported, and protects imports from concurrent forks.
 
 Role: the package does not import NumPy or PyTorch itself, but acts once other code has imported them: it seeds their
-generators, and registers its classes with theirs. Some modules of the package are also imported late, and published at
-that time. A finder at the front of `sys.meta_path` waits for these modules, and is removed when none is awaited. If an
-arriving item contains arrays or tensors, the engine imports NumPy or PyTorch at an arbitrary time, possibly while
-another thread forks. Runs in the process and thread that imports. This module owns the finder.
+generators, and registers its classes with theirs. Some modules of the package are also imported late, and are published
+when they are imported. A finder at the front of `sys.meta_path` waits for these modules, and is removed when no module
+is awaited. If an arriving item contains arrays or tensors, the engine imports NumPy or PyTorch at an arbitrary time,
+possibly while another thread forks. Runs in the process and thread that imports. This module owns the finder.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class _WaitingFinder:
             call(module)
 
     def install_or_leave(self) -> None:
-        """Adds the finder to `sys.meta_path` if a module is awaited, and otherwise removes it.
+        """Adds the finder to `sys.meta_path` if a module is awaited, and otherwise removes the finder.
 
-        The list is replaced by a new list. If the finder were removed from the list during an import in another thread,
-        that import would skip a finder.
+        The function replaces the list by a new list. If the finder were removed from the list during an import in
+        another thread, that import would skip a finder.
         """
         others = [finder for finder in sys.meta_path if finder is not self]
         awaited = any(self.calls.values())
@@ -73,13 +73,13 @@ class _WaitingFinder:
 
 
 class _WaitingLoader:
-    """Replaces a module's loader until the module is executed."""
+    """Replaces the loader of a module until the module is executed."""
 
     def __init__(self, loader: Any, finder: _WaitingFinder) -> None:
         self._loader = loader
         self._finder = finder
 
-    def __getattr__(self, name: str) -> Any:  # for code that inspects a spec without importing the module
+    def __getattr__(self, name: str) -> Any:  # some code inspects a spec without importing the module
         return getattr(self._loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
@@ -91,8 +91,8 @@ class _WaitingLoader:
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
-        # Most objects that an import creates stay alive. Garbage collection would take a tenth of torch's import time,
-        # in vain.
+        # Most objects that an import creates stay alive. Garbage collection would therefore free almost nothing, but
+        # take a tenth of torch's import time.
         collecting = gc.isenabled()
         gc.disable()
         try:
@@ -107,19 +107,20 @@ _finder = _WaitingFinder()
 
 
 def call_when_imported(who: str, calls: Calls) -> None:
-    """Calls functions with modules right after these were imported, each once.
+    """Calls each function once with its module, right after the module was imported.
 
     Args:
-        who: the name of the caller. The calls replace earlier ones of the same caller; an empty mapping removes them.
+        who: the name of the caller. The calls replace earlier calls of the same caller, and an empty mapping removes
+            these.
         calls: the functions, by the full names of modules that are not loaded.
     """
     _finder.calls[who] = dict(calls)
     _finder.install_or_leave()
 
 
-#: Held by a thread that imports through `import_whole`, and by a thread that forks. Otherwise, the child could inherit
-#: an incomplete module with an import lock that no thread of the child releases, and would hang when it needs the
-#: module.
+#: A thread holds this lock while it imports through `import_whole`, and while it forks. Without the lock, the child
+#: could inherit an incomplete module with an import lock that no thread of the child releases, and would hang when it
+#: needs the module.
 _late = threading.RLock()
 os.register_at_fork(
     before=_late.acquire,
@@ -129,7 +130,7 @@ os.register_at_fork(
 
 
 def import_whole(name: str) -> Any:
-    """Returns the module. If the module must be imported first, no other thread forks during the import.
+    """Returns the module `name`. If the module must be imported first, no other thread can fork during the import.
 
     Args:
         name: the module's full name.
@@ -142,10 +143,11 @@ def import_whole(name: str) -> Any:
 
 
 def loaded(name: str) -> Any:
-    """Returns the module if it was imported, otherwise None. An import in another thread is awaited.
+    """Returns the module if it was imported, otherwise None. If another thread is importing the module, the function
+    waits for that thread.
 
     Args:
-        name: its full name.
+        name: the full name of the module.
     """
     if sys.modules.get(name) is None:
         return None

@@ -1,6 +1,7 @@
 """The processors and the memory that a loader may use, according to the kernel and its control groups.
 
-Role: reads `/proc` and `/sys/fs/cgroup`. Runs in the main process. If the system provides no limit, there is none.
+Role: reads `/proc` and `/sys/fs/cgroup`. Runs in the main process. If the system provides no limit, the functions
+assume that there is none.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def cores() -> int:
             allowed = min(allowed, math.ceil(int(quota) / int(period)))
     for group in _first_version_groups("cpu"):
         quota, period = _read(f"{group}/cpu.cfs_quota_us"), _read(f"{group}/cpu.cfs_period_us")
-        if quota.isdigit() and period.isdigit():  # -1 if there is no limit
+        if quota.isdigit() and period.isdigit():  # -1 means no limit
             allowed = min(allowed, math.ceil(int(quota) / int(period)))
     return max(1, allowed)
 
@@ -38,13 +39,13 @@ def memory_left() -> int | None:
             found.append(max(0, int(most) - int(used) + _reclaimable(group, "inactive_file")))
     for group in _first_version_groups("memory"):
         most, used = _read(f"{group}/memory.limit_in_bytes"), _read(f"{group}/memory.usage_in_bytes")
-        if most.isdigit() and used.isdigit():  # without a limit, a number larger than any memory
+        if most.isdigit() and used.isdigit():  # without a limit, this number is larger than any memory
             found.append(max(0, int(most) - int(used) + _reclaimable(group, "total_inactive_file")))
     return min(found, default=None)
 
 
 def _reclaimable(group: str, wanted: str) -> int:
-    """Returns the bytes of cached files, which the kernel frees for processes."""
+    """Returns the number of bytes of cached files, which the kernel frees when processes need memory."""
     for line in _read(f"{group}/memory.stat").splitlines():
         name, _, value = line.partition(" ")
         if name == wanted:
@@ -57,11 +58,12 @@ def _groups() -> Iterator[str]:
     for line in _read("/proc/self/cgroup").splitlines():
         if line.startswith("0::"):
             yield from _upwards(_CGROUPS, line[3:])
-    yield _CGROUPS  # in a container, this is the container's own group
+    yield _CGROUPS  # in a container, this folder is the container's own group
 
 
 def _first_version_groups(controller: str) -> Iterator[str]:
-    """Yields the same folders for version 1 of control groups. There, each controller has separate groups."""
+    """Yields the folders of this process's control groups and their parents in version 1 of control groups. In version
+    1, each controller has separate groups."""
     root = f"{_CGROUPS}/{controller}"
     for line in _read("/proc/self/cgroup").splitlines():
         _, controllers, below = line.split(":", 2)
@@ -71,7 +73,7 @@ def _first_version_groups(controller: str) -> Iterator[str]:
 
 
 def _upwards(root: str, below: str) -> Iterator[str]:
-    """Yields the folder `below` another one, and the folders between them."""
+    """Yields the folder `below` another folder, and the folders between them."""
     below = below.rstrip("/")
     while below:
         yield root + below

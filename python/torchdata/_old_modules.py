@@ -1,10 +1,10 @@
 """The deep import paths of torchdata 0.9, in one table: modules that no longer exist, and the present names.
 
 Role: code that imports from inside torchdata (`from torchdata.datapipes.iter.util.cacheholder import
-InMemoryCacheHolderIterDataPipe`) keeps working. A finder at the end of `sys.meta_path`, which is asked only if no file
-was found, creates a module of the table on its first import. The names in such a module are looked up at their present
-location when they are used. Private names are kept if public code imports or patches them. If the table requests it,
-patching the old name also patches the present one. Runs in any process that imports the package.
+InMemoryCacheHolderIterDataPipe`) keeps working. At the end of `sys.meta_path`, a finder that is asked only if no file
+was found creates a module of the table on its first import. The names in such a module are looked up at their present
+location when they are used. The table contains private names if public code imports or patches them. If the table
+requests it, patching the old name also patches the present name. Runs in any process that imports the package.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any
 
 _ITER, _MAP, _UTILS = "torchdata.datapipes.iter", "torchdata.datapipes.map", "torchdata.datapipes.utils"
 
-#: For each old module: the module that now defines its names, and the names. `XIterDataPipe`, `XMapDataPipe` and
-#: `XDataPipe` are now called `X`. Other names are unchanged, unless an equals sign gives the new name. If the value
-#: contains a colon, the part before it is the module that defines and uses the name, and setting the name in the old
-#: module also sets it there.
+#: For each old module, the module that now defines its names, and the names. `XIterDataPipe`, `XMapDataPipe` and
+#: `XDataPipe` are now called `X`. Other names are unchanged, except when an equals sign gives the new name. If the
+#: value contains a colon, the part before it is the module that defines and uses the name, and setting the name in the
+#: old module also sets it there.
 OLD_MODULES: dict[str, tuple[str, str]] = {
     "torchdata._constants": (
         "torchdata._engine.processes.shutdown",
@@ -168,7 +168,7 @@ class _OldModule(ModuleType):
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        vars(self)["_replaced"] = {}  # by name, the previous values for each time that the name was set
+        vars(self)["_replaced"] = {}  # for each name, the previous values, one for each time that it was set
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in _patched_here(self.__name__):
@@ -191,7 +191,7 @@ class _OldModule(ModuleType):
 
 
 class _NamedLikeItsFunction(_OldModule):
-    """A module with the same name as a function of the package, which it replaces, so that it must be callable."""
+    """A module that replaces a function with the same name, so that the module must be callable."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return getattr(self, self.__name__.rpartition(".")[2])(*args, **kwargs)

@@ -1,7 +1,7 @@
 """Optional libraries: imported when they are used, with an error that names the extra if they are missing.
 
 Role: the package imports optional libraries only through `optional_import`. Runs in the process that builds or iterates
-the pipe. Keeps no state.
+the pipe. The module keeps no state.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ def how_to_install(extra: str) -> str:
 
     The command names the libraries, so that pip need not find this package again.
     """
-    from importlib import metadata  # takes a sixth of the package's import time, and is needed only for errors
+    from importlib import metadata  # takes a sixth of the package's import time, and only errors need it
 
     try:
         required = metadata.requires(DISTRIBUTION) or []
-    except metadata.PackageNotFoundError:  # imported from the path, without an installation
+    except metadata.PackageNotFoundError:  # the package was imported from the path, without an installation
         required = []
     marked = re.compile(rf"extra == ['\"]{extra}['\"]")
     libraries = [one.partition(";")[0].strip() for one in required if marked.search(one.partition(";")[2])]
@@ -41,7 +41,7 @@ def optional_import(module: str, *, extra: str, needed_by: str) -> Any:
     Args:
         module: the module's dotted name, such as `"pyarrow.parquet"`.
         extra: the extra of this distribution that installs the library.
-        needed_by: the public name of the pipe that needs it.
+        needed_by: the public name of the pipe that needs the library.
 
     Returns:
         The module.
@@ -52,7 +52,7 @@ def optional_import(module: str, *, extra: str, needed_by: str) -> Any:
     try:
         return import_whole(module)
     except ModuleNotFoundError as error:
-        # Part of the message rather than a note, because some loggers print only the message.
+        # The advice is part of the message instead of a note, because some loggers print only the message.
         raise ModuleNotFoundError(
             f"{needed_by} needs {module.partition('.')[0]!r}, which is not installed ({error}); install it with "
             f"{how_to_install(extra)}",
@@ -63,8 +63,8 @@ def optional_import(module: str, *, extra: str, needed_by: str) -> Any:
 def require(module: str, *, extra: str, needed_by: str) -> None:
     """Raises the error of `optional_import` if the library is not installed, without importing it.
 
-    Used by constructors, because a pipe is often built in one process and iterated in other processes, and only the
-    latter need the library.
+    Constructors use this function, because a pipe is often built in one process and iterated in other processes, and
+    only the other processes need the library.
     """
     if importlib.util.find_spec(module) is None:
         optional_import(module, extra=extra, needed_by=needed_by)

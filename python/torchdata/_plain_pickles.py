@@ -1,9 +1,9 @@
-"""Pickles that contain only plain data, so that reading one runs no code of its author.
+"""Pickles that contain only plain data, so that reading a pickle runs no code of its author.
 
 Role: pure functions. The pickle refers only to functions of this package that create values of plain data from any
 arguments: arrays, batches and files. Before Python's unpickler runs, the extension checks each instruction. The check
-accepts only instructions that Python writes for such data, with lengths within the pickle. Other instructions could
-make the unpickler allocate gigabytes because of a single number.
+    accepts only instructions that Python writes for such data, with lengths within the pickle. Other instructions could
+    contain a number that makes the unpickler allocate gigabytes.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ def register(kind: type, parts: Callable[[Any], _Made | None], *makers: Callable
     Args:
         kind: the class.
         parts: a function that returns how to recreate an equal instance; None for an instance that is not plain data.
-        makers: all functions that it may refer to. The arguments of these functions may be malicious.
+        makers: all functions to which the result of `parts` may refer. The arguments of these functions may be
+            malicious.
     """
     _known[kind] = parts
     for maker in makers:
-        # under the name of this module, so that pickles survive moves of source files
+        # The function gets the name of this module, so that pickles remain valid when source files are moved.
         if isinstance(maker, FunctionType):
             assert globals().setdefault(maker.__name__, maker) is maker, "names of makers differ"
             maker.__module__ = __name__
@@ -56,13 +57,13 @@ class _NotPlainError(Exception):
 
 
 class _Pickler(pickle.Pickler):
-    def reducer_override(self, obj: Any) -> Any:  # called for all types without instructions of their own
+    def reducer_override(self, obj: Any) -> Any:  # called for all types without their own pickle instructions
         parts = _known.get(type(obj)) or _of_library(type(obj))
         made = None if parts is None else parts(obj)
         if made is not None:
             return made
         if _makers.get((getattr(obj, "__module__", ""), getattr(obj, "__qualname__", ""))) is obj:
-            return NotImplemented  # by its name
+            return NotImplemented  # pickles the object by its name
         raise _NotPlainError
 
 
@@ -88,10 +89,10 @@ def dumps_plain(value: Any) -> bytes | None:
 
 
 def loads_plain(pickled: Any) -> Any:
-    """Returns the value that was pickled.
+    """Returns the value of a pickle.
 
     Raises:
-        ValueError: the bytes are not such a pickle.
+        ValueError: the bytes are not a pickle of `dumps_plain`.
     """
     check_plain_pickle(pickled)
     try:
@@ -104,7 +105,7 @@ def loads_plain(pickled: Any) -> Any:
 
 
 def _of_library(kind: type) -> Callable[[Any], _Made | None] | None:
-    """Returns the same for classes of libraries that may not be imported."""
+    """Returns the function in `_known` for classes of libraries that may not be imported."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None and (kind is numpy.ndarray or (issubclass(kind, numpy.generic) and kind is not numpy.void)):
         return _array_parts
@@ -117,7 +118,7 @@ def _array_parts(array: Any) -> _Made | None:
     if array.dtype.kind not in _KINDS or array.dtype.hasobject or not array.flags.c_contiguous:
         return None
     scalar = isinstance(array, numpy.generic)
-    # A large array is copied only once, into the pickle.
+    # A large array is copied only once, directly into the pickle.
     data = (
         array.tobytes() if scalar or array.nbytes < _SMALL else pickle.PickleBuffer(array.reshape(-1).view(numpy.uint8))
     )
@@ -156,7 +157,8 @@ def _tensor(data: bytes, dtype: str, shape: tuple[int, ...]) -> Any:
 
 
 def _own(data: bytes | bytearray) -> bytearray:
-    """Returns writable bytes. The pickle of a writable object already contains such bytes."""
+    """Returns the bytes in writable form. If the pickled object was writable, the pickle already contains writable
+    bytes."""
     return data if type(data) is bytearray else bytearray(data)
 
 

@@ -2,7 +2,7 @@
 
 Role: a pickle, and therefore a saved state, refers to a class by its module. A reference to the defining file would
 break when the file is moved, whereas a reference to the public package remains valid. Each public package calls
-`publish` at its end.
+`publish` at the end of its module.
 
 A package may defer the import of its modules until one of their names is used.
 """
@@ -24,7 +24,8 @@ def publish(namespace: dict[str, Any], *helpers: Any) -> None:
         helpers: further classes and functions that the package imports from elsewhere, and that pickles refer to.
 
     Raises:
-        ValueError: the package does not have such a helper under its own name, so it could not be found there.
+        ValueError: the package does not have the helper under the helper's own name, so a pickle could not refer to it
+            there.
     """
     package: str = namespace["__name__"]
     for helper in helpers:
@@ -39,7 +40,7 @@ def publish(namespace: dict[str, Any], *helpers: Any) -> None:
 
 
 def late_names(table: Mapping[str, str]) -> dict[str, dict[str, str | None]]:
-    """Returns for each module its names with their functional forms, if any, from words like `Mapper=map`."""
+    """Returns the names of each module with their functional forms, if any, from words like `Mapper=map`."""
     return {
         module: {name: form or None for name, _, form in (word.partition("=") for word in words.split())}
         for module, words in table.items()
@@ -49,7 +50,8 @@ def late_names(table: Mapping[str, str]) -> dict[str, dict[str, str | None]]:
 def publish_late(
     namespace: dict[str, Any], modules: Mapping[str, Iterable[str]], then: Callable[[dict[str, Any]], object]
 ) -> None:
-    """Makes a package import modules when one of their names is used, and makes it their public module.
+    """Makes a package import modules when one of their names is used, and makes the package the public module of these
+    names.
 
     Args:
         namespace: the package's `globals()`.

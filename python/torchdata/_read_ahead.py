@@ -1,11 +1,11 @@
 """Threads that read ahead, and the queue between them and the consumer of their results.
 
 Role: `ReadAhead` is the data of one iteration's threads. Pipes, nodes and StatefulDataLoader derive their own classes
-from it. The class refers neither to the pipe nor to the consumer's end, so that dropping these can end the threads. The
-queue, written in Rust, maintains order, positions and holds, and implements waiting and closing.
+from it. The class refers neither to the pipe nor to the consumer's end of the queue, so that dropping these can end the
+threads. The queue, written in Rust, maintains order, positions and holds, and implements waiting and closing.
 
 Threads are stopped in one way: `close` makes each thread end after its current call, and callers choose how long to
-wait. The threads are daemons, and are stopped when the interpreter exits. A forked child has none of them.
+wait. The threads are daemons, and are stopped when the interpreter exits. A forked child has none of these threads.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ class ReadAhead:
         end_at_exit(self)
 
     def start(self, serve: Callable[..., object], *args: Any) -> bool:
-        """Starts a thread; returns whether it runs. If the system cannot start more threads, fewer than requested are
-        used.
+        """Starts a thread. Returns whether the thread runs. If the system cannot start more threads, the iteration uses
+        fewer threads than requested.
 
         Args:
-            serve: the function of the thread.
+            serve: the function that the thread runs.
             *args: the arguments of the function.
 
         Raises:
-            RuntimeError: the system cannot start a single thread.
+            RuntimeError: the system cannot start even one thread.
         """
         name = f"{self._called}_{len(self.threads)}" if self._several else self._called
         thread = threading.Thread(target=_run, args=(self.queue, serve, args), name=name, daemon=True)
-        self.threads.append(thread)  # before it runs, because Ctrl-C may interrupt in between
+        self.threads.append(thread)  # stored before the thread runs, because Ctrl-C may interrupt in between
         try:
             start(thread)
         except RuntimeError:
@@ -62,15 +62,15 @@ class ReadAhead:
 
     @property
     def is_inherited(self) -> bool:
-        """Whether this is a copy in a forked child. The threads exist only in the parent."""
+        """Whether this object is a copy in a forked child. The threads exist only in the parent."""
         return self.queue.is_inherited
 
     def close(self) -> None:
-        """Makes each thread end after its current call. May be called twice, and by garbage collection."""
+        """Makes each thread end after its current call. This method may be called twice, and by garbage collection."""
         self.queue.close()
 
     def join(self, seconds: float) -> bool:
-        """Waits at most `seconds` for the threads to end; returns whether they have ended."""
+        """Waits at most `seconds` for the threads to end. Returns whether they have ended."""
         if self.is_inherited:
             return True
         until = time.monotonic() + seconds
@@ -90,10 +90,11 @@ def _run(queue: ReadAheadQueue, serve: Callable[..., object], args: tuple[Any, .
     try:
         serve(*args)
     finally:
-        if queue.is_inherited:  # the user's function has forked, and this process has no consumer
+        if queue.is_inherited:  # the user's function has forked, and the forked process has no consumer
             os._exit(0)
 
 
 def without_own_frame(error: BaseException) -> BaseException:
-    """Returns the error without the frame that caught it, which would keep the queue alive that stores the error."""
+    """Returns the error without the frame that caught it. This frame would keep the queue alive that stores the
+    error."""
     return error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)

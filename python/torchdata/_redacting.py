@@ -1,9 +1,9 @@
 """Removes secrets from text in messages, pictures and states.
 
-Role: pure functions. Only this module decides what a secret is in this package. A value is a secret because of its name
-(`api_key=…`), because of its position (a URL's user, a query parameter), or because it looks like one: tokens are
-random, unlike other arguments in a pipeline. In doubt, values are hidden. Control characters are removed from texts of
-other processes.
+Role: pure functions. Only this module decides which texts are secrets. A value is a secret because of its name
+(`api_key=…`), because of its position (a URL's user, a query parameter), or because it looks like a token. Tokens are
+random, unlike other arguments in a pipeline. If it is unclear whether a value is a secret, the value is hidden. Control
+characters are removed from texts of other processes.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ _HARD = frozenset(
     + ["credentials", "creds", "dsn", "jwt", "login", "oauth", "passcode", "passphrase", "passwd", "password", "pwd"]
     + ["sas", "secret", "secrets", "sig", "signature"]
 )
-#: Complete names of secrets. Their words also occur in harmless names.
+#: Complete names of secrets. The words in these names also occur in harmless names.
 _WHOLE = frozenset({"pass", "pat", "pin", "pw"})
-#: Words that may also be followed by numbers that are not secret.
+#: Words that announce a secret, but may also be followed by harmless numbers.
 _SOFT = frozenset(
     ["config", "header", "headers", "kwargs", "options", "params", "private", "profile", "session", "token", "tokens"]
     + ["url", "user"]
 )
-#: Parts of words that are written as one word.
+#: Parts of names that are written as a single word.
 _INSIDE = re.compile(r"passw|secret|credential|api_?key|access_?key|authoriz|authtoken|signature|connection_?str")
-#: Words that make a following `key` a secret. `key` alone may be a function or a name.
+#: Words that, followed by `key`, name a secret. `key` alone may be the name of a function or of a harmless value.
 _KEYS = frozenset(
     ["access", "account", "api", "auth", "aws", "azure", "client", "deploy", "encryption", "gcp", "hmac", "license"]
     + ["master", "private", "s3", "secret", "service", "shared", "signing", "ssh", "storage", "subscription"]
 )
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
-#: A longer query value is more than a selection of a part of a file.
+#: A query value with more characters is more than a selection of a part of a file.
 _LONGEST = 20
 
 _USER = re.compile(r"(?<=://)[^/\s?#]*@")
@@ -55,7 +55,7 @@ _KINDS = re.compile(r"[a-z]+|[A-Z]+|[0-9]+")
 #: Control characters of terminals and of Unicode, which change the direction of text or end a line.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 
-#: Libraries that include URLs in their error messages. User errors are not modified.
+#: Libraries that include URLs in their error messages. Errors that the user's code raises are not modified.
 _LIBRARIES = frozenset(
     [
         "adlfs",
@@ -75,7 +75,7 @@ _LIBRARIES = frozenset(
 
 
 def is_private(name: str, value: Any = "") -> bool:
-    """Returns whether the value with a name must be hidden.
+    """Returns whether the value with a given name must be hidden.
 
     Args:
         name: the name of an argument, of a parameter of a query, or of an option of a program.
@@ -93,7 +93,7 @@ def is_private(name: str, value: Any = "") -> bool:
 
 
 def is_secret(text: str) -> bool:
-    """Returns whether a text, regardless of its name, looks like a token: long, without spaces, and random."""
+    """Returns whether a text looks like a token, regardless of its name: long, without spaces, and random."""
     return _KNOWN.search(text) is not None or any(map(_is_random, _RUN.findall(text)))
 
 
@@ -136,24 +136,24 @@ def digest(name: str, words: str) -> str:
     """Returns a few digits that identify a secret without revealing it.
 
     The digits are the same in every process, on every rank and in every state, so that states can be compared. All
-    states together reveal no more than these 16 bits of a secret: they reduce the number of possible passwords by a
+    states together reveal no more than these 16 bits of a secret. This reduces the number of possible passwords by a
     factor of 65,536.
 
     Args:
-        name: the name of the secret. The name is used as the key, so two arguments with the same value have different
-            digits.
+        name: the name of the secret. The name is used as a key, so the digits of two arguments with the same value
+            differ.
         words: the secret.
     """
     key = f"torchdata fingerprint of {name}".encode()
-    import hashlib  # importing both takes as long as ten modules of this package
+    import hashlib  # importing both modules takes as long as importing ten modules of this package
     import hmac
 
     return hmac.new(key, words.encode(errors="surrogatepass"), hashlib.sha256).hexdigest()[:4]
 
 
 def redact_error(error: BaseException) -> None:
-    """Removes secrets from the message of a system's or library's error, and from the errors that are displayed with
-    it.
+    """Removes secrets from the message of an error of the system or a library, and from the errors that are displayed
+    with it.
     """
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
@@ -170,7 +170,7 @@ def _redact(error: BaseException) -> None:
     if any(_has_secret(part) for part in error.args):
         error.args = tuple(redacted(part) if isinstance(part, str) else part for part in error.args)
         for number, part in enumerate(error.args):
-            if isinstance(part, BaseException):  # an error of `urllib3` within an error of `requests`
+            if isinstance(part, BaseException):  # `requests` wraps errors of `urllib3`
                 redact_error(part)
                 if _has_secret(str(part)):
                     error.args = (*error.args[:number], redacted(str(part)), *error.args[number + 1 :])
@@ -180,7 +180,7 @@ def _redact(error: BaseException) -> None:
     filename = getattr(error, "filename", None)
     if isinstance(filename, str) and _has_secret(filename):
         error.filename = redacted(filename)  # type: ignore[attr-defined]
-    about = getattr(error, "request_info", None)  # the message of aiohttp's errors is built from this
+    about = getattr(error, "request_info", None)  # aiohttp's errors build their message from this attribute
     if about is not None and _has_secret(str(error)):
         error.request_info = about._replace(  # type: ignore[attr-defined]
             real_url=type(about.real_url)(redacted(str(about.real_url)))

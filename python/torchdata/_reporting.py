@@ -1,7 +1,8 @@
 """Tracebacks and notes of exceptions: users see only their own frames, and the origin of the exception.
 
-Role: shared by pipes, the loader and the workers. `datapipes/_pipe/explaining` names the pipe. Runs in the process and
-thread that raised the exception. Keeps no state: the exception itself stores all data.
+Role: pipes, the loader and the workers share this module. The module `datapipes/_pipe/explaining` adds the name of the
+pipe. Runs in the process and thread that raised the exception. The module keeps no state: the exception itself stores
+all data.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ RAISED_IN = "_torchdata_raised_in"
 _KEY = "_torchdata_key"
 #: The folder of this package.
 PACKAGE = os.path.dirname(__file__) + os.sep
-#: Modules with frames that do not help users.
+#: Modules whose frames do not help users.
 _BELOW = ("torchdata.", "multiprocessing.")
 
 
@@ -34,9 +35,9 @@ def _is_ours(frame: TracebackType) -> bool:
     return file.startswith(PACKAGE)
 
 
-#: In a process that was not forked: the file, the line and the module of the code that started it.
+#: In a process that was not forked, the file, the line and the module of the code that started the process.
 _begun_at: tuple[str, int, str] | None = None
-#: The warnings that were shown for that location (`__warningregistry__`).
+#: The warnings that were shown for the line that started the process (`__warningregistry__`).
 _shown: dict[Any, Any] = {}
 
 
@@ -59,7 +60,8 @@ def place_outside() -> tuple[str, int, str]:
 
 
 def begin_at(place: tuple[str, int, str]) -> None:
-    """Shows warnings of this process at the line that started it, because the program is not on its stack."""
+    """Shows warnings of this process at the line that started the process, because the user's program is not on its
+    stack."""
     global _begun_at
     _begun_at = place
 
@@ -67,8 +69,8 @@ def begin_at(place: tuple[str, int, str]) -> None:
 def warn_outside(message: str, category: type[Warning] = UserWarning) -> None:
     """Warns at the line of the program that called this package.
 
-    In a worker, this is the line that started the process. In a forked process, the line is on the stack, below
-    `multiprocessing`.
+    In a worker, the warning refers to the line that started the process. If the process was forked, this line is on the
+    stack, below `multiprocessing`.
     """
     frame, level = _outside()
     if _begun_at is None or frame.f_back is not None:
@@ -95,7 +97,7 @@ def remember(error: BaseException, where: str) -> None:
 
 
 def notes_of(error: BaseException) -> list[str]:
-    """Returns those notes of an exception that are text."""
+    """Returns the notes of an exception that are text."""
     notes = attributes_of(error).get("__notes__")
     return [note for note in notes if isinstance(note, str)] if isinstance(notes, (list, tuple)) else []
 
@@ -108,7 +110,7 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def name_item(error: _Error, item: Any) -> _Error:
-    """Records the key or path of the item that an exception was raised for, unless one is recorded; returns the
+    """Records the key or path of the item for which an exception was raised, if none is recorded yet. Returns the
     exception.
     """
     key = key_of(item)
@@ -118,7 +120,7 @@ def name_item(error: _Error, item: Any) -> _Error:
 
 
 def key_named(error: BaseException) -> str | None:
-    """Returns the recorded key or path; None if there is none."""
+    """Returns the recorded key or path; None if none is recorded."""
     return attributes_of(error).get(_KEY)
 
 
@@ -137,9 +139,9 @@ def _scalars(row: dict[Any, Any]) -> str | None:
 
 
 def key_of(item: Any) -> str | None:
-    """Returns the key or path of an item that is one, begins with one or has a `__key__`.
+    """Returns the key or path of an item that is a key or path itself, begins with one or has a `__key__`.
 
-    A row without a `__key__` is named by its scalar columns. Returns None for all other items.
+    A row without a `__key__` is named by its scalar columns. For all other items, returns None.
     """
     if isinstance(item, dict):
         item = item.get("__key__") or _scalars(item)
@@ -149,7 +151,8 @@ def key_of(item: Any) -> str | None:
 
 
 def make_printable(error: BaseException) -> None:
-    """Adds notes to exceptions if their class computes missing attributes, because printing them may fail otherwise."""
+    """Adds notes to exceptions if their class computes missing attributes, because printing such exceptions may fail
+    without these notes."""
     for shown in _shown_with(error):
         if hasattr(type(shown), "__getattr__"):
             attributes_of(shown).setdefault("__notes__", [])
@@ -168,8 +171,8 @@ def _shown_with(error: BaseException) -> Iterator[BaseException]:
 def fold(error: BaseException) -> None:
     """Removes frames of this package from the traceback of `error` and of the exceptions that are displayed with it.
 
-    The frame that raised the exception is kept, unless the exception was raised in another process and this frame only
-    raises it again. `TORCHDATA_FULL_TRACEBACK=1` in the environment keeps all frames.
+    The frame that raised the exception is kept, except when the exception was raised in another process and this frame
+    only raises it again. `TORCHDATA_FULL_TRACEBACK=1` in the environment keeps all frames.
     """
     if os.environ.get("TORCHDATA_FULL_TRACEBACK") == "1":
         return
@@ -178,8 +181,8 @@ def fold(error: BaseException) -> None:
 
 
 def _folded(frames: TracebackType | None, wholly: bool) -> TracebackType | None:
-    """Returns the frames without frames of this package. `wholly` also removes the last frame if it belongs to the
-    package.
+    """Returns the frames without frames of this package. If `wholly` is True, the last frame is also removed if it
+    belongs to the package.
     """
     first: TracebackType | None = None
     last: TracebackType | None = None
@@ -204,7 +207,7 @@ def represented(datapipe: Any) -> str:
         words = repr(datapipe)
     except Exception:
         return name
-    # outside the `try`, so that an exception of a signal handler is not lost
+    # not inside the `try`, so that an exception of a signal handler is not lost
     return name if words == name else redacted(words)
 
 

@@ -1,22 +1,24 @@
-"""Iterables that save their own positions: the protocol, and a reader for successive epochs. Shared by all loaders.
+"""Iterables that save their own positions: the protocol, and a reader for successive epochs. All loaders share this
+module.
 
 Role: runs where an iterable is read. A `StatefulStream` owns the iterator. The iterable belongs to the user.
 
-An iterable may report its position at any time, but the position refers to the current epoch only while that is being
-read. Before the first line of a generator has run, it is the position where the last epoch was left, and a loaded state
-does not show yet. The state of the iterable is therefore used only after an item was requested. Before that, the
-position is the loaded position, or the position where the last epoch was left.
+An iterable may report its position at any time, but the position refers to the current epoch only while the current
+epoch is being read. Before the first line of a generator has run, the reported position is the position where the last
+epoch was left, even if a state was loaded since. The state of the iterable is therefore used only after an item was
+requested. Before the first item, the position is the loaded position, or the position where the last epoch was left.
 
 `load_state_dict` restores a position within an epoch. A position between two epochs is reached in the same way as in
-the saved run: the iterable is moved to where the last epoch was left, takes one step (which ends that epoch, or yields
-an item that is dropped), and is then iterated again. The iterable's own counters (epochs, draws of a generator) are
-then the same as in the saved run. Some iterables continue in the next iteration where the last one stopped. They would
-lose the dropped item, so their state is reloaded.
+the saved run: the iterable is moved to the position where the last epoch was left, takes one step (which ends that
+epoch, or yields an item that is dropped), and is then iterated again. The iterable's own counters (epochs, draws of a
+generator) are then the same as in the saved run. Some iterables continue in the next iteration where the last one
+stopped. These iterables would lose the dropped item, so their state is reloaded.
 
-Some iterables, such as Hugging Face's, apply a loaded state not once but in each later iteration. Such an
+Some iterables, such as those of Hugging Face, apply a loaded state not once but in each later iteration. Such an
 iterable is recognized by its state after the first item of a new epoch, which equals the state after the first item
-following the load. It then loads the state from before its first iteration, and the epoch restarts. Other iterables
-prepare the next epoch when one ends. If the step at a saved end yields an item, their state is loaded again.
+following the load. In this case, the iterable loads the state from before its first iteration, and the epoch restarts.
+Other iterables prepare the next epoch when an epoch ends. If such an iterable yields an item in the step at a saved
+end, its state is loaded a second time.
 """
 
 from __future__ import annotations
@@ -42,9 +44,9 @@ _ATOMS = frozenset({type(None), bool, int, float, str, bytes})
 class Stateful(Protocol):
     """An object with `state_dict` and `load_state_dict`.
 
-    If a dataset, an iterator, a sampler or a collate function has these methods, they save and restore it, so that it
-    is not reread. An object is not `Stateful` if its `state_dict` requires arguments. The result of `state_dict` must
-    not change when the iteration continues, so return copies of mutable values.
+    If a dataset, an iterator, a sampler or a collate function has these methods, they save and restore its position, so
+    that its items are not reread. An object is not `Stateful` if its `state_dict` requires arguments. The result of
+    `state_dict` must not change when the iteration continues, so return copies of mutable values.
 
     Example:
         >>> from torchdata.nodes import Stateful
@@ -97,7 +99,7 @@ def _needs_nothing(function: Any) -> bool:
     """Returns whether a function can be called without arguments, according to its signature."""
     try:
         signature_of(function).bind()
-    except ValueError:  # a built-in function without a signature
+    except ValueError:  # built-in functions may lack a signature
         return True
     except TypeError:
         return not callable(function)
@@ -105,12 +107,12 @@ def _needs_nothing(function: Any) -> bool:
 
 
 def state_of(one: object) -> Any:
-    """Returns the state of an object that has one, otherwise None."""
+    """Returns the state of an object; None if the object has no state."""
     return one.state_dict() if is_stateful(one) else None
 
 
 def copied(state: Any) -> Any:
-    """Returns a copy of a state, or the state itself if it cannot be copied."""
+    """Returns a copy of a state. If the state cannot be copied, returns the state itself."""
     if type(state) is dict and _ATOMS.issuperset(map(type, state.values())):
         return state.copy()
     try:
@@ -120,12 +122,12 @@ def copied(state: Any) -> Any:
 
 
 def give(one: Stateful, state: Any) -> None:
-    """Loads a copy of a state into a user's object, which may keep and modify it."""
+    """Loads a copy of a state into a user's object, because the object may keep and modify the state."""
     one.load_state_dict(copied(state))
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Returns whether two states are equal; False if they cannot be compared."""
+    """Returns whether two states are equal. Returns False if they cannot be compared."""
     try:
         return bool(one == other)
     except Exception:  # for example, arrays have no truth value
@@ -141,9 +143,9 @@ class StreamState(NamedTuple):
 
     Args:
         own: the state of the iterable; None if it has none.
-        inner: the state of its iterator, if that is another object; None if it has none.
+        inner: the state of its iterator, if the iterator is another object; None if the iterator has no state.
         started: whether an item of the epoch was requested.
-        ended: whether the epoch is over; if it has not started, whether the previous epoch was over.
+        ended: whether the epoch is over. If the epoch has not started, whether the previous epoch was over.
     """
 
     own: Any
@@ -165,12 +167,12 @@ class StreamState(NamedTuple):
 
 
 class StatefulStream:
-    """Reads an iterable with a state, or with iterators that have one.
+    """Reads an iterable that has a state, or whose iterators have one.
 
     Args:
         iterable: the iterable.
         prepare: a function that is called before each iteration, and before a state is loaded.
-        is_exact: whether the iterable also reports the right position before the first item of an epoch.
+        is_exact: whether the iterable also reports the correct position before the first item of an epoch.
     """
 
     def __init__(self, iterable: Any, prepare: Callable[[], object] | None = None, *, is_exact: bool = False) -> None:
@@ -179,25 +181,26 @@ class StatefulStream:
         self._is_exact = is_exact
         #: The iterator of the iterable. The first item is read through the iterator that `begin` or `go_to` returns.
         self.iterator: Any = iter(())
-        #: Whether an item of this epoch was requested, and whether the epoch is over.
+        #: Whether an item of this epoch was requested, and whether this epoch is over.
         self.started = self.ended = False
         #: Whether no item was requested since an epoch began or a state was loaded; whether a state within an epoch was
         #: loaded; and whether a position between two epochs must be reached before the next item.
         self._unread, self._loaded, self._turns = True, False, False
-        #: The state of the iterable and its iterator, valid while `_unread`; and whether the previous epoch was over at
-        #: that time.
+        #: The state of the iterable and its iterator, valid while `_unread`, and whether the previous epoch was over
+        #: when the state was taken.
         self._base: Any = _UNKNOWN
         self._follows_end = False
         #: Whether the iterable has loaded no state and returned no item.
         self._is_untouched = True
-        #: The iterable's state before its first iteration (None until then), its state after its very first item, and
-        #: its state after the first item following the last load, which is unknown once a later epoch has begun.
+        #: The state of the iterable before its first iteration (None until then), its state after its very first item,
+        #: and its state after the first item following the last load. The last state is unknown once a later epoch has
+        #: begun.
         self._pristine: Any = None
         self._after_first: Any = _UNKNOWN
         self._after_load: Any = _UNKNOWN
 
     def reads(self, iterable: Any) -> bool:
-        """Returns whether this is the iterable."""
+        """Returns whether the argument is the iterable of this stream."""
         return self._iterable is iterable
 
     @property
@@ -213,7 +216,7 @@ class StatefulStream:
 
     def begin(self) -> Iterator[Any]:
         """Begins an epoch, and returns an iterator over it."""
-        if self._unread:  # a loaded position was not used; the next epoch depends on it
+        if self._unread:  # no item followed the loaded position, but the next epoch depends on this position
             with contextlib.suppress(Exception):
                 self._arrive()
                 if self._loaded and not self._is_exact:
@@ -261,10 +264,10 @@ class StatefulStream:
         return state_of(self._iterable), self.iterator.state_dict() if self._has_inner else None
 
     def _asked(self) -> Any:
-        """Returns a copy of the states; unknown if the iterable raises an error."""
+        """Returns a copy of the states. If the iterable raises an error, the states are unknown."""
         try:
             return copied(self._states())
-        except Exception:  # an explicit request for a state reports the error
+        except Exception:  # if a state is requested explicitly, the error is raised
             return _UNKNOWN
 
     def _iterate(self) -> Iterator[Any]:
@@ -285,17 +288,17 @@ class StatefulStream:
         if inner is not None and self._has_inner:
             give(self.iterator, inner)
         elif has_own and self.iterator is self._iterable and not is_same(state_of(self._iterable), own):
-            give(self._iterable, own)  # `iter` has moved it to the beginning
+            give(self._iterable, own)  # `iter` has moved the iterable to the beginning
 
     def _arrive(self) -> None:
-        """Reaches the position, if this was postponed until an item is requested."""
+        """Reaches the loaded position, if this step was postponed until an item is requested."""
         if not self._turns:
             return
         is_end = self.ended or self._follows_end
         is_beginning = not is_end and self._after_first is _UNKNOWN and is_same(self._base, self._pristine)
         item = self._leave() if is_beginning else self._step()
         self._turns = False
-        if item is not _END and is_end:  # it had prepared the next epoch
+        if item is not _END and is_end:  # the iterable had already prepared the next epoch
             give(self._iterable, self._base[0])
             self._after_load = _UNKNOWN
         elif self._is_first(item):
@@ -304,12 +307,12 @@ class StatefulStream:
             self.iterator = self._iterate()
 
     def _leave(self) -> Any:
-        """Moves the iterable to where an epoch that ends at the loaded position has left it.
+        """Moves the iterable to the position where an epoch that ends at the loaded position has left it.
 
-        The next iteration of some iterables continues at that position. The position of these iterables is reloaded,
-        because the step has read an item. Other iterables start over once a step has made them apply the position. To
-        distinguish them, the state after a step and the first item of another iteration is compared with the state
-        after two steps. The states are equal if the iterable continues.
+        Some iterables continue at that position in their next iteration. For such iterables, the position is reloaded,
+        because the step has read an item. Other iterables start from the beginning once a step has made them apply the
+        position. To distinguish both kinds, the state after a step and the first item of another iteration is compared
+        with the state after two steps. If the states are equal, the iterable continues.
 
         Returns the item of the last step.
         """
@@ -329,20 +332,20 @@ class StatefulStream:
         return item if continues else self._step()
 
     def _step(self) -> Any:
-        """Makes a loaded iterable apply its position. Returns its first item after that."""
+        """Makes a loaded iterable apply its position. Returns the first item after this position."""
         item: Any = _END
         if self._base is not _UNKNOWN and self._base[1] is not None and not self._loaded:
-            return item  # an iterator with a state has applied it
+            return item  # an iterator with a state has applied the position
         with contextlib.suppress(Exception):
             item = next(self.iterator, _END)
             self._after_load = _END if item is _END else self._asked()
         return item
 
     def _is_first(self, item: Any) -> bool:
-        """Returns whether a step has returned the very first item, which is then also the next item.
+        """Returns whether a step has returned the very first item, so that the next item is the same.
 
-        Some iterables restore the position before this item like any other position, and other iterables like a
-        position between epochs.
+        Some iterables restore the position before the first item like any other position, and other iterables restore
+        it like a position between epochs.
         """
         if item is _END or self._after_first is _UNKNOWN or not is_same(self._base, self._pristine):
             return False
@@ -361,7 +364,7 @@ class StatefulStream:
             except StopIteration:
                 self.ended = True
                 return
-            except BaseException as error:  # raised below; the next call continues from there
+            except BaseException as error:  # the error is raised below; the next call continues from there
                 yield map(_raise, (error,))
                 continue
             item, first = [first], None
@@ -373,7 +376,7 @@ class StatefulStream:
         """Returns the first item since an epoch began or a state was loaded."""
         self.started, self._is_untouched = True, False
         self._arrive()
-        if self.ended:  # when the state was saved
+        if self.ended:  # the epoch was over when the state was saved
             raise StopIteration
         self._unread = False
         is_very_first = self._after_first is _UNKNOWN and not self._loaded and self._base is self._pristine

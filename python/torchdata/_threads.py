@@ -1,8 +1,8 @@
 """Threads of this package: starts them, with a clear error if the system cannot, and ends them at interpreter exit.
 
 Role: a daemon thread that is still running foreign code at exit could crash the process. Code that starts threads
-registers the `Work` that ends them. At exit, all work is closed, and all threads are awaited together. Runs in the main
-thread. A forked child has none of its parent's threads and removes them.
+registers the `Work` that ends them. At exit, all work is closed, and all threads are awaited together. The main thread
+runs the code that ends the threads. A forked child has none of its parent's threads, and removes the parent's work.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
-#: Why the system cannot start a process or thread, and the remedy.
+#: The reason why the system cannot start a process or thread, and the remedy.
 OUT_OF_TASKS = (
     "the limit of processes and threads (ulimit -u, or pids.max of the container) is reached: raise it, or use fewer "
     "workers and threads"
@@ -26,13 +26,13 @@ AFTER_FORK = (
     "with start method 'fork' the usual cause is a library whose threads do not survive a fork (JAX, PyAV, obstore, "
     "polars, lance, numba's OpenMP layer): use multiprocessing_context='forkserver'"
 )
-#: What to do about a child that hangs.
+#: The remedy for a child that hangs.
 AT_HANGS = "`timeout=` makes that an error, and `on_timeout='restart'` replaces the process"
 
 #: The number of seconds that interpreter exit waits for all threads together.
 PATIENCE = 2.0
 
-#: Seconds between checks while waiting for a flag.
+#: Seconds between two checks while a thread waits for a flag.
 _LOOK = 0.1
 
 
@@ -47,19 +47,19 @@ class Latch:
 
     def __init__(self) -> None:
         self._is_set = False
-        #: Open once the flag is set. Not a `SimpleQueue`, because its waits in CPython 3.11 may miss their end on a
-        #: busy machine.
+        #: A lock that is open once the flag is set. A `SimpleQueue` is unsuitable, because its waits in CPython 3.11
+        #: may miss their end on a busy machine.
         self._gate = threading.Lock()
         self._gate.acquire()
 
     def set(self) -> None:
-        """Sets the flag. May be called again, also by several threads at once."""
+        """Sets the flag. This method may be called again, also by several threads at once."""
         if not self._is_set:
             self._is_set = True
             self._open()
 
     def _open(self) -> None:
-        with suppress(RuntimeError):  # another thread has just opened it
+        with suppress(RuntimeError):  # another thread has just opened the lock
             self._gate.release()
 
     def is_set(self) -> bool:
@@ -67,23 +67,24 @@ class Latch:
         return self._is_set
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits at most `seconds` for the flag; returns whether it is set."""
+        """Waits at most `seconds` for the flag. Returns whether the flag is set."""
         until = None if seconds is None else time.monotonic() + seconds
         while not self._is_set:
             left = _LOOK if until is None else min(_LOOK, until - time.monotonic())
             if left <= 0:
                 return False
             if self._gate.acquire(timeout=left):
-                # for the next waiting thread; if Ctrl-C prevents this, waiting threads check the flag themselves
+                # opens the lock for the next waiting thread; if Ctrl-C prevents this, waiting threads check the flag
+                # themselves
                 self._open()
         return True
 
 
 def start(thread: threading.Thread) -> None:
-    """Starts the thread.
+    """Starts a thread.
 
     Raises:
-        RuntimeError: the system cannot start another thread; the message says what to do.
+        RuntimeError: the system cannot start another thread; the message names the remedy.
     """
     try:
         thread.start()
@@ -94,24 +95,24 @@ def start(thread: threading.Thread) -> None:
 
 
 class Work(Protocol):
-    """Work that threads perform."""
+    """An object whose work is done by threads."""
 
     def close(self) -> Any:
-        """Makes the threads end after their current item, without waiting. May be called twice."""
+        """Makes the threads end after their current item, without waiting. This method may be called twice."""
 
     def join(self, seconds: float) -> Any:
         """Waits at most `seconds` until the threads have ended, except for the calling thread."""
 
 
-#: Work with threads that end with the interpreter, by id. Some of this work may no longer exist. Not a WeakSet, which
-#: runs Python code when work is freed, where a KeyboardInterrupt would be lost.
+#: Work whose threads must end at interpreter exit, by id. Some of this work may no longer exist. A WeakSet is
+#: unsuitable, because it runs Python code when work is freed, and a KeyboardInterrupt in that code would be lost.
 _running: dict[int, weakref.ref[Any]] = {}
 #: Entries of finished work are removed when there are this many entries.
 _full = 64
 
 
 def end_at_exit(work: Work) -> None:
-    """Registers work with threads that must end with the interpreter, unless the work no longer exists then."""
+    """Registers work whose threads must end at interpreter exit, if the work still exists then."""
     global _full
     if len(_running) >= _full:
         for key in list(_running):

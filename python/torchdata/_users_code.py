@@ -17,7 +17,7 @@ from typing import Any
 
 from torchdata._reporting import PACKAGE
 
-#: Methods that read a dataset: by index in pipes, by index in PyTorch, and by iterating. Preferred methods come first.
+#: Methods that read a dataset: by index in pipes, by index in PyTorch, and by iteration. Preferred methods come first.
 INDEXED, READ, ITERATED = ("__getitem__",), ("__getitems__", "__getitem__"), ("__next__", "__iter__", "__getitem__")
 #: Attributes of classes of PyTorch and of this package that store the datasets to read.
 _INNER = ("dataset", "datasets", "datapipe", "datapipes", "source_dp", "source_datapipe", "sequence", "iterable")
@@ -30,9 +30,9 @@ class UsersCode:
     """A function of the user.
 
     Attributes:
-        name: its name, including that of its class: `Photos.__getitem__`.
-        location: the file and the line where it begins: `train.py:12`.
-        code: its code object.
+        name: the name of the function, including the name of its class: `Photos.__getitem__`.
+        location: the file and the line where the function begins: `train.py:12`.
+        code: the code object of the function.
     """
 
     name: str
@@ -71,7 +71,7 @@ def codes_of_dataset(dataset: Any, methods: tuple[str, ...]) -> list[UsersCode]:
 
 
 def _is_wrapper(kind: type) -> bool:
-    """Returns whether a class only reads other datasets."""
+    """Returns whether a class only reads from other datasets."""
     return kind.__module__.partition(".")[0] in ("torch", "torchdata")
 
 
@@ -102,8 +102,8 @@ def place_of(code: CodeType) -> str:
 
 
 def _short(path: str) -> str:
-    """Returns a path relative to the program's folder or the working directory if it is inside; otherwise its last two
-    parts.
+    """Returns a path relative to the program's folder or the working directory if the path is inside; otherwise,
+    returns its last two parts.
     """
     for root in (os.getcwd(), os.path.dirname(getattr(sys.modules.get("__main__"), "__file__", "") or "")):
         if root and path.startswith(root.rstrip(os.sep) + os.sep):
@@ -112,7 +112,8 @@ def _short(path: str) -> str:
 
 
 def raised_in(error: BaseException, codes: list[UsersCode]) -> UsersCode | None:
-    """Returns the innermost of some functions that an exception has passed through; None if there is none."""
+    """Returns the innermost of the given functions that an exception has passed through; None if it has passed through
+    none."""
     found: UsersCode | None = None
     traceback: TracebackType | None = error.__traceback__
     while traceback is not None:

@@ -1,8 +1,7 @@
 """The version of this package, and warnings for environments with upstream's torchdata in the same folder.
 
-Role: `torchdata-rs` and upstream's `torchdata` own the same folder, so pip silently overwrites files of the first
-package with files of the second. The top-level package and its four public packages call these checks when they are
-imported.
+Role: `torchdata-rs` and upstream's `torchdata` use the same folder, so pip silently overwrites files of the package
+that was installed first. The top-level package and its four public packages call these checks when they are imported.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ import os
 import sys
 import warnings
 
-#: The API version that this package implements (torchdata 0.9), for programs that compare versions of torchdata,
-#: followed by the version of the distribution `torchdata-rs` as a local label.
+#: The API version that this package implements (torchdata 0.9), followed by the version of the distribution
+#: `torchdata-rs` as a local label. Programs compare this version with versions of torchdata.
 VERSION = "0.9.0+rs.0.1.0"
 
 
@@ -21,7 +20,7 @@ def warn_of_upstream() -> None:
     site = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     with os.scandir(site) as entries:  # importlib.metadata would take longer than the rest of the import
         found = [e.name for e in entries if e.name.startswith("torchdata-") and e.name.endswith(".dist-info")]
-    found = [name for name in found if "+rs." not in name]  # a distribution without files (tools/name_wheel.py)
+    found = [name for name in found if "+rs." not in name]  # the distribution has no files (tools/name_wheel.py)
     if not found:
         return
     version = found[0].removeprefix("torchdata-").removesuffix(".dist-info")
@@ -33,7 +32,7 @@ def warn_of_upstream() -> None:
 
 
 def warn_if_replaced(package: str) -> None:
-    """Warns if the `torchdata` that was imported is not this package: upstream's files have replaced some of these.
+    """Warns if the imported `torchdata` is not this package, because upstream's files have replaced some of its files.
 
     Args:
         package: the public package that is being imported, for the message.

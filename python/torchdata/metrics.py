@@ -1,7 +1,8 @@
 """The statistics of a loader for Prometheus.
 
 Role: a thin layer over the official client library, which serves and encodes in its own threads. Each scrape calls
-`DataLoader2.stats`, which takes a fraction of a millisecond. A loader that was shut down keeps its last numbers.
+`DataLoader2.stats`, which takes a fraction of a millisecond. After a loader was shut down, its last numbers remain
+available.
 """
 
 from __future__ import annotations
@@ -39,11 +40,12 @@ class PrometheusCollector:
         self._lock = threading.Lock()
 
     def describe(self) -> Iterable[Any]:
-        """Returns the metric families without measuring. Called when the collector is registered."""
+        """Returns the metric families without measuring. The registry calls this method when the collector is
+        registered."""
         return list(self._families().values())
 
     def collect(self) -> Iterator[Any]:
-        """Measures the loader. Called at each scrape, in threads of the server."""
+        """Measures the loader. The server calls this method at each scrape, in its own threads."""
         with self._lock:
             measured, rank = self._measuring.measure(), self._measuring.rank
         families = self._families()
@@ -93,7 +95,7 @@ class MetricsServer:
         return self._url
 
     def close(self) -> None:
-        """Stops the server. You may call this again."""
+        """Stops the server. You may call this method more than once."""
         server, self._server = self._server, None
         if server is not None:
             server.shutdown()
@@ -112,13 +114,13 @@ def prometheus(
 ) -> MetricsServer:
     """Serves a loader's statistics over HTTP, in Prometheus' text format, until the server is closed.
 
-    To add them to an existing server, register a `PrometheusCollector(loader)` with its registry.
+    To add the statistics to an existing server, register a `PrometheusCollector(loader)` with its registry.
 
     Args:
         loader: the loader.
         port: the port, 9464 by default; 0 for a free port. Ranks on one machine need different ports, such as `9464 +
             rank`.
-        address: the address that the server listens on; by default only this machine can connect.
+        address: the address that the server listens on. By default, only programs on this machine can connect.
         rank: the label `rank`; None (the default) uses the rank of the job.
 
     Returns:

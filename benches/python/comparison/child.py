@@ -1,7 +1,7 @@
 """One run of one contender: `python -m comparison.child '{"contender": …}'` prints one line of JSON.
 
 The order (a JSON object) contains: contender (ours, upstream, torch, bare, …), kind (of measurement), item (a key of
-`items.MAKERS`), start_method, workers, seconds and options. Spawned worker processes import this file too, so it
+`items.MAKERS`), start_method, workers, seconds and options. Spawned worker processes also import this file, so it
 imports only the standard library at module level.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 from comparison import items
 
 INDEXED = ("stateful", "upstream-stateful", "torch-indexed")
-"""Contenders that are loaders of torch's kind."""
+"""The contenders that are torch-style loaders."""
 
 
 class Run:
@@ -130,7 +130,7 @@ def array_floor(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
 
 
 def in_process(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
-    """Returns the seconds per item for a case of `inprocess`, in which pipes and plain generators take turns."""
+    """Returns the seconds per item for a case of `inprocess`; pipes and plain generators take turns in it."""
     import statistics
 
     import inprocess
@@ -199,7 +199,8 @@ KINDS = {
 
 
 def main() -> None:
-    """Measures, prints the result, and then shuts the loader down; the harness kills a child that hangs there."""
+    """Measures, prints the result, and then shuts the loader down. If the shutdown hangs, the harness kills the
+    child."""
     order = json.loads(sys.argv[1])
     result, loader = KINDS[order["kind"]](order)
     print(json.dumps(result), flush=True)

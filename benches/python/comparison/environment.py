@@ -11,11 +11,11 @@ from comparison import items
 
 UPSTREAM = ("torchdata==0.9.0", "numpy", "requests", "pillow", "spdl")
 STATEFUL = ("torchdata==0.11.0", "numpy", "pillow")
-"""What the two environments hold beside torch."""
+"""The packages in the two environments in addition to torch."""
 
 JPEGS, WIDTH, HEIGHT = 64, 500, 375
 LARGE_JPEGS, TIMES = 8, 4
-"""How many larger ones there are, and how many times as wide and high."""
+"""The number of larger files, and the factor for their width and height."""
 
 
 def upstream_python(home: Path, packages: tuple[str, ...], wheels: Path | None) -> Path:
@@ -54,7 +54,7 @@ def jpeg_folder(bench: Path) -> Path | None:
 
 
 def write_jpegs(folder: Path, count: int, times: int) -> None:
-    """Writes files that look like noisy photographs, 500 by 375 pixels times this factor."""
+    """Writes files that look like noisy photographs, with a size of 500 by 375 pixels times `factor`."""
     import numpy
     from PIL import Image
 

@@ -1,7 +1,7 @@
 """Reading in one process: tar archives, TFRecords, cached files and S3 objects, by this project and by others.
 
 The harness writes the files once. Every contender is a child that repeatedly reads one of the files with its content.
-moto serves the objects from a process that ends with the child.
+moto serves the objects from a process that exits with the child.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = "COMPARISON_FORMATS"
-"""Environment variable that names the folder of the files."""
+"""The environment variable that names the folder of the files."""
 
 SIZES = {
     "tar": (1 << 10, 6000),
@@ -27,13 +27,13 @@ SIZES = {
     "tar-gz": (1 << 10, 6000),
     "tar-gz-large": (100 << 10, 300),
 }
-"""By workload: bytes of a member, and how many there are."""
+"""For each workload, the bytes of a member, and the number of members."""
 
 RECORDS = {"tfrecord": (64, 5000), "tfrecord-large": (100 << 10, 600)}
-"""By workload: bytes of a record's image, and how many records there are."""
+"""For each workload, the bytes of a record's image, and the number of records."""
 
 SINGLE = {"cache": (1 << 10, 2000), "s3": (100 << 10, 100)}
-"""By workload: bytes of a file or object, and how many there are."""
+"""For each workload, the bytes of a file or object, and the number of files or objects."""
 
 SERVER = """
 import sys
@@ -150,7 +150,8 @@ def _opened(path: str) -> Iterator[Any]:
 
 @cache
 def _bucket(path: str) -> Any:
-    """Returns a client of a server whose bucket `files` has a folder's files; also sets the environment variables."""
+    """Returns a client of a server with a bucket `files` that contains a folder's files. Also sets the environment
+    variables for this server."""
     import boto3
 
     server = subprocess.Popen([sys.executable, "-c", SERVER], stdin=-1, stdout=-1, stderr=subprocess.DEVNULL)
@@ -189,7 +190,8 @@ READERS: dict[str, dict[str, Callable[[str], Iterator[Any]]]] = {
     "cache": {"ours": _ours_cache, "open": _opened},
     "s3": {"ours": _ours_s3, "boto3": _boto3},
 }
-"""By format and contender: yields the content of all members, or all records as dicts of arrays."""
+"""For each format and contender, a function that yields the content of all members, or all records as dicts of
+arrays."""
 
 
 def rate(order: dict[str, Any]) -> tuple[dict[str, float], Any]:

@@ -16,14 +16,15 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from comparison import items
 
 SAMPLES = 64
-"""Samples of a batch."""
+"""The number of samples in a batch."""
 
 WEIGHT = 200_000
-"""Numbers in the state of a stream, as a buffer of samples would have: some milliseconds of pickling."""
+"""The number of values in the state of a stream. Pickling the state takes some milliseconds, as for a buffer of
+samples."""
 
 
 class Indexed(Dataset[Any]):
-    """Samples of one kind, read by index."""
+    """A dataset of one kind of samples, read by index."""
 
     def __init__(self, kind: str, length: int) -> None:
         self.kind, self.length = kind, length
@@ -45,7 +46,7 @@ class Indexed(Dataset[Any]):
 
 
 class Ready(Indexed):
-    """Batches that are ready-made, so that only their transport is measured."""
+    """A dataset of batches that already exist, so that only their transport is measured."""
 
     def __getitems__(self, indices: list[int]) -> Any:
         return self.batch
@@ -80,7 +81,7 @@ def _touch(batch: Any) -> None:
 
 
 def consume(share: Any) -> None:
-    """Takes a share of the batches and accesses one element of each."""
+    """Takes a number of the batches, and accesses one element of each batch."""
     for batch in share:
         _touch(batch)
 

@@ -1,7 +1,7 @@
 """The items of the workloads. The workers create them with the same functions for every contender, except for crops.
 
-Each child and its workers import this module. NumPy and Pillow are only imported for the first item that needs them, so
-that a worker that sends ints starts without them.
+Each child and its workers import this module. NumPy and Pillow are imported only for the first item that needs them, so
+that a worker that sends ints starts without these libraries.
 """
 
 from __future__ import annotations
@@ -14,38 +14,39 @@ from functools import cache, partial
 from typing import Any
 
 ENDLESS = 10**9
-"""Items in a source that is read by the clock."""
+"""The number of items in a source that is read for a certain time."""
 
 EPOCH = 200
-"""Items in an epoch, where the change of epochs is measured."""
+"""The number of items in an epoch of the workload that measures the change of epochs."""
 
 LIST = 64
-"""Ints in a list, where ints travel in lists."""
+"""The number of ints in a list, for the workload that sends ints in lists."""
 
 ARRAY_BYTES = 150 * 1024
 IMAGE_SHAPE = (160, 320, 3)
-"""An image of as many bytes."""
+"""The shape of an image with the same number of bytes as the arrays."""
 
 SHARED_BYTES, REFERENCES = 1 << 20, 300
-"""A string, and how often an item holds it."""
+"""A string, and the number of times that an item contains it."""
 
 OBJECTS = 1000
 SLOW_S = 0.02
-"""How long the slow worker takes for an item, where one is slow."""
+"""The number of seconds that the slow worker takes for an item."""
 TENSORS = 100
-"""Tensors in an item, where an item holds many."""
+"""The number of tensors in an item with many tensors."""
 
 TOGETHER, TOGETHER_LARGE, SIDE = 32, 8, 224
-"""Images of a training batch, or of one of large photographs, and how many pixels high and wide they become."""
+"""The number of images in a training batch, the number in a batch of large photographs, and the height and width of the
+resized images in pixels."""
 IMAGE_BYTES = 12 * 1024
 BATCH_SHAPE = (64, 3, 224, 224)
 BATCH_BYTES = 4 * 64 * 3 * 224 * 224
 
 JPEG_FOLDER = "COMPARISON_JPEGS"
-"""Environment variable that names the folder of JPEG files."""
+"""The environment variable that names the folder of JPEG files."""
 
 LARGE = "-large"
-"""Behind that name: the folder of photographs of 2000 x 1500 pixels."""
+"""The suffix of the folder with photographs of 2000 x 1500 pixels."""
 
 
 def tiny(n: int) -> int:
@@ -58,16 +59,17 @@ def same(item: Any) -> Any:
 
 _CHANCE = random.SystemRandom()
 _SHIFT = bytearray(64 * 1024 + _CHANCE.randrange(0, 4096, 16))
-"""A block that moves all that is made after it by part of a page, another part in each run.
+"""A block that moves all later allocations by a part of a page, which is random in each run.
 
-Where two blocks begin inside their pages makes a copy of 150 KiB up to 12 % slower or faster. Without chance a version
-of this project keeps the luck of its heap, which no number of runs evens out.
+The time of a copy of 150 KiB varies by up to 12 %, depending on the offsets of the two blocks in their pages. Without
+the random offset, all runs of one version of this project would have the same heap layout, and no number of runs would
+average out its effect.
 """
 
 
 @cache
 def _template(size: int) -> Any:
-    """Returns bytes to copy, with a random offset in their page: see `_SHIFT`."""
+    """Returns bytes to copy, with a random offset in their page (see `_SHIFT`)."""
     import numpy
 
     offset = _CHANCE.randrange(0, 4096, 16)
@@ -87,7 +89,7 @@ def flipped(n: int) -> Any:
 
 
 def transposed(n: int) -> Any:
-    """Returns the same array as an image with the channels first."""
+    """Returns the same array as an image whose first dimension is the channels."""
     return array(n).reshape(IMAGE_SHAPE).transpose(2, 0, 1)
 
 
@@ -124,7 +126,7 @@ class Label:
 
 
 def objects(n: int) -> list[Label]:
-    """Many small objects."""
+    """Returns many small objects."""
     return [Label("cat", 0.5, n + k) for k in range(OBJECTS)]
 
 
@@ -134,7 +136,7 @@ def hashes(n: int) -> list[int]:
 
 
 def large_ints(n: int) -> list[int]:
-    """A thousand ints of 100 bits."""
+    """Returns a thousand ints of 100 bits."""
     return [10**30 + n + k for k in range(OBJECTS)]
 
 
@@ -144,7 +146,7 @@ def _floats() -> list[float]:
 
 
 def floats(n: int) -> list[float]:
-    """A hundred thousand floats."""
+    """Returns a hundred thousand floats."""
     return _floats()
 
 
@@ -154,7 +156,7 @@ def _float_lists() -> list[list[float]]:
 
 
 def float_lists(n: int) -> list[list[float]]:
-    """A thousand lists of four floats."""
+    """Returns a thousand lists of four floats."""
     return _float_lists()
 
 
@@ -168,12 +170,12 @@ def _times_and_uuids() -> list[Any]:
 
 
 def times_and_uuids(n: int) -> list[Any]:
-    """A thousand pairs of a datetime and a UUID."""
+    """Returns a thousand pairs of a datetime and a UUID."""
     return _times_and_uuids()
 
 
 def mixed(n: int) -> dict[str, Any]:
-    """A dictionary of an int, a str, a float and a fresh array of 12 KiB."""
+    """Returns a dictionary of an int, a str, a float and a new array of 12 KiB."""
     image = _template(IMAGE_BYTES).copy()
     image[0] = n & 0xFF
     return {"index": n, "name": f"sample-{n}", "weight": n * 0.5, "image": image}
@@ -233,9 +235,9 @@ def _batches() -> list[Any]:
 
 
 def batch(n: int) -> Any:
-    """Returns a batch of 38.5 MB, one of six that every worker keeps and uses in turn.
+    """Returns a batch of 38.5 MB, one of six batches that every worker keeps and uses in turn.
 
-    Allocating each batch would measure the kernel's page faults, which are slower than any transport.
+    If each batch were allocated, the kernel's page faults would be measured, which are slower than any transport.
     """
     batches = _batches()
     held = batches[(n // 2) % len(batches)]
@@ -309,7 +311,7 @@ def crops_by_pillow(n: int, large: bool = False) -> Any:
 
 
 def crops_by_us(n: int, large: bool = False, scale: Any = "exact") -> Any:
-    """Returns such crops decoded by `torchdata.images` directly into one block."""
+    """Returns random crops that `torchdata.images` decodes directly into one block."""
     import torch
 
     from torchdata.images import decode_batch, random_resized_crop
@@ -320,7 +322,7 @@ def crops_by_us(n: int, large: bool = False, scale: Any = "exact") -> Any:
 
 
 def crops_by_spdl(n: int, large: bool = False) -> Any:
-    """Returns such crops decoded by spdl: FFmpeg crops and scales during decoding."""
+    """Returns random crops that spdl decodes: FFmpeg crops and scales the images during decoding."""
     import spdl.io
     import torch
 

@@ -63,7 +63,7 @@ CONSUMERS: dict[str, Callable[[Iterable[Any]], None]] = {
     "lists": _walk_lists,
     **dict.fromkeys((crops for crops in items.MAKERS if "crops" in crops), _touch_mixed),
 }
-"""By kind of item: takes a share of the items and touches one element of each."""
+"""For each kind of item, a function that takes a number of items and accesses one element of each item."""
 
 
 def rate(
@@ -81,7 +81,8 @@ def rate(
     while time.perf_counter() - begin < warm_up:
         consume(islice(iterator, chunk))
         taken += chunk
-        # The first estimate includes items that were ready before the clock started, so a chunk at most doubles.
+        # The first estimate includes items that were ready before the clock started, so the size of a chunk at most
+        # doubles.
         chunk = max(1, min(2 * chunk, int(0.02 * taken / (time.perf_counter() - begin))))
     begin, taken = time.perf_counter(), 0
     while True:
@@ -89,7 +90,7 @@ def rate(
         taken += chunk
         if (passed := time.perf_counter() - begin) >= seconds:
             break
-    next(iterator)  # raises if the iterator had ended, which would have been counted at full speed
+    next(iterator)  # raises an error if the iterator had ended, which would have been counted at full speed
     return taken / passed
 
 

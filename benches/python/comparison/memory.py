@@ -10,7 +10,7 @@ from pathlib import Path
 
 INTERVAL_S = 0.25
 ALLOWED_GROWTH = 0.01
-"""Growth in the second half that still counts as flat, as a share of the level (or 1 MB, if that is more)."""
+"""The growth in the second half that still counts as flat, as a fraction of the level (or 1 MB, if this is more)."""
 
 
 def family(pid: int) -> list[int]:
@@ -26,7 +26,7 @@ def family(pid: int) -> list[int]:
 
 
 def proportional(pids: list[int]) -> tuple[int, int]:
-    """Returns the bytes of the processes, counting shared pages once: (all memory, shared memory alone)."""
+    """Returns the memory of the processes in bytes, counting shared pages once: all memory, and shared memory alone."""
     total = shared = 0
     for pid in pids:
         try:
@@ -54,7 +54,8 @@ class Course:
 
 
 def watch(pid: int, seconds: float, running: Callable[[], bool]) -> Course:
-    """Samples until the time is over or the process ends; the growth is from the third quarter to the last."""
+    """Samples the memory until the time is over or the process exits. The growth is the difference between the third
+    and the last quarter."""
     samples: list[tuple[int, int]] = []
     until = time.monotonic() + seconds
     while time.monotonic() < until and running():

@@ -1,6 +1,6 @@
 """Workers on a local Ray cluster of three nodes, compared with raw Ray objects and Ray Data.
 
-Each child starts the cluster. The first node runs no worker, so that all items are sent between nodes.
+Each child starts the cluster. The first node runs no worker, so all items are sent between nodes.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from typing import Any
 from comparison import items, measure
 
 NODES = 2
-"""Nodes with processors, beside the first one."""
+"""The number of nodes with processors, in addition to the first node."""
 CHUNK_BYTES = 8 << 20
 STORE_BYTES = 1 << 30
 BYTES = {"tiny": 8, "array": items.ARRAY_BYTES, "batch": items.BATCH_BYTES}
 AHEAD = 2
-"""Calls that wait at each actor, as with this project's workers."""
+"""The number of calls that wait at each actor, as with this project's workers."""
 LIMIT_S = 60.0
 _DATA = {"tiny": (6_000_000, 20_000, 1000), "array": (40_000, 400, 16), "batch": (300, 3, 1)}
-"""For Ray Data: all rows, rows of a block (60 to 120 MB but for tiny ones), rows of a batch."""
+"""For Ray Data: the number of all rows, the rows of a block (60 to 120 MB except for tiny rows), and the rows of a
+batch."""
 
 
 @contextlib.contextmanager
@@ -59,7 +60,8 @@ def loader(order: dict[str, Any]) -> Any:
 
 
 def raw(ray: Any, order: dict[str, Any]) -> Iterator[Any]:
-    """Yields ready-made chunks of actors, as large as this project's frames; a larger item is a chunk of its own."""
+    """Yields the items of ready-made chunks that actors send. The chunks are as large as this project's frames, and a
+    larger item is a chunk of its own."""
     import numpy
 
     size = max(CHUNK_BYTES, BYTES[order["item"]])

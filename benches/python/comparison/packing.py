@@ -1,9 +1,9 @@
 """Packing token sequences into rows in one process: this project, plain Python, and the libraries of Hugging Face.
 
-The sequences are generated once. Their lengths resemble chats and documents: many short ones and a long tail.
-transformers' collator joins the sequences of a row and marks where each begins, but the caller selects the sequences of
-a row, which plain Python does here. TRL's packer packs a whole Arrow dataset before the first row is read. It reports
-the lengths of the sequences in a row, but no position IDs.
+The sequences are generated once. Their lengths resemble chats and documents: many short sequences, and a few very long
+ones. transformers' collator joins the sequences of a row and marks where each sequence begins, but the caller selects
+the sequences of a row. In this comparison, plain Python selects them. TRL's packer packs a whole Arrow dataset before
+the first row is read. It reports the lengths of the sequences in a row, but no position IDs.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 LENGTH = 2048
-"""Tokens of a row."""
+"""The number of tokens in a row."""
 
 COUNT = 4000
-"""How many sequences there are."""
+"""The number of sequences."""
 
 OPEN = 16
-"""Rows that first fit has open at a time, as `pack` does by itself."""
+"""The number of rows that first fit keeps open at the same time, which is the default of `pack`."""
 
 
 def sequences(kind: str) -> list[Any]:
@@ -122,7 +122,8 @@ PACKERS: dict[str, Callable[[list[Any], dict[str, Any]], Iterator[dict[str, Any]
 
 
 def measured(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
-    """Returns the sequences per second over complete passes, or with `padding` the share of padding in rows."""
+    """Returns the sequences per second over complete passes. With `padding`, returns the fraction of padding in the
+    rows."""
     options = order["options"]
     packer, source = PACKERS[options["packer"]], sequences(order["item"])
     if options.get("padding"):

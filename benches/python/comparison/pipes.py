@@ -20,14 +20,14 @@ def dispatched(source: range, make: Any) -> Any:
 
     try:
         from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES
-    except ModuleNotFoundError:  # upstream takes it from torch
+    except ModuleNotFoundError:  # upstream imports the pipe from torch
         from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
     made = IterableWrapper(source, deepcopy=False).map(make)
     return made.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING).map(items.same)
 
 
 def batched(source: range, make: Any) -> Any:
-    """Returns the same source in lists of the size of an image batch."""
+    """Returns the same source in lists that have the size of an image batch."""
     return shared_out(source, make).batch(items.TOGETHER)
 
 

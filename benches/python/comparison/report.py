@@ -8,7 +8,7 @@ from comparison.memory import Course
 from comparison.workloads import BEFORE, OURS, WORKERS, Goal, Workload
 
 Runs = dict[str, list[dict[str, float]]]
-"""By contender: what each of its runs printed; an empty list if it could not run."""
+"""For each contender, the lines that its runs printed; an empty list if the contender could not run."""
 
 PLAIN = "plain generators"
 
@@ -75,7 +75,8 @@ class Report:
         self._judge(workload.title, goal.text, _number(ratio), goal.met(ratio))
 
     def _memcpys(self, workload: Workload, mine: list[float], floors: list[dict[str, float]]) -> None:
-        """Checks the time per item beyond its share of the creation, which continues in all workers at once."""
+        """Checks the time per item, minus the time to create an item divided by the number of workers, because all
+        workers create items at once."""
         for key, where in (("memcpy_s", "in cache"), ("far_memcpy_s", "out of cache")):
             goal = f"beyond producing it at most 1.5 memcpys ({where})"
             if not mine or not floors:
@@ -101,7 +102,8 @@ class Report:
         self._judge(title, goal, f"{growth:+.2f} MB in the second half", course.flat)
 
     def summary(self) -> None:
-        """Prints all goals in one table, missed goals last, or each row's speed relative to an earlier state."""
+        """Prints all goals in one table, with missed goals last. In a comparison with an earlier state, prints the
+        speed of each row relative to that state."""
         if self.speeds:
             print("\nTimes as fast as before: median, and lowest to highest pair of runs")
             for name, speeds in sorted(self.speeds.items(), key=lambda one: statistics.median(one[1])):

@@ -1,7 +1,7 @@
 """The gap that a killed worker causes in a loader with `on_worker_exit="restart"`.
 
-The gap ends with the first item of the replacement process. It is compared with the start of a whole loader by the same
-method, which is the minimum delay of a program without restarts before it recomputes its items.
+The gap ends with the first item of the replacement process. The gap is compared with the start of a whole loader by the
+same method. A program without restarts needs at least this time before it recomputes its items.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BEFORE = 200
 
 
 def gap(iterator: Any, pid: int, workers: int) -> float:
-    """Returns the seconds from a worker's exit to the end of the longest wait for an item after it.
+    """Returns the seconds from the exit of a worker to the end of the longest wait for a later item.
 
     Items that the worker had sent are delivered first, so the function reads all items that may have been in transit.
     """
@@ -40,7 +40,7 @@ def measure(build: Callable[..., Any], order: dict[str, Any]) -> tuple[dict[str,
     """Returns the median gap after several exits.
 
     Args:
-        build: creates a loader from a source, and accepts `on_worker_exit`.
+        build: creates a loader from a source; it accepts the argument `on_worker_exit`.
         order: the order of the harness.
     """
     loader = build(range(items.ENDLESS), on_worker_exit="restart")

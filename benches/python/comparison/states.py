@@ -1,4 +1,4 @@
-"""The cost of states: for the running job, for taking a state, its size, and the time to resume from it.
+"""The cost of states: for the running job, for taking a state, its size, and the time to resume from the state.
 
 Role: kinds of measurement for `child`. A case is a pipeline for two workers: plain items, a shuffle buffer of 18 MB, or
 dispatched items. Torch-style loaders (upstream 0.11 in a separate environment) read numbers by index, or a dataset
@@ -16,14 +16,14 @@ from typing import Any
 
 #: The size of an item of the large buffer in bytes, and the capacity of the buffer.
 SIZE, HELD = 18_000, 1_000
-#: The number of items in an epoch, of which only some are read.
+#: The number of items in an epoch; only some of these items are read.
 MANY = 10_000_000
 #: The number of states that are taken.
 STATES = 200
 
 
 def text(number: int) -> bytes:
-    """An item of the large buffer."""
+    """Returns an item of the large buffer."""
     return number.to_bytes(8, "little") * (SIZE // 8)
 
 
@@ -74,7 +74,7 @@ def _of_torchs_kind(order: dict[str, Any]) -> Any:
             return index
 
     class Weighty(IterableDataset[int]):
-        """Stores as much data as the large buffer."""
+        """An iterator with a state as large as the large buffer."""
 
         def __init__(self) -> None:
             self.held, self.at = [text(number) for number in range(HELD)], 0

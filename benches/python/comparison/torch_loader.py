@@ -11,7 +11,8 @@ from comparison import items
 
 
 class Shared(IterableDataset[Any]):
-    """Yields this worker's share of a range, created in the worker; in lists if `together` is above 1."""
+    """Yields this worker's share of a range, whose items the worker creates. If `together` is above 1, yields them in
+    lists."""
 
     def __init__(self, source: range, make: Callable[[int], Any], together: int = 1) -> None:
         self.source = source

@@ -11,12 +11,13 @@ WORKERS = 2
 TWO = "2 workers"
 
 SETTLING_S = 5.0
-"""Seconds before the rate is taken where the number of workers is chosen meanwhile, or many workers begin."""
+"""The number of seconds before the rate is measured, if the number of workers is chosen meanwhile, or many workers
+start."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A contender of `child` with its options; `kind` and `item` are given if they differ from the workload's.
+    """A contender of `child` with its options. `kind` and `item` are given if they differ from the workload's.
 
     The option `main` names the module that is run instead of `child`.
     """
@@ -44,7 +45,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class Workload:
-    """One comparison; `unit` is items per second, ms or ns; `scale` converts items/s or seconds to this unit."""
+    """One comparison. The unit is items per second, ms or ns, and `scale` converts items/s or seconds to this unit."""
 
     name: str
     title: str
@@ -123,7 +124,7 @@ def restarting(start_method: str, most: float, dispatched: bool = False) -> Work
 
 
 def laid_out(item: str, title: str) -> Workload:
-    """Returns workloads with arrays that are not plain runs of numbers, compared with plain ones of the same size."""
+    """Returns workloads with arrays that are not contiguous numbers, compared with plain arrays of the same size."""
     plain = Contender("plain arrays, moved by us", "ours", item="array")
     goals = (
         Goal("no slower than torch", torch_numpy.name, at_least=1.0),
@@ -150,7 +151,7 @@ def of_numbers(item: str, title: str) -> Workload:
 
 
 def crowd(workers: int) -> Workload:
-    """Returns workloads with more workers than cores that only send. The last of many start seconds later."""
+    """Returns workloads with more workers than cores that only send. The last worker starts seconds later."""
     options = {"workers": workers, "warm_up": SETTLING_S}
     both = (Contender(OURS, "ours", options), Contender(TWO, "ours"))
     goals = (Goal("at least half the rate of 2 workers", TWO, at_least=0.5),)
@@ -281,7 +282,8 @@ _CASES = {"plain": "a small pipeline", "large buffer": "a shuffle buffer of 18 M
 
 
 def _keeping(case: str) -> Workload:
-    """Returns the running job with and without ten times the usual snapshots: runs differ by more than 1 %."""
+    """Returns the running job with ten times the usual snapshots, because runs differ by more than the cost of the
+    usual number."""
     dense, off = Contender(OURS, "ours", {"snapshots": 10}), Contender("no snapshots", "ours", {"snapshots": 0})
     goal = Goal("ten times as many snapshots cost at most 10 %, so they cost 1 %", off.name, at_least=1 / 1.1)
     title = f"states: {_CASES[case]} runs, ten times as many snapshots"

@@ -1,4 +1,4 @@
 """Pictures of graphs, drawn without external programs: their contents, their layout, and their output as SVG or DOT.
 
-Independent of pipes and statistics.
+This package does not depend on pipes or statistics.
 """

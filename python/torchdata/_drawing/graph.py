@@ -12,11 +12,11 @@ class Node:
     """A pipe.
 
     Attributes:
-        title: its name.
+        title: the name of the pipe.
         lines: further lines of text.
-        heat: its own time as a fraction of its process's time, 0 to 1; None if unknown.
+        heat: the pipe's own time as a fraction of its process's time, 0 to 1; None if unknown.
         kind: "source", "end", "waits", or empty.
-        key: its number in the picture.
+        key: the number of the pipe in the picture.
     """
 
     title: str
@@ -28,7 +28,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Arrow:
-    """A flow of items from one node to another. `crosses` means that they go to another process."""
+    """A flow of items from one node to another. `crosses` means that the items go to another process."""
 
     tail: int
     head: int
@@ -38,8 +38,8 @@ class Arrow:
 
 @dataclass
 class DrawnGroup:
-    """The pipes of a process, or of several processes with the same pipes. Groups with lower columns are drawn further
-    up.
+    """The pipes of a process, or of several processes with the same pipes. Groups with lower column numbers are drawn
+    closer to the top.
     """
 
     title: str

@@ -1,7 +1,7 @@
 """Pictures of graphs, drawn without external programs: computes a layout, and draws it as SVG.
 
-Role: processes and their pipes are drawn below each other, in the order of the data flow. A picture fits
-on a phone unless the graph has branches. The picture uses tints of the surrounding page's colors.
+Role: processes and their pipes are drawn below each other, in the order of the data flow. A picture fits on a phone if
+the graph has no branches. The picture uses tints of the surrounding page's colors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _LONGEST = 44  # maximum number of characters per line
 _HOT, _HOTTEST = "#ef6548", 0.8
 #: The tint of each kind of pipe, and its strength.
 _TINTS = {"source": ("#4a90d9", 0.25), "end": ("#6aa84f", 0.25), "waits": ("#888888", 0.2), "": ("#888888", 0.0)}
-#: A standalone picture has a background and follows the reader's color mode. In a page, it uses the page's colors.
+#: A standalone picture has a background and follows the reader's color mode. Inside a page, the picture uses the page's
+#: colors.
 _STYLE = (
     "<style>svg:root{color:#222}svg:root>.ground{fill:#fff}"
     "@media(prefers-color-scheme:dark){svg:root{color:#ddd}svg:root>.ground{fill:#1a1c1e}}</style>"
@@ -30,7 +31,8 @@ _STYLE = (
 
 
 def _tint_of(node: Node) -> tuple[str, float]:
-    """Returns the tint of a pipe and its strength, by its share of the work, otherwise by its kind."""
+    """Returns the tint of a pipe and its strength, according to the pipe's share of the work, or to its kind if the
+    share is unknown."""
     if node.heat is None:
         return _TINTS[node.kind]
     return _HOT, _HOTTEST * min(1.0, max(0.0, node.heat))
@@ -100,8 +102,8 @@ class Picture:
     def __init__(self, graph: DrawnGraph) -> None:
         self._boxes: dict[int, _Box] = {}
         self._frames: list[_Box] = []
-        self._row_of: dict[int, int] = {}  # the group of each node, from the top
-        self._top_of: dict[int, float] = {}  # and the top position of the group
+        self._row_of: dict[int, int] = {}  # for each node, its group, counted from the top
+        self._top_of: dict[int, float] = {}  # for each node, the top position of its group
         groups = sorted(graph.groups, key=lambda group: group.column)
         bottom = float(_MARGIN)
         for number, group in enumerate(groups):
@@ -110,14 +112,15 @@ class Picture:
             self._top_of.update((node.key, top) for node in group.nodes)
             bottom = self._place(group, graph.arrows, top)
         self._right = self._centre()
-        self._beside = 0  # curves that pass other processes
+        self._beside = 0  # the number of curves that pass other processes
         self._curves = [self._curve(arrow) for arrow in graph.arrows]
         ends = [curve.label_at[0] + _cells(curve.label) * _CHAR for curve in self._curves if curve.label]
         right = max([self._right, *ends, *(_rightmost(curve) for curve in self._curves)])
         self.width, self.height = max(40, round(right + _MARGIN)), round(bottom + _MARGIN)
 
     def _place(self, group: DrawnGroup, arrows: list[Arrow], top: float) -> float:
-        """Places a group's nodes around a line at 0, each just above its readers; returns the lower end."""
+        """Places a group's nodes around a line at 0, each node just above its readers. Returns the lower end of the
+        group."""
         keys = {node.key for node in group.nodes}
         within = [(arrow.tail, arrow.head) for arrow in arrows if {arrow.tail, arrow.head} <= keys]
         rank = dict.fromkeys(keys, 0)
@@ -149,7 +152,7 @@ class Picture:
         return bottom
 
     def _centre(self) -> float:
-        """Moves everything to the right of the margin; returns the right end."""
+        """Moves all nodes to the right of the margin. Returns the right end of the picture."""
         placed = [*self._boxes.values(), *self._frames]
         shift = _MARGIN - min((box.x for box in placed), default=0.0)
         for box in placed:
@@ -160,7 +163,7 @@ class Picture:
         tail, head = self._boxes[arrow.tail], self._boxes[arrow.head]
         if self._row_of[arrow.head] - self._row_of[arrow.tail] > 1:
             return self._curve_beside(arrow, tail, head)
-        # An arrow from another process ends at the top of its process, because the text precedes the pipes.
+        # An arrow from another process ends at the top of the target's process, because the text precedes the pipes.
         start = (tail.middle, tail.y + tail.height)
         end = (head.middle, self._top_of[arrow.head] if arrow.crosses else head.y)
         bend = (end[1] - start[1]) / 2
@@ -173,9 +176,9 @@ class Picture:
         self._beside += 1
         aside = self._right + 12 * self._beside - 4
         start, end = (tail.x + tail.width, tail.y + tail.height / 2), (head.x + head.width, head.y + head.height / 2)
-        # The curve is bent far enough to be outside where the next process begins.
+        # The curve is bent far enough to be outside of the processes at the top of the next process.
         points = (start, *((x + (aside - x) / 0.5, y) for x, y in (start, end)), end)
-        label_at = (tail.x, tail.y + tail.height + 10 + 16)  # below its process
+        label_at = (tail.x, tail.y + tail.height + 10 + 16)  # the label is below the arrow's process
         return _Curve(points, arrow.label, label_at, arrow.crosses, sideways=True)
 
     def svg(self) -> str:

@@ -1,4 +1,4 @@
-"""The processes around the Rust engine: starts, commands, monitors and stops them. Private."""
+"""The processes around the Rust engine: modules that start, command, monitor and stop them. Private."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torchdata._native import Sender
 
-#: In a worker: the link for its items. `torchdata.empty` allocates memory there.
+#: In a worker, the sender of the link for its items. `torchdata.empty` allocates memory from this link.
 current_sender: Sender | None = None
 
 

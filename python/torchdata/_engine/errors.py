@@ -9,11 +9,12 @@ class WorkerExitedError(RuntimeError):
     Args:
         message: what happened and what to do about it.
         worker: the number of the worker process, or None for the dispatching process.
-        exitcode: the exit code; a negative one is the number of the signal that killed the process. None if it is not
-            known.
+        exitcode: the exit code; a negative one is the number of the signal that killed the process. None if the exit
+            code is not known.
         stage: what the process was doing.
-        item: the number of the item, from 0 in its epoch, that the worker was to send next, or for the dispatching
-            process that the main process was to receive next. None if processes are not restarted.
+        item: the number of the item, from 0 in its epoch, at which the process exited: the next item that the worker
+            was to send, or that the main process was to receive from the dispatching process. None if processes are not
+            restarted.
 
     Example:
         >>> from torchdata.dataloader2 import WorkerExitedError

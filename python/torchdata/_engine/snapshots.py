@@ -1,11 +1,11 @@
-"""Snapshots of a child's program, as bytes, and the data that a child needs to resume from one.
+"""Snapshots of a child's program, as bytes, and the data with which a child resumes from a snapshot.
 
-Role: the messages about resuming between the main process and its children. A child takes snapshots between two items.
-The main process stores their bytes unopened, and returns them with the command that begins a resumed epoch.
+Role: defines the messages about resuming between the main process and its children. A child takes snapshots between two
+items. The main process stores their bytes unopened, and returns them with the command that begins a resumed epoch.
 
-A sealed snapshot consists of a header (magic, version, length, CRC-32) and a pickle of plain data. All of it is
-verified before unpickling, and the pickle may not refer to classes: values that require pickle are stored in it as
-bytes, which their authors mark.
+A sealed snapshot consists of a header (magic, version, length, CRC-32) and a pickle of plain data. The whole snapshot
+is verified before it is unpickled, and the pickle may not refer to classes: values that require pickle are stored as
+bytes, and the pipe that stores them marks them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ from torchdata._plain_pickles import loads_plain
 #: After a snapshot that took c seconds, a process takes the next snapshot after max(SECONDS, FACTOR * c). A snapshot
 #: costs other processes about the same time, for copying and cold caches, so the total is less than 1 % of the time.
 SECONDS, FACTOR = 0.02, 250.0
-#: The pauses of at most this many processes add up. If items take less time than a snapshot, a reader in strict order
-#: waits for each process that takes a snapshot. With more processes, their items cover the wait.
+#: If there are at most this many processes, the pauses for their snapshots add up. If items take less time than a
+#: snapshot, a reader in strict order waits for each process that takes a snapshot. With more processes, the items of
+#: the other processes cover the wait.
 ADDING_UP = 4
 
-#: The default number of bytes of all snapshots in the main process, which keeps about `COPIES` of each process.
+#: The default number of bytes of all snapshots in the main process, and the approximate number of snapshots that the
+#: main process keeps of each process.
 BUDGET, COPIES = 64 << 20, 2
 
 #: A number of items, and their rolling checksum.
@@ -45,39 +47,41 @@ _REASON, _LONGEST_REASON = Collector.REASON, 2000
 
 
 class Announced:
-    """The snapshots of a child before the first item of an epoch: numbers, which are sent without pickling."""
+    """The snapshots that a child sends before the first item of an epoch, as numbers, which are sent without
+    pickling."""
 
     NONE = 0
     #: The child's own snapshot.
     OWN = 1
-    #: The child's own snapshot and, before it, the dispatching process's snapshot, which the child waits for.
+    #: The child's own snapshot, preceded by the dispatching process's snapshot, which the child waits for.
     DEALT = 2
 
 
 def cadence(processes: int) -> tuple[float, float]:
-    """Returns how often each of `processes` takes snapshots: the seconds in between, and the factor of the last
-    duration.
+    """Returns how often each of `processes` takes snapshots: the minimum number of seconds between two snapshots, and
+    the factor for the duration of the last snapshot.
     """
     return SECONDS, FACTOR * min(processes, ADDING_UP)
 
 
 def largest(budget: int | None, processes: int) -> int | None:
-    """Returns how many bytes a snapshot of each of `processes` may have, given the budget of all; None for no limit."""
+    """Returns how many bytes a snapshot of each of `processes` may have, given the budget of all processes; None for no
+    limit."""
     return None if budget is None else budget // (COPIES * processes)
 
 
 @dataclass(frozen=True)
 class Resumption:
-    """The point in an epoch where one child resumes, instead of at the beginning.
+    """The position in an epoch where one child resumes, instead of at the beginning.
 
     Args:
         content: the sealed snapshot; None for the epoch's beginning.
-        starts: for each of its links, the number of items sent before the snapshot, how many later items must not be
-            resent, and the checksum after them; None if checksums are not compared.
+        starts: for each of the child's links, the number of items sent before the snapshot, the number of later items
+            that must not be resent, and the checksum after those items; None if checksums are not compared.
         turn: for the dispatching process, the link of the next item; for a worker, the shard that sends the next item.
         passed: how many passes of the dispatched items a worker had read completely.
-        share: the part of the following pass that it had read.
-        strict: whether sources compare items that they reread.
+        share: the items that the worker had read in the following pass.
+        strict: whether sources compare the items that they reread with the originals.
     """
 
     content: bytes | None = None
@@ -89,12 +93,13 @@ class Resumption:
 
 
 def seal(snapshot: Any) -> bytes:
-    """Converts plain data to bytes with a checksum, in a single write, because copies of large states are slow."""
+    """Converts plain data to bytes with a checksum. The data is written only once, because copies of large states are
+    slow."""
     with pickle_file() as sealed:
         sealed.write(bytes(_HEADER.size))
         pickle.Pickler(sealed, protocol=5).dump(snapshot)
     with sealed.getbuffer() as written, written[_HEADER.size :] as pickled:
-        if written.nbytes:  # not if it is too large for the `bounded` context of the caller
+        if written.nbytes:  # if too large for the caller's `bounded` context, nothing is written
             _HEADER.pack_into(written, 0, _MAGIC, _VERSION, len(pickled), zlib.crc32(pickled))
     return sealed.getvalue()
 
@@ -107,7 +112,7 @@ def unseal(sealed: Any, what: str) -> Any:
         what: the name of the object in messages.
 
     Raises:
-        ValueError: it is damaged, or has another version.
+        ValueError: the object is damaged, or has another version.
     """
     check_seal(sealed, what)
     try:
@@ -117,12 +122,12 @@ def unseal(sealed: Any, what: str) -> Any:
 
 
 def reason(error: Exception) -> bytes:
-    """Returns contents with the reason why a snapshot could not be taken, which replace the snapshot."""
+    """Returns contents that replace a snapshot, with the reason why the snapshot could not be taken."""
     return _REASON + str(error).encode()[:_LONGEST_REASON]
 
 
 def reason_in(content: bytes | None) -> str | None:
-    """Returns the reason why the snapshot is missing; None if the contents are a snapshot."""
+    """Returns the reason why a snapshot is missing; None if the contents are a snapshot."""
     if content is None or not content.startswith(_REASON):
         return None
     return content[len(_REASON) :].decode(errors="replace")
@@ -143,7 +148,7 @@ def check_seal(sealed: Any, what: str) -> None:
 
 
 def is_sealed(sealed: Any) -> bool:
-    """Returns whether the bytes begin and end like a snapshot, without checking the checksum."""
+    """Returns whether the bytes have the header and the length of a snapshot, without checking the checksum."""
     if not isinstance(sealed, bytes) or len(sealed) < _HEADER.size:
         return False
     magic, _, length, _ = _HEADER.unpack_from(sealed)
@@ -151,5 +156,5 @@ def is_sealed(sealed: Any) -> bool:
 
 
 def seal_of(sealed: bytes) -> bytes:
-    """Returns the header, which distinguishes snapshots."""
+    """Returns the header, by which snapshots are distinguished."""
     return sealed[: _HEADER.size]

@@ -34,12 +34,12 @@ FAMILIES: tuple[Family, ...] = (*_OF_LOADER.values(), *_OF_PROCESS.values(), *_O
 
 
 def rank_of(loader: Any) -> int:
-    """Returns the rank of a loader: from its service, the job, or the environment; 0 if there is none."""
+    """Returns the rank of a loader: from its service, the job, or the environment; 0 if none of them has a rank."""
     for service in _services_in(loader.reading_service):
         if hasattr(service, "count_ranks"):
             try:
                 service.count_ranks()
-            except TypeError:  # the job has not started
+            except TypeError:  # the job has not started yet
                 break
             if getattr(service, "_pg", None) is not None:
                 return int(service._rank)
@@ -60,13 +60,13 @@ def _services_in(service: Any) -> Iterator[Any]:
 class Measuring:
     """Measures a loader repeatedly.
 
-    "Of late" means the time since the last measurement that found new numbers of the loader. Counters never decrease,
-    because readers interpret a decrease as a restart and count the whole value again. Without this rule they could
-    decrease: times are estimates, and the times of a replaced worker start at zero.
+    "Of late" refers to the time since the last measurement that found new counts of the loader. Counters never
+    decrease, because readers of metrics interpret a decrease as a restart and count the whole value again. Without this
+    rule, counters could decrease, because times are estimates, and the times of a replaced worker start at zero.
 
     Args:
         loader: the loader. The loader can be measured after its end, and measuring does not start any process.
-        rank: the label `rank` of all measurements; None determines it automatically.
+        rank: the label `rank` of all measurements; None determines the rank automatically.
     """
 
     def __init__(self, loader: Any, rank: int | None = None) -> None:
@@ -76,12 +76,12 @@ class Measuring:
         self._rank = rank
         self._last: LoaderStats | None = None
         self._pids: dict[str, int] = {}
-        #: By family and labels: the raw value, and the reported value.
+        #: For each family and its labels, the raw value and the reported value.
         self._told: dict[tuple[str, tuple[str, ...]], tuple[float, float]] = {}
 
     @property
     def rank(self) -> str:
-        """The label `rank`."""
+        """The label `rank` of all measurements."""
         return str(rank_of(self._loader) if self._rank is None else self._rank)
 
     def measure(self) -> list[Measurement]:
@@ -101,7 +101,8 @@ class Measuring:
         return [self._grown(one, replaced) if one.family.kind == "counter" else one for one in found]
 
     def _grown(self, one: Measurement, replaced: set[str]) -> Measurement:
-        """Returns a counter that never decreases. For a replaced process, the value of its predecessor is added."""
+        """Returns a counter that never decreases. If a process was replaced, the value of the earlier process is
+        added."""
         key = one.family.name, one.labels
         number, told = self._told.get(key, (0.0, 0.0))
         of_system = one.family is _OF_PROCESS["cpu_seconds"]

@@ -23,14 +23,15 @@ class ObservedLoader:
     _recorder: Recorder
 
     def stats(self, since: LoaderStats | None = None) -> ShownStats:
-        """Returns the loader's counts: rates, waits and memory, by process and by function. `print` shows them as a
-        table.
+        """Returns the loader's counts: rates, waits and memory, by process and by function. `print` shows the counts as
+        a table.
 
         This method can be called at any time, from any thread, and after the workers have exited. If a loader starts
         new workers in each epoch, the counts cover the current or last epoch.
 
         Args:
-            since: earlier statistics of this loader, to count from there; None (the default) counts from the beginning.
+            since: earlier statistics of this loader, where counting starts; None (the default) counts from the
+                beginning.
         """
         return self._recorder.stats(since)
 
@@ -38,7 +39,7 @@ class ObservedLoader:
         """Describes what limits the program: loading or training, which worker, which function, and what would help.
 
         Args:
-            since: earlier statistics of this loader, to count from there; None (the default) covers everything that
+            since: earlier statistics of this loader, where counting starts; None (the default) covers everything that
                 `stats` counts.
         """
         return self._recorder.diagnose(since, self._epochs_ended())
@@ -47,9 +48,9 @@ class ObservedLoader:
         """Iterates over an epoch and shows its progress: items per second, the completed part, and the time spent
         waiting.
 
-        The bar is drawn by `tqdm`, or if that is not installed, by `rich`, which requires ipywidgets in notebooks. The
-        bar appears in terminals and notebooks. Otherwise, or if neither library is installed, nothing is drawn, so that
-        logs stay clean.
+        `tqdm` draws the bar. If `tqdm` is not installed, `rich` draws the bar, which requires ipywidgets in notebooks.
+        The bar appears in terminals and notebooks. In other outputs, or if neither library is installed, nothing is
+        drawn, so that logs stay clean.
 
         Args:
             options: `description` (text before the bar), `file` (the output instead of stderr), `interval` (seconds
@@ -66,11 +67,11 @@ class ObservedLoader:
         return ProgressBar(self, **options)  # type: ignore[arg-type]  # it has `__iter__`, and `__len__` perhaps
 
     def worker_pids(self) -> list[int]:
-        """Returns the process ids of the running workers in order, followed by that of the dispatching process, if
+        """Returns the process ids of the running workers in order, followed by the id of the dispatching process, if
         there is one. Workers on other machines are left out.
         """
         return []
 
     def _epochs_ended(self) -> int:
-        """Returns how many epochs have ended, if none is running."""
+        """Returns the number of epochs that have ended, if no epoch is running."""
         return 0

@@ -21,7 +21,7 @@ def members_of(process_group: Any, whose: str) -> tuple[int, ...] | None:
         ValueError: the mesh has several dimensions, or this rank does not belong to the group.
     """
     dist: Any = sys.modules.get("torch.distributed")
-    if dist is None or not dist.is_available():  # such a group cannot exist
+    if dist is None or not dist.is_available():  # without `torch.distributed`, such a group cannot exist
         return None
     if hasattr(process_group, "get_group") and hasattr(process_group, "mesh_dim_names"):
         if process_group.ndim != 1:

@@ -13,7 +13,7 @@ _LONGEST_TIMEOUT = 1e8
 
 
 class PrefetchTimeoutError(TimeoutError, RuntimeError):
-    """Another rank did not take part in an operation in time. In torchdata 0.9 this was only a `RuntimeError`.
+    """Another rank did not take part in an operation in time. In torchdata 0.9, this error was only a `RuntimeError`.
 
     Args:
         timeout: the waiting time in seconds.
@@ -34,7 +34,7 @@ class PrefetchTimeoutError(TimeoutError, RuntimeError):
 
 
 class RanksLostError(ConnectionError, RuntimeError):
-    """Another rank has exited or cannot be reached. torchdata 0.9 raised a `RuntimeError`.
+    """Another rank has exited or cannot be reached. In this case, torchdata 0.9 raised a `RuntimeError`.
 
     Example:
         >>> from torchdata.dataloader2.error import RanksLostError
@@ -44,11 +44,11 @@ class RanksLostError(ConnectionError, RuntimeError):
 
 
 class GivenUp(Exception):
-    """This rank no longer waits for the answer."""
+    """Raised if this rank no longer waits for the answer."""
 
 
 class RankGroup(Protocol):
-    """The ranks of a job. Users may pass their own object, which need not have the last four members."""
+    """The ranks of a job. Users may pass their own object, which need not have the last four members of this class."""
 
     rank: int
     world_size: int
@@ -61,20 +61,21 @@ class RankGroup(Protocol):
 
     @property
     def broken(self) -> bool:
-        """Whether an operation has failed, after which the group cannot be used any more."""
+        """Whether an operation has failed. After a failure, the group cannot be used any more."""
 
     def show_life(self) -> None:
         """Shows all ranks, if possible, that this rank is running before its first operation."""
 
     def give_up(self) -> None:
-        """Immediately ends the wait of another thread, if there is one."""
+        """If another thread waits for an operation, ends this wait immediately."""
 
     def close(self) -> None:
         """Releases the resources of the group."""
 
 
 class UncopyableGroup:
-    """The base class of this package's groups. They cannot be copied, because other ranks would not know a copy."""
+    """The base class of this package's groups. A group cannot be copied, because other ranks would not know the
+    copy."""
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
@@ -97,7 +98,7 @@ def describe_ranks(ranks: Iterable[int]) -> str:
 
 
 def check_group(group: Any, whose: str, *, broadcasts: bool) -> None:
-    """Raises TypeError unless `group` has the required methods of a group of ranks."""
+    """Raises TypeError if `group` lacks a required method of a group of ranks."""
     needed = ["rank", "world_size", *(["broadcast"] if broadcasts else []), "all_reduce_min"]
     lacking = [name for name in needed if not hasattr(group, name)]
     if lacking:
@@ -107,7 +108,7 @@ def check_group(group: Any, whose: str, *, broadcasts: bool) -> None:
 
 
 def check_timeout(timeout: Any, whose: str) -> None:
-    """Raises ValueError unless `timeout` is a valid timeout."""
+    """Raises ValueError if `timeout` is not a valid timeout."""
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout <= _LONGEST_TIMEOUT:
         raise ValueError(
             f"{whose}: timeout is a number of seconds above 0 and at most {_LONGEST_TIMEOUT:g}, but got {timeout!r}"

@@ -1,8 +1,8 @@
 """Connects ranks: rank 0 publishes its addresses in the job's store, and all other ranks connect to rank 0.
 
 Role: runs once for each group, in the main process of every rank. The store is used only for this purpose, in a
-separate thread, because its operations never end if the store's process is stopped. The thread then sleeps in torch
-until the program ends.
+separate thread, because an operation on the store never ends if the store's process is stopped. In that case, the
+thread sleeps in torch until the program ends.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from torchdata._native import Meeting
 from torchdata._ranks.group import PrefetchTimeoutError, RanksLostError, describe_ranks
 from torchdata._threads import start
 
-#: Why a group failed: what happened, the ranks that it happened to, and the rank that gave up.
+#: The reason why a group failed: what happened, the affected ranks, and the rank that gave up.
 Blame = tuple[str, list[int], int]
 
-#: Seconds between two checks for rank 0. The intervals grow, because many ranks must not query the store often.
+#: Seconds between two checks for rank 0. The intervals grow, so that many ranks do not query the store too often.
 _FIRST_NAP, _LONGEST_NAP = 0.001, 0.05
 
 #: Seconds for one attempt to connect to an address and receive an answer.
@@ -58,8 +58,8 @@ class Opening:
         return max(self._until - time.monotonic(), 0.0)
 
     def meet(self) -> tuple[Meeting | Blame, float]:
-        """Returns the meeting, or the reason why rank 0 has already given up, and the remaining seconds for all ranks
-        to join.
+        """Returns the meeting, or the reason why rank 0 has already given up. Also returns the remaining seconds for
+        all ranks to join.
 
         Raises:
             PrefetchTimeoutError: rank 0, and possibly further ranks, did not begin to iterate.
@@ -134,7 +134,7 @@ class Opening:
             time.sleep(_LONGEST_NAP)
 
     def _look_for_hub(self, store: Any) -> dict[str, Any] | list[int]:
-        """Returns the offer of rank 0, or after the timeout, the ranks that have not begun."""
+        """Returns the offer of rank 0. After the timeout, returns the ranks that have not begun."""
         store.set(f"begun/{self._rank}", "")
         nap = _FIRST_NAP
         while not store.check(["hub"]):
@@ -156,7 +156,7 @@ class Opening:
 
                 store: Any = distributed_c10d._get_default_store()
                 if hasattr(store, "clone"):
-                    store = store.clone()  # avoids waiting for other users of the store
+                    store = store.clone()  # a clone does not wait for other users of the store
                 answers.append(ask(self._dist.PrefixStore(self._prefix, store)))
             except Exception as error:
                 answers.append(error)
@@ -199,7 +199,8 @@ def _machine() -> str:
 
 
 def _listen(store_host: str | None) -> tuple[socket.socket, dict[str, Any]]:
-    """Returns a listening socket, bound to a single address if that suffices, and the information for other ranks."""
+    """Returns a listening socket, bound to a single address if one address suffices, and the information that other
+    ranks need to connect."""
     listener = _listen_at(store_host)
     if listener is not None:
         addresses = [listener.getsockname()[0]]
@@ -219,7 +220,7 @@ def _listen_at(store_host: str | None) -> socket.socket | None:
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     if interface:
         return socket.create_server((_address_of_interface(interface), 0))
-    # A name for the loopback interface here may mean another machine elsewhere.
+    # A name that refers to the loopback interface here may refer to another machine elsewhere.
     if _is_loopback(store_host):
         return _server_at(_LOOPBACK[1] if store_host == _LOOPBACK[1] else _LOOPBACK[0])
     towards = next(iter(_addresses_towards(store_host)), None) if store_host is not None else None
@@ -240,12 +241,12 @@ def _is_loopback(host: str | None) -> bool:
 
 
 def _addresses_towards(host: str | None) -> list[str]:
-    """Returns the addresses that this machine uses to send packets to another one."""
+    """Returns the addresses that this machine uses to send packets to another machine."""
     found: list[str] = []
     with suppress(OSError):
         for family, kind, _, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
             with suppress(OSError), socket.socket(family, kind) as asks:
-                asks.connect(address)  # sends nothing
+                asks.connect(address)  # this sends nothing
                 found.append(asks.getsockname()[0])
     return found
 
@@ -269,15 +270,15 @@ def _address_of_interface(name: str) -> str:
 
 
 def _own_addresses(store_host: str | None) -> list[str]:
-    """Returns addresses where other machines may reach this one, most likely first."""
-    found = _addresses_towards(store_host)  # of the machine of the store, which all ranks have reached
+    """Returns addresses where other machines may reach this machine, most likely address first."""
+    found = _addresses_towards(store_host)  # toward the store's machine, which all ranks have reached
     with suppress(OSError):
         found += [entry[4][0] for entry in socket.getaddrinfo(socket.gethostname(), None)]  # type: ignore[misc]
     return [address for address in dict.fromkeys(found) if not address.startswith("127.") and address != "::1"]
 
 
 def _addresses_to_try(offer: dict[str, Any], store_host: str | None) -> list[str]:
-    """Returns addresses where rank 0 may be reached from here, most likely first."""
+    """Returns addresses where this rank may reach rank 0, most likely address first."""
     addresses: list[str] = list(offer["addresses"])
     if offer["loopback"]:
         if offer["machine"] == _machine():

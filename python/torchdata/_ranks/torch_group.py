@@ -2,10 +2,10 @@
 
 The group contains all ranks of the job, or the ranks of one of torch's process groups.
 
-Role: opened and used in the main process of every rank (by one thread at a time). Owns a `Meeting`: one connection of
-every rank to rank 0, served by a native thread while the group is in use. The messages never mix with the messages of
-the training, and the remaining ranks notice when any rank fails, including rank 0. `torchdata_core::ranks` describes
-how.
+Role: the group is opened and used in the main process of every rank, by one thread at a time. Owns a `Meeting`: one
+connection of every rank to rank 0, served by a native thread while the group is in use. The messages never mix with the
+messages of the training, and the remaining ranks notice when any rank fails, including rank 0. `torchdata_core::ranks`
+describes the protocol.
 
 Neither torch's process groups nor the store are used for operations. Process groups and the store wait for ranks that
 no longer exist, until the job's timeouts expire, even in destructors at interpreter exit.
@@ -27,10 +27,10 @@ from torchdata._ranks.opening import Opening
 #: Counts the groups of this process by their ranks. All ranks open their groups in the same order.
 _numbers: defaultdict[tuple[int, ...], itertools.count[int]] = defaultdict(itertools.count)
 
-#: The largest signed 64-bit value. A rank that votes with it never determines the minimum.
+#: The largest signed 64-bit value. A rank that votes with this value never determines the minimum.
 _LARGEST = 2**63 - 1
 
-#: Descriptions of the failures of ranks, by the meeting's name for them.
+#: Descriptions of the failures of ranks, by the name that the meeting uses for each failure.
 _FAULTS = {
     "absent": "did not begin to iterate",
     "late": "did not come along",
@@ -52,7 +52,7 @@ def require_available(whose: str) -> Any:
     """Returns the module `torch.distributed`.
 
     Raises:
-        RuntimeError: torch is not installed, or was built without it.
+        RuntimeError: torch is not installed, or was built without `torch.distributed`.
     """
     try:
         import torch.distributed as dist
@@ -89,11 +89,11 @@ class TorchGroup(UncopyableGroup):
     Args:
         timeout: the time limit of an operation in seconds.
         whose: the name of the user of the group, for messages.
-        members: the ranks, numbered as in the job and including this one; None for all.
+        members: the ranks, numbered as in the job and including this rank; None for all ranks.
 
     Raises:
         RuntimeError: `torch.distributed` cannot be used (see `require_initialized`).
-        PrefetchTimeoutError: other ranks did not open the group, or gave up before this one did.
+        PrefetchTimeoutError: other ranks did not open the group, or gave up earlier than this rank.
         RanksLostError: rank 0 or the store of the job no longer exists, or does not answer.
     """
 
@@ -127,19 +127,20 @@ class TorchGroup(UncopyableGroup):
 
     @property
     def broken(self) -> bool:
-        """Whether an operation has failed, after which the group cannot be used any more."""
+        """Whether an operation has failed. After a failure, the group cannot be used any more."""
         return self._broken
 
     def broadcast(self, value: int) -> int:
-        """Returns the value of rank 0, on every rank. All ranks wait for each other, so that none continues alone."""
+        """Returns the value of rank 0, on every rank. All ranks wait for each other, so that no rank continues
+        alone."""
         return self._run(value if self.rank == 0 else _LARGEST)
 
     def agree(self, value: str) -> str:
-        """Returns the value of the first group that calls this, among all groups of this size; its own on ranks other
-        than rank 0.
+        """Returns the value of the first group that calls this method, among all groups of this size. On ranks other
+        than rank 0, returns the rank's own value.
 
-        Tensor-parallel ranks belong to different data-parallel groups. This method makes them shuffle in the same
-        order.
+        Tensor-parallel ranks belong to different data-parallel groups. This method makes tensor-parallel ranks shuffle
+        in the same order.
         """
         number, self._agreements = self._agreements, self._agreements + 1
         if self._seeds is None or self.rank != 0:
@@ -156,7 +157,7 @@ class TorchGroup(UncopyableGroup):
             raise GivenUp("the group of ranks was closed")
         try:
             least, blame = self._meeting.least(value, self._timeout)
-        except BaseException:  # interrupted: the others would wait for an operation that this rank has left
+        except BaseException:  # after an interruption, other ranks would wait for an operation that this rank has left
             self._broken = True
             self._meeting.leave()
             raise
@@ -199,13 +200,13 @@ class TorchGroup(UncopyableGroup):
         self._meeting.serve()
 
     def give_up(self) -> None:
-        """Immediately ends the wait of another thread, if there is one."""
+        """If another thread waits for an operation, ends this wait immediately."""
         self._given_up = True
         if not self._broken:
             self._meeting.leave()
 
     def close(self) -> None:
-        """Notifies all ranks and closes the connections. A forked child does not touch them."""
+        """Notifies all ranks and closes the connections. A forked child does not touch the connections."""
         self._given_up = True
         self._meeting.close()
 
@@ -213,14 +214,14 @@ class TorchGroup(UncopyableGroup):
         """Records the open connections before a fork, because descriptors of ended connections may be reused later."""
         try:
             self._descriptors = self._meeting.descriptors()
-        except RuntimeError:  # it was closed, or is inherited itself
+        except RuntimeError:  # the connection was closed, or is itself inherited
             self._descriptors = []
 
     def _forget(self) -> None:
-        """Replaces inherited connections in a forked child, which would otherwise keep them open."""
+        """In a forked child, replaces inherited connections, because the child would otherwise keep them open."""
         nowhere = os.open(os.devnull, os.O_RDWR)
         for descriptor in self._descriptors:
-            # not closed, because the descriptor still belongs to an object
+            # The descriptor is not closed, because it still belongs to an object.
             os.dup2(nowhere, descriptor, inheritable=False)
         os.close(nowhere)
 

@@ -12,7 +12,8 @@ from torchdata._signatures import signature_of
 from torchdata.dataloader2.services.multiprocessing import MultiProcessingReadingService
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
-#: Arguments of both loaders that belong to a reading service here; a pair of braces is replaced by the value.
+#: Arguments of both loaders that correspond to an argument of a reading service here; a pair of braces is replaced by
+#: the value.
 _OF_A_SERVICE = {
     theirs: f"reading_service=MultiProcessingReadingService(num_workers, {ours}={{!r}})"
     for theirs, ours in {
@@ -46,11 +47,11 @@ def refuse_arguments(arguments: Mapping[str, Any], taken: Callable[..., Any], wh
 
     Args:
         arguments: the refused keywords.
-        taken: the function that was called with them.
+        taken: the function that was called with the refused keywords.
         whose: the name of the function in the message.
 
     Raises:
-        TypeError: there are such keywords. The message names a replacement, or the valid arguments.
+        TypeError: there is at least one refused keyword. The message names a replacement, or the valid arguments.
     """
     known = _INSTEAD if whose == "DataLoader2" else _INSTEAD_OVER_DATASET
     for name, value in arguments.items():
@@ -74,7 +75,7 @@ def service_of(num_workers: int | Literal["auto"], service: Any, whose: str) -> 
 
     Raises:
         TypeError: `service` is not a reading service.
-        ValueError: both were given.
+        ValueError: both `service` and `num_workers` were given.
     """
     if service is not None and num_workers:
         raise ValueError(f"{whose}: give num_workers or a reading_service, not both")

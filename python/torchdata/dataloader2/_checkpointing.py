@@ -20,10 +20,10 @@ from torchdata.dataloader2.state.position import LoaderState, Position, Randomne
 from torchdata.datapipes._pipe.graph.fingerprint import fingerprint, require_arguments
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
-#: A shorter replay, in seconds, does not cause a warning.
+#: A replay that is shorter than this number of seconds does not cause a warning.
 _LEAST = 5.0
 
-#: With fewer items, the time of an epoch is mostly the startup time of the workers.
+#: If an epoch has fewer items, its duration is mostly the startup time of the workers.
 _FEW = 100
 
 #: Larger snapshots, in bytes, are not opened for the warning, because buffers hold most of their items.
@@ -41,7 +41,7 @@ class StateKeeper:
 
     Attributes:
         loaded: the state that was loaded, until the loader changes.
-        left: the contents of states after the loader was shut down, or the reason why these are unknown.
+        left: the contents of states after the loader was shut down, or the reason why the contents are unknown.
     """
 
     def __init__(self, run: EpochRun) -> None:
@@ -56,7 +56,8 @@ class StateKeeper:
 
         Args:
             items_ago: the number of items to go back.
-            with_pipe: whether the state contains the pipe itself; with None, if the pipe is small and can be pickled.
+            with_pipe: whether the state contains the pipe itself; with None, the state contains it if the pipe is small
+                and can be pickled.
             has_begun: whether an iterator was created since a state was loaded.
         """
         pipeline, run = self._pipeline, self._run
@@ -65,7 +66,7 @@ class StateKeeper:
                 raise RuntimeError("the states of all ranks were loaded: call iter(loader) before state_dict()")
             if self._seeds.is_since_load:
                 return dump(self.loaded._replace(randomness=self._seeds.randomness()))
-            return dict(self.loaded.saved or {})  # nothing has happened since it was loaded
+            return dict(self.loaded.saved or {})  # nothing has happened since the state was loaded
         if pipeline.datapipe is None:
             raise RuntimeError("this DataLoader2 has no datapipe, so it has no state to save")
         pipeline.require_pipe()
@@ -96,7 +97,7 @@ class StateKeeper:
 
         Args:
             items_ago: the number of items to go back.
-            looks: whether main's part of the graph may be inspected, which may wait for threads.
+            looks: whether the main process's part of the graph may be inspected, which may wait for threads.
         """
         if self.left is not None:
             if isinstance(self.left, str):
@@ -111,13 +112,13 @@ class StateKeeper:
         """Records the position of a loader that is being shut down, for states that are requested later.
 
         Args:
-            works: whether threads work in the main process; the shutdown does not wait for them here.
+            works: whether threads work in the main process; this method does not wait for such threads.
         """
         if self.left is None and is_pipe(self._pipeline.datapipe):
             try:
                 self.left = self._whereabouts(0, looks=not works)
             except Exception as error:
-                self.left = str(error)  # the error itself would keep the processes
+                self.left = str(error)  # storing the error itself would keep the processes alive
 
     def load(self, state_dict: dict[str, Any], strict: bool, allow_pickle: bool) -> None:
         """Makes the loader resume from a state. See `DataLoader2.load_state_dict`."""
@@ -164,7 +165,7 @@ class StateKeeper:
         return snapshot
 
     def set(self, state: LoaderState, strict: bool, positions: SavedPositions) -> None:
-        """Makes a loader that has not begun resume from a state."""
+        """Makes a loader that has not begun an epoch resume from a state."""
         self._run.saved_positions = positions
         self._pipeline.service_state = state.service
         self._seeds.take(state.randomness)
@@ -175,7 +176,7 @@ class StateKeeper:
 
 
 def warn_of_0_9(stacklevel: int) -> None:
-    """Warns of a state of torchdata 0.9. The stack level refers to the user's call, counted from the caller."""
+    """Warns about a state of torchdata 0.9. The stack level refers to the user's call, counted from the caller."""
     warnings.warn(
         "this state was saved by torchdata 0.9, which saves no position inside an epoch: the epoch starts again from "
         "its first item, and seeded orders are not those of torchdata 0.9",
@@ -184,7 +185,7 @@ def warn_of_0_9(stacklevel: int) -> None:
 
 
 def unpacked_pipe(state: LoaderState) -> DataPipe:
-    """Returns the pipe of a state, without changing anything else."""
+    """Returns the pipe of a state; changes nothing."""
     if state.pipe is None:
         raise ValueError(
             "this loader state was saved without its pipe: make a DataLoader2 with the pipe and call its "
@@ -207,7 +208,7 @@ def unpacked_pipe(state: LoaderState) -> DataPipe:
 
 
 def number_of_items(name: str, count: Any) -> int:
-    """Returns the argument with this name, after checking that it is a number of items."""
+    """Returns the value of the argument `name`, after checking that it is a number of items."""
     if isinstance(count, bool) or not isinstance(count, int):
         raise TypeError(f"{name} is a number of items, but got {count!r}")
     if count < 0:
@@ -216,7 +217,7 @@ def number_of_items(name: str, count: Any) -> int:
 
 
 def _warn_of_oversized(size: int) -> None:
-    """Warns that a worker has sent no snapshots because of their size, which is given in bytes."""
+    """Warns that a worker has sent no snapshots because they are too large."""
     warnings.warn(
         f"the pipes of a worker hold {size / 1e6:.0f} MB, so this worker has sent no snapshots before this call of "
         "state_dict(). A loader that resumes from this state recomputes the worker's items since the beginning of the "
@@ -245,7 +246,8 @@ def _warn_of_replay(position: Position) -> None:
 
 
 def _again(position: Position) -> Iterator[tuple[str, int, float]]:
-    """Yields the parts of the work that must be repeated: name, number of items, and seconds that they took."""
+    """Yields the name, the number of items and the duration in seconds of each part of the work that must be
+    repeated."""
     lasted = position.seconds or 0.0
     if position.drop >= _FEW:
         yield "the epoch", position.drop, lasted * position.drop / position.given

@@ -1,6 +1,6 @@
 """Datasets instead of pipes: the pipe over a dataset, and the usual pipeline over a dataset.
 
-Role: pure functions that build pipes, which run in the main process when a loader is created.
+Role: pure functions that build pipes. They run in the main process when a loader is created.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def pipeline_over(
     else:
         pipe = source.shuffle() if shuffle else source
     if not any(is_sharding(member) or isinstance(member, ShardingRoundRobinDispatcher) for member in Graph(pipe)):
-        # A dataset that is read by index may also query its worker, but its indices are divided nevertheless.
+        # A dataset that is read by index may also query its worker, but the loader divides its indices in any case.
         own = not isinstance(source, MapDataPipe) and (splits_itself(dataset) if itself is None else itself)
         if not own or not splits_among_ranks(dataset):
             pipe = pipe.sharding_filter(SHARDING_PRIORITIES.DISTRIBUTED if own else None)

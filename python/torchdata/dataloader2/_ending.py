@@ -1,8 +1,8 @@
 """Shuts a loader down once, and makes concurrent callers wait for the shutdown.
 
 Role: one `Ending` per loader. An `Ending` ends the epoch, the service and the threads that read ahead, excludes
-concurrent changes to the loader, and stores the process that the loader belongs to. Runs in the main process, in any
-thread, in a finalizer, and at interpreter exit.
+concurrent changes to the loader, and stores the process that the loader belongs to. Runs in the main process: in any
+thread, in a finalizer, or at interpreter exit.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ class ClosableLoader(Protocol):
         """Returns the loader's `Ending`."""
 
     def shutdown(self) -> None:
-        """Ends the epoch and the reading service."""
+        """Ends the epoch and the reading service, as `DataLoader2.shutdown` documents."""
 
 
-#: The open loaders of this process, by the id of their `Ending`, which interpreter exit shuts down. Not a WeakSet,
-#: which runs Python code when a loader is freed, where a KeyboardInterrupt would be lost.
+#: The open loaders of this process, which are shut down at interpreter exit. The keys are the ids of their `Ending`
+#: objects. A WeakSet is unsuitable, because it runs Python code when a loader is freed, and a KeyboardInterrupt in that
+#: code would be lost.
 _open_loaders: dict[int, weakref.ref[ClosableLoader]] = {}
 
 
@@ -50,9 +51,9 @@ class Ending:
 
     Attributes:
         changing: the lock that is held to begin an epoch, load a state, or shut the loader down.
-        owner_pid: the id of the process that it belongs to.
+        owner_pid: the id of the process that the loader belongs to.
         patience: the number of seconds to wait for threads.
-        is_noted: whether the state may be requested afterwards.
+        is_noted: whether the state of the loader may be requested after the shutdown.
         has_begun: whether the loader must not be read any more.
         is_over: whether the shutdown is complete.
     """
@@ -67,10 +68,10 @@ class Ending:
         _open_loaders[id(self)] = weakref.ref(loader)
 
     def take_over_in_child(self) -> None:
-        """Makes an inherited loader belong to this forked child, unless worker processes of the parent run it.
+        """Makes an inherited loader belong to this forked child, if no worker processes of the parent run the loader.
 
         Raises:
-            RuntimeError: worker processes run it.
+            RuntimeError: worker processes run the loader.
         """
         if self.owner_pid == os.getpid():
             return
@@ -79,12 +80,12 @@ class Ending:
                 f"this DataLoader2 belongs to process {self.owner_pid}, whose worker processes run it, and this is a "
                 "forked child of that: make a loader of your own in the child"
             )
-        self.changing = threading.RLock()  # a thread of the parent may hold it
+        self.changing = threading.RLock()  # a thread of the parent may hold the inherited lock
         self.owner_pid = os.getpid()
 
     def run(self) -> None:
-        """Ends everything, or continues after an interruption. Returns when it is complete, even if another thread
-        completes it.
+        """Ends everything, or continues a shutdown that was interrupted. Returns when the shutdown is complete, even if
+        another thread completes it.
         """
         if self.is_over:
             return
@@ -95,12 +96,13 @@ class Ending:
             self._set_over()
             return
         with self._excluding_others():
-            if not self.is_over:  # another thread may have completed it
+            if not self.is_over:  # another thread may have completed the shutdown
                 self._end(over)
 
     @contextmanager
     def _excluding_others(self) -> Iterator[None]:
-        """Excludes other threads that change the loader. A thread that hangs there is not awaited any longer."""
+        """Excludes other threads that change the loader. If another thread hangs while it changes the loader, this
+        method stops waiting for that thread after a time."""
         is_alone = self.changing.acquire(timeout=self.patience)
         try:
             yield
@@ -122,11 +124,11 @@ class Ending:
                 run.delivery.source = over
                 if pipeline.service is not None:
                     pipeline.service.finalize()
-            end_all(pipeline.works(), self.patience)  # threads may wait for processes of the service, which end first
+            end_all(pipeline.works(), self.patience)  # ends after the service, whose processes threads may wait for
         except Exception:
             self._set_over()
             raise
-        self._set_over()  # not reached if Ctrl-C interrupts; the next call then continues
+        self._set_over()  # not reached if Ctrl-C interrupts; the next call then continues the shutdown
 
     def _set_over(self) -> None:
         self.is_over = True

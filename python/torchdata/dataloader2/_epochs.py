@@ -1,7 +1,8 @@
 """The epochs of a loader: begins, resumes and ends them.
 
 Role: owned by the loader. Owns the delivered items, their count and the position in the epoch. Runs in the thread that
-uses the loader. Other threads may read the loader meanwhile; if such a thread is computing an item, this one waits.
+uses the loader. Other threads may read the loader meanwhile; if such a thread is computing an item, the thread that
+begins or ends an epoch waits.
 
 The service is notified of the end of each epoch exactly once: at the last item, at an error, when the next epoch begins
 before this one ends, or at shutdown.
@@ -55,7 +56,8 @@ class EpochRun:
         saved_positions: the positions of all ranks at which to resume, perhaps with other processes.
         epochs: the number of epochs that were begun.
         is_iterating: whether an epoch is running, and the service has not been notified of its end.
-        patience: seconds that ending an epoch waits for a thread that is computing an item; None for no limit.
+        patience: the number of seconds to wait for a thread that is computing an item, before an epoch ends; None for
+            no limit.
     """
 
     def __init__(self, pipeline: Pipeline, seeds: Seeds, recorder: Recorder) -> None:
@@ -82,7 +84,8 @@ class EpochRun:
 
     @property
     def held(self) -> threading.RLock:
-        """The lock for taking a state. A forked child has its own, because a thread of the parent may hold this one."""
+        """The lock for taking a state. A forked child has its own lock, because a thread of the parent may hold the
+        parent's lock."""
         if self._held[0] != os.getpid():
             self._held = os.getpid(), threading.RLock()
         return self._held[1]
@@ -146,7 +149,8 @@ class EpochRun:
     def _unless_begun(self) -> Iterator[None]:
         """Restores the loader to its state between two epochs, or at a loaded position, if an epoch cannot begin.
 
-        Ctrl-C or an error may interrupt the beginning. The next `iter` begins the epoch, and states are from before it.
+        Ctrl-C or an error may interrupt the beginning. The next `iter` then begins the epoch, and states show the
+        position before the epoch.
         """
         before, seeds = (self.resume_at, self.saved_positions), self.seeds.moment()
         end, epochs = self.position.end, self.epochs
@@ -189,7 +193,7 @@ class EpochRun:
         stop_reading(pipeline.datapipe)
         if is_new:
             self.seeds.begin_epoch()
-            self.saved_positions = None  # the loaded positions were of an earlier epoch
+            self.saved_positions = None  # the loaded positions belong to an earlier epoch
         else:
             self.seeds.go_on()
         saved = self.saved_positions
@@ -260,12 +264,12 @@ class EpochRun:
         return position
 
     def close(self, because: BaseException | None = None, *, at_end: bool = False) -> None:
-        """Notifies the service, once, that the epoch is over. Threads that still read get an error unless the epoch has
-        ended.
+        """Notifies the service, once, that the epoch has ended. Threads that still read get an error, except when the
+        epoch has ended.
 
         Args:
-            at_end: whether all its items were delivered.
-            because: the error that ended the epoch, if any. The user still receives this error.
+            at_end: whether all items of the epoch were delivered.
+            because: the error that ended the epoch, if any. The user receives this error in any case.
         """
         if not self.is_iterating:
             return
@@ -288,8 +292,8 @@ class EpochRun:
                 raise
             because.add_note(f"After that, ending the epoch failed, too: {error!r}")
         finally:
-            # A reading thread is computing an item of the graph that the next epoch resets. The thread gets the error
-            # after that item.
+            # A reading thread may be computing an item of the graph that the next epoch resets. That thread gets the
+            # error after the item.
             self.delivery.turn.await_left(self.patience)
         if at_end and counted is not None:
             tell(self.recorder.skipped(counted[0]), counted[1])
@@ -304,7 +308,7 @@ def _ended_by(error: BaseException) -> str:
 
 
 def _warn_of_idle(shares: Sequence[int]) -> None:
-    """Warns of workers that gave no items, because the data has fewer parts than there are workers."""
+    """Warns about workers that yielded no items because the data has fewer parts than there are workers."""
     idle = [str(worker) for worker, items in enumerate(shares) if not items]
     working = len(shares) - len(idle)
     named = f"{', '.join(idle[:-1])} and {idle[-1]} have" if len(idle) > 1 else f"{idle[0]} has"

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from torchdata.dataloader2._pipeline import Pipeline
     from torchdata.dataloader2._position import Tracker
 
-#: The message of a loader that was shut down.
+#: The error message for a loader that was shut down.
 SHUT_DOWN = "Cannot read from the DataLoader as it has already been shut down"
-#: The message of an epoch that another one has replaced.
+#: The error message for an epoch that another epoch has replaced.
 LEFT = "this epoch was left: another thread or a signal handler has called iter(loader) or loader.load_state_dict()"
 
 T_co = TypeVar("T_co", covariant=True)
@@ -42,7 +42,7 @@ class IteratedRun(Protocol):
 
     @property
     def held(self) -> AbstractContextManager[Any]:
-        """The lock of the call that takes a state."""
+        """The lock that a thread holds while it takes a state."""
 
     def close(self, because: BaseException | None = None, *, at_end: bool = False) -> None:
         """Ends the epoch."""
@@ -62,7 +62,7 @@ class IteratedLoader(Protocol):
 
     @property
     def _run(self) -> IteratedRun:
-        """The run of its epochs."""
+        """The run of the loader's epochs."""
 
 
 class FinishedIterator(Iterator[Any]):
@@ -71,8 +71,8 @@ class FinishedIterator(Iterator[Any]):
     Args:
         iterator: the pipeline's iterator, if its attributes can still be read, or None.
         error: the message of the `RuntimeError` that `next` raises; None for a normal end.
-        told: the identifier of the thread that has received the error. In this thread, the iteration just ends. 0 for
-            none.
+        told: the identifier of the thread that has received the error, or 0 for none. In the thread `told`, the
+            iteration ends without a second error.
     """
 
     def __init__(self, iterator: Any = None, error: str | None = None, told: int = 0) -> None:
@@ -119,7 +119,7 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
         self.limit_counter: int | None = None
         self.limit_threshold: int | None = None
 
-    if TYPE_CHECKING:  # the extension's, which knows no type of items
+    if TYPE_CHECKING:  # the class of the extension has no type parameter for items
 
         def __next__(self) -> T_co: ...
 
@@ -159,7 +159,8 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
             self._run.close(at_end=True)
 
     def _on_error(self, error: Exception) -> None:
-        """Ends the epoch after an error. A further error during that becomes a note."""
+        """Ends the epoch after an error. If another error occurs meanwhile, it is added to the first error as a
+        note."""
         self._run.close(because=error)
         fold(error)
 

@@ -31,7 +31,8 @@ def skeleton(datapipe: Any) -> Any:
     """Returns copies of all pipes of a graph, with the same connections, over the same data.
 
     Raises:
-        TypeError: a pipe cannot be copied in this way, because deleting the copy would end objects that both share.
+        TypeError: a pipe cannot be copied in this way, because deleting the copy would end objects that the copy shares
+            with the pipe.
     """
     pipes = Graph(datapipe).pipes
     copies: dict[int, Any] = {}
@@ -81,7 +82,7 @@ def length_of_epoch(datapipe: Any, service: ReadingServiceInterface) -> int:
         TypeError: the length is not known; the message names the pipe that prevents it.
     """
     try:
-        with certain_lengths():  # no guesses, and no lengths for which a pipe would read all items
+        with certain_lengths():  # no guesses, and no lengths that require a pipe to read all items
             return _RankEpoch(datapipe, service).length()
     except Exception as error:
         raise TypeError(f"this DataLoader2 has no length: {advice_on(error)}") from error
@@ -122,7 +123,7 @@ class _RankEpoch:
         self.graph = Graph(put_in_place(rest, self.branch.end, self.from_workers))
 
     def length(self) -> int:
-        """Returns the number of items that all ranks have, because they end together."""
+        """Returns the number of items on each rank, which is the same because all ranks end together."""
         if self.ranks is None:
             return self._length_on_rank(None)
         return min(self._length_on_rank(rank) for rank in range(self.ranks))
@@ -143,7 +144,7 @@ class _RankEpoch:
         if self.workers * (self.ranks or 1) > 1:
             end = self.branch.end
             if type(end) is LengthSetter and (self.ranks or 1) == 1 and _is_divided(self.branch):
-                return len(end)  # the user has set the length of the whole
+                return len(end)  # the user has set the length of the whole graph
             self._require_shares_to_be_known(self.branch)
         total = 0
         for worker in range(self.workers):

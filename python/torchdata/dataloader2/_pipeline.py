@@ -1,8 +1,8 @@
 """The pipeline of a loader: the graph, and the service that runs it.
 
-Role: owned by the loader; independent of epochs and states. The graph and the service are copies of the user's
-objects. Unchanged copies are kept as well, so that both can be recreated. Changed by the thread that begins an epoch or
-loads a state.
+Role: owned by the loader; independent of epochs and states. The graph and the service are copies of the user's objects.
+The pipeline also keeps unchanged copies, from which the graph and the service can be recreated. Changed by the thread
+that begins an epoch or loads a state.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Pipeline:
         self.is_taken_over = False
         #: Whether a pipe of the graph that was taken over skips items that raise.
         self.skips = False
-        self._skeleton: Any = None  # of the graph at that time, until the length is requested
-        self._length: int | str | None = None  # a message if the length is not known
+        self._skeleton: Any = None  # a skeleton of the graph at that time; None after the length was computed
+        self._length: int | str | None = None  # an error message if the length is unknown
         self.datapipe: Any = None
         #: The graph as it is after the adapters and before the service.
         self.snapshot = graph
@@ -103,16 +103,17 @@ class Pipeline:
 
     @property
     def contract(self) -> ReadingServiceInterface:
-        """The object that answers for the service."""
+        """The object that answers the loader's requests for the service."""
         return contract_of(self.service)
 
     def require_pipe(self) -> None:
-        """Raises TypeError if the loader received something other than a pipe. A service may replace the pipe."""
+        """Raises TypeError if the loader was created with an object that is not a pipe. A service may replace the
+        pipe."""
         if not self.is_taken_over:
             require_pipe(self.datapipe)
 
     def note_identity(self) -> None:
-        """Computes the identity of the graph, unless a service has already cut it."""
+        """Computes the identity of the graph, if no service has cut the graph yet."""
         if not self.is_taken_over:
             self.identity.note(self.datapipe)
 
@@ -158,13 +159,13 @@ class Pipeline:
             self.service.finalize()
             self.service = self._adapted_service()
             self.is_taken_over = False
-        end_threads(self.datapipe)  # otherwise, they would still draw random numbers
+        end_threads(self.datapipe)  # otherwise, the threads would continue to draw random numbers
 
     def length(self) -> int:
         """Returns the number of items of an epoch.
 
         Raises:
-            TypeError: the number is not known.
+            TypeError: the number of items is unknown.
         """
         if self.datapipe is None:
             raise TypeError("this DataLoader2 has no length, because it has no pipe yet")
@@ -172,7 +173,7 @@ class Pipeline:
         contract = self.contract
         try:
             length = contract.count_items(self.datapipe)
-        except TypeError as error:  # the pipe's own error, because old code matches its message
+        except TypeError as error:  # raises the pipe's own error, because old code matches its message
             add_note(error, advice_on(error))
             raise
         if length is not None:
@@ -190,13 +191,13 @@ class Pipeline:
         return self._length
 
     def works(self) -> list[Work]:
-        """Returns the work of each thread that pipes in main have started."""
+        """Returns the work of each thread that pipes in the main process have started."""
         pipes = Graph(self.datapipe) if is_pipe(self.datapipe) else ()
         works = (hooks_of(pipe)._threads_at_work() for pipe in pipes)
         return [work for work in works if work is not None]
 
     def leave_ranks(self, for_good: bool) -> None:
-        """Notifies other ranks that this one ends its epoch.
+        """Notifies other ranks that this rank ends its epoch.
 
         Args:
             for_good: whether this rank will not continue, so that all other ranks fail.
@@ -208,7 +209,7 @@ class Pipeline:
     # -- pausing -----------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Stops reading ahead; only if `can("pause")`."""
+        """Stops reading ahead. May be called only if `can("pause")`."""
         if self.service is None:
             pause_pipes(self.datapipe)
             return
@@ -217,7 +218,7 @@ class Pipeline:
             self.datapipe = pause_fn(self.datapipe)
 
     def resume(self) -> None:
-        """Resumes reading ahead; only if `can("resume")`."""
+        """Resumes reading ahead. May be called only if `can("resume")`."""
         if self.service is None:
             resume_pipes(self.datapipe)
             return

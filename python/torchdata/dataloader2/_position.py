@@ -2,13 +2,13 @@
 
 Role: runs in the main process, in any thread that requests a state, including in a signal handler. The `Delivery` of
 the loader counts the items that the user has received. The engine's books store the positions of the workers, and a
-waiting reader does not lock them. A position is therefore taken by combining references, without waiting for any
-thread.
+thread that waits for an item does not lock the books. A position is therefore taken by combining references, without
+waiting for any thread.
 
-Pipes that run in main can be inspected only between two items. For this reason there are *marks*: states of main's part
-of the graph that were taken between two items, such as at the beginning of the epoch. A caller may request a state
-while an item is computed, after an item was interrupted (by Ctrl-C), or for an earlier item. The state then consists of
-the newest mark before that moment, and the number of items to drop after the mark.
+Pipes that run in the main process can be inspected only between two items. For this reason, the loader stores *marks*:
+states of the main process's part of the graph that were taken between two items, such as at the beginning of the epoch.
+A caller may request a state while an item is computed, after an item was interrupted (by Ctrl-C), or for an earlier
+item. The state then consists of the newest mark before that moment, and the number of items to drop after the mark.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class PositionedRun(Protocol):
 
     @property
     def held(self) -> AbstractContextManager[Any]:
-        """The lock of the call that takes a state."""
+        """The lock that a thread holds while it takes a state."""
 
 
 class Tracker:
@@ -81,21 +81,22 @@ class Tracker:
     """
 
     def __init__(self, run: PositionedRun) -> None:
-        self._run: PositionedRun = weakref.proxy(run)  # no circle: a loader ends with its last reference
+        self._run: PositionedRun = weakref.proxy(run)  # avoids a cycle: `del` frees a loader at once
         self._pipeline, self._delivery = run.pipeline, run.delivery
         self.output: WorkerOutput | None = None
-        #: Whether the pipes in main yield one item for each item of the workers.
+        #: Whether the pipes in the main process yield one item for each item of the workers.
         self.hands_on = False
-        #: Whether counting their items is therefore enough to know their state.
+        #: Whether the state of the pipes in the main process follows from the number of their items.
         self._only_counts = self._may_count = False
-        #: Whether the epoch was resumed at a position that an earlier run had reached.
+        #: Whether the epoch was resumed at a position that an earlier run had reached, and whether recomputed items are
+        #: compared.
         self._is_resumed, self._is_strict = False, True
         #: The number of items that this run had delivered when the loader last continued after an interrupted item, and
         #: the number of workers' items that were lost in the main process because of the interruption.
         self._cut_at = self._lost = 0
         #: The number of items that earlier runs of the epoch delivered.
         self._before = 0
-        #: The number of workers' items that main's pipes had read in these runs.
+        #: The number of workers' items that the main process's pipes had read in the earlier runs of the epoch.
         self._yielded_before = 0
         #: Marks, oldest first. The first mark is the epoch's beginning, or the position where this run began.
         self._marks: list[Position] = []
@@ -110,9 +111,9 @@ class Tracker:
         self._epochs_before: int | None = None
         #: The time when this run of the epoch began, and the seconds that earlier runs had taken.
         self._since, self._seconds_before = time.monotonic(), 0.0
-        #: Why main's part of the graph could not be saved, if it could not.
+        #: The reason why the main process's part of the graph could not be saved; None if it could be saved.
         self.unsaved: str | None = None
-        #: Whether the pipes draw the seeds of the epoch themselves, because they do not receive any.
+        #: Whether the pipes draw the seeds of the epoch themselves, because the loader does not send them seeds.
         self.own_seeds = False
 
     # -- taking ------------------------------------------------------------------------------------
@@ -192,7 +193,7 @@ class Tracker:
         return newest, given
 
     def _mark(self) -> None:
-        """Inspects main's part of the graph, unless an item is being computed."""
+        """Inspects the main process's part of the graph, except while an item is being computed."""
         delivery = self._delivery
         with self._run.held:
             slow, delivery.slow = delivery.slow, True
@@ -206,12 +207,13 @@ class Tracker:
             self._marks[1:] = [*self._marks[1:][-1:], mark]
 
     def go_on_cut(self) -> None:
-        """Records that the loader continues although its last item was interrupted and may be lost to its pipes.
+        """Records that the loader continues although its last item was interrupted and may be lost in its pipes.
 
-        After this, the epoch cannot resume from an earlier position, because recomputing would not interrupt the item.
+        After this call, the epoch cannot resume from an earlier position, because the recomputation would yield the
+        lost item.
 
         Raises:
-            TimeoutError: a thread that reads ahead in main does not finish its item.
+            TimeoutError: a thread that reads ahead in the main process does not finish its item.
         """
         delivery = self._delivery
         with self._run.held:
@@ -228,12 +230,12 @@ class Tracker:
     def _lost_in_main(self, output: WorkerOutput) -> int:
         """Returns how many items the one-to-one pipes in the main process have read, but neither hold nor have
         yielded."""
-        if output.is_local:  # no pipe holds items, and an interruption may have hit the shards themselves
+        if output.is_local:  # no pipe holds items, and an interruption may have occurred in the shards themselves
             return output.delivered - int(self._delivery.given)
         pipes = Graph(self._pipeline.datapipe).pipes
         holding = [pipe for pipe in pipes if isinstance(pipe, HOLDING)]
         if len(holding) + 1 == len(pipes):
-            return 0  # the threads have read the items, and an interruption of main does not reach them
+            return 0  # the threads have read the items, and an interruption of the main thread does not affect them
         with standing_still(pipes):
             held = sum(len(pipe.state_dict()["items"]) for pipe in holding)
             return token_of(output).yielded - self._yielded_before - held - int(self._delivery.given)
@@ -243,46 +245,48 @@ class Tracker:
 
         Args:
             given: the number of items that the user has received.
-            beginning: where the workers were when the epoch began, if it has only just begun.
+            beginning: the positions of the workers at the beginning of the epoch, if the epoch has only just begun.
         """
         output, position = self.output, None
         run = None if output is None else output.run
         try:
             pipes = Graph(self._pipeline.datapipe)
-            with standing_still(pipes.pipes):  # threads draw random numbers, too, and take further items
+            with standing_still(pipes.pipes):  # threads of pipes also draw random numbers and request items
                 entries, generators = save_entries(pipes), save_generators()
                 if output is not None:
                     own = pipes.index(output)
-                    if output.is_unread and not token_of(output).armed:  # its items were from the previous epoch
+                    if output.is_unread and not token_of(output).armed:  # the pipe's items were from the previous epoch
                         entries[own] = PipeEntry(entries[own].type)
                     read = self._read_by_main(entries[own], output)
-                    # A pipe may have read some of the epoch while it began.
+                    # A pipe may have read items of the epoch while the epoch began.
                     position = beginning if read is None else output.position(read)
-        except UnorderedSet:  # reading the set again would yield other items
+        except UnorderedSet:  # if the set were read a second time, it would yield other items
             raise
         except Exception as error:  # items of pipes that cannot be saved are recomputed
             self.unsaved = str(error)
             return None
         if output is None:
             return Position(given, graph=sealed(Content(entries)), generators=seal(generators))
-        if position is None or output.run is not run:  # a thread reads another pass by now
+        if position is None or output.run is not run:  # a thread has begun to read another pass
             return None
         return Position(
             given, graph=sealed(Content(entries)), workers=position, in_main=False, untold=output.untold(position)
         )
 
     def _read_by_main(self, entry: PipeEntry, output: WorkerOutput) -> int | None:
-        """Returns how many items of the workers' pass main's part of the graph will have read when it resumes.
+        """Returns how many items of the workers' pass the main process's part of the graph will have read when it
+        resumes.
 
         Returns:
-            None if a pipe above is replayed and reads the whole epoch again, or has reached the workers' end.
+            None if a later pipe is replayed and reads the whole epoch a second time, or if that part has reached the
+            end of the workers' items.
         """
         if entry.restores:
             # If the pipes that read the workers' items are replayed, reading resumes at the beginning of this run.
             return entry.yielded - self._yielded_before if output.is_in_first_pass else entry.yielded
         if not output.is_in_first_pass or output.delivered or (token_of(output).finished and not output.is_unread):
             return None
-        return 0  # no pipe has read them, so the workers are where this run found them
+        return 0  # no pipe has read items of the workers, so the workers are still where this run began
 
     def _cut_beginning(self) -> Position:
         """Returns the position at which an epoch should have resumed, if its beginning failed or was interrupted."""
@@ -307,7 +311,8 @@ class Tracker:
         return Position(0, ended=True, graph=graph, generators=seal(save_generators()), beginning=beginning)
 
     def _saved_graph(self) -> bytes | None:
-        """Returns main's part of the graph if epochs have left a state in it and it can be saved; otherwise None."""
+        """Returns the main process's part of the graph if earlier epochs have left a state in it and it can be saved;
+        otherwise None."""
         self._require_no_drift()
         try:
             return sealed(Content(save_entries(self._pipeline.datapipe))) if self._has_lasting() else None
@@ -315,12 +320,13 @@ class Tracker:
             return None
 
     def _has_lasting(self) -> bool:
-        """Whether epochs have left a state in main's part of the graph."""
+        """Whether earlier epochs have left a state in the main process's part of the graph."""
         begun = self._run.epochs if self._epochs_before is None else self._epochs_before
         return bool(begun) and lasts(self._pipeline.datapipe)
 
     def _require_no_drift(self) -> None:
-        """Raises RuntimeError if the lasting state of main's part of the graph is from an epoch that has not begun."""
+        """Raises RuntimeError if the main process's part of the graph has the lasting state of an epoch that has not
+        begun."""
         names = names_of_lasting(self._pipeline.datapipe) if self._epochs_before and self._has_lasting() else []
         if names:
             raise RuntimeError(
@@ -335,7 +341,7 @@ class Tracker:
         graph = Graph(self._pipeline.datapipe)
         self.output = graph.first(lambda pipe: isinstance(pipe, WorkerOutput))
         self.hands_on = self.output is not None and _only_counts(graph)
-        # Positions of shards in main are exact only if no thread reads ahead of the user.
+        # Positions of shards in the main process are exact only if no thread reads ahead of the user.
         is_local = self.output is not None and self.output.is_local
         reads_ahead = is_local and any(isinstance(pipe, HOLDING) for pipe in graph.pipes)
         self._may_count = self.hands_on and not reads_ahead
@@ -362,7 +368,7 @@ class Tracker:
         unseeded = self._pipeline.service is None and self._run.seeds.seed is None
         self.own_seeds = unseeded and (resumed is None or resumed.own_seeds is not False)
         output = self.output
-        # Items that main's pipes held when a state was saved did not pass through here.
+        # Items that pipes in the main process held when a state was saved were not counted by this run.
         self._only_counts = self._may_count and (resumed is None or resumed.graph is None)
         if output is not None:
             output.resumes = resumed is not None
@@ -396,20 +402,20 @@ class Tracker:
             )
 
     def iterate(self, resumed: Position | None) -> Iterator[Any]:
-        """Returns the iterator over main's part of the graph, after the service has begun the epoch."""
+        """Returns the iterator over the main process's part of the graph, after the service has begun the epoch."""
         datapipe = self._pipeline.datapipe
         graph = None if resumed is None else Graph(datapipe)
         self._yielded_before = 0
         if resumed is None and self.output is not None:
-            forget_state(self.output)  # its loaded state was for the previous epoch
+            forget_state(self.output)  # the loaded state belongs to the last epoch
         if graph is not None and resumed is not None and resumed.graph is not None:
             entries = entries_in(resumed.graph)
             load_entries(graph, entries)
             if self.output is not None:
                 self._yielded_before = token_of(self.output).yielded
-                if entries[graph.index(self.output)].finished:  # main had reached the end of the workers' items
+                if entries[graph.index(self.output)].finished:  # the main process had read all workers' items
                     self.output.read_out()
-        if resumed is not None and resumed.generators is not None:  # first: threads begin with the iterator
+        if resumed is not None and resumed.generators is not None:  # comes before the iterator, which starts threads
             load_generators(generators_in(resumed.generators))
         if graph is not None and resumed is not None:
             _spare_ranks(graph, resumed.drop)
@@ -427,7 +433,7 @@ class Tracker:
         """Marks the epoch's beginning if it depends on state that lasts from the previous epoch.
 
         Args:
-            workers: where the workers began.
+            workers: the positions of the workers at the beginning.
         """
         output, (beginning, *_) = self.output, self._marks
         looked = self._look(0, workers) if lasts(self._pipeline.datapipe) else None
@@ -437,7 +443,7 @@ class Tracker:
             self._marks = [beginning._replace(workers=workers, untold=output.untold(workers))]
 
     def drop(self, resumed: Position | None) -> None:
-        """Drops the items that were delivered after the mark."""
+        """Drops the items that the user had received after the mark."""
         if resumed is None:
             return
         delivery = self._delivery
@@ -460,44 +466,46 @@ class Tracker:
         try:
             position = self.take(0)
         except Exception as error:
-            self.end = str(error)  # the error itself would keep the processes
+            self.end = str(error)  # storing the error itself would keep the processes alive
             return
-        # If main's part cannot be inspected now, it resumes from an earlier mark, and reads to the end a second time.
+        # If the main process's part cannot be inspected now, the next epoch restores an earlier mark, and reads to the
+        # end a second time.
         is_at_end = position is not None and self._marks[-1] is not before and position.graph is self._marks[-1].graph
         if position is not None and is_at_end and position.graph is not None and position.workers is not None:
             position = position._replace(graph=self._with_output_read_out(position.graph, output))
         self.end = None if position is None else position._replace(ended=True)
 
     def _with_output_read_out(self, graph: bytes, output: WorkerOutput) -> bytes:
-        """Returns the state of main's part, which has ended, and adds whether all workers' items had been read."""
+        """Returns the state of the main process's part after its end, and adds whether all workers' items had been
+        read."""
         token = token_of(output)
-        if not token.finished or output.is_unread:  # a cache may have made reading the workers' items unnecessary
+        if not token.finished or output.is_unread:  # with a cache, a pipe may not need to read the workers' items
             return graph
         entries, own = entries_in(graph), Graph(self._pipeline.datapipe).index(output)
         entries[own] = entries[own]._replace(restores=True, yielded=token.yielded, finished=True, state={})
         return sealed(Content(entries))
 
     def go_on_between(self, position: Position) -> None:
-        """Resumes between two epochs that ran in main, before the seeds of the next one are drawn."""
+        """Resumes between two epochs that ran in the main process, before the seeds of the next epoch are drawn."""
         self._ended_seeds = copy.copy(self._run.seeds.initial)
         if position.generators is not None:
             load_generators(generators_in(position.generators))
 
     def load_between(self, position: Position) -> None:
-        """Does the same for the graph, once the service has taken it over."""
+        """Resumes the graph between two epochs, once the service has taken it over."""
         if position.graph is None:
             return
         self._require_same_process(position, "after an epoch that", "as it holds what pipes remember beyond epochs")
         generators = save_generators()
-        if position.beginning is not None:  # pipes that are replayed draw the same numbers as before
+        if position.beginning is not None:  # pipes that are replayed then draw the same numbers as before
             load_generators(generators_in(position.beginning))
         self._is_behind_loaded = True
         if self._ended_seeds is not None and (self._pipeline.service is not None or self._run.seeds.seed is not None):
-            set_graph_random_seed(self._pipeline.datapipe, self._ended_seeds)  # as that epoch began
+            set_graph_random_seed(self._pipeline.datapipe, self._ended_seeds)  # the seeds at the epoch's beginning
         load_entries(self._pipeline.datapipe, entries_in(position.graph))
         if self.output is not None:
             self.output.is_between_epochs = True
-        iterate(self._pipeline.datapipe)  # the pass that has ended; the next one starts from the beginning
+        iterate(self._pipeline.datapipe)  # restores the pass that has ended
         if self.output is not None:
             self.output.is_between_epochs = False
         load_generators(generators)
@@ -523,12 +531,12 @@ def _below_counting(graph: Graph, kind: type) -> Any:
 def _spare_ranks(graph: Graph, drop: int) -> None:
     """Makes `fullsync` at the end of a graph request votes only from the next item that the user receives.
 
-    All ranks have delivered the same number of items. The ranks recompute different numbers of items, and the pipes
-    after `fullsync` hold different numbers.
+    All ranks have delivered the same number of items. Ranks may recompute different numbers of items, and the pipes
+    after `fullsync` may hold different numbers of items.
 
     Args:
-        graph: the graph, into which a state was loaded, if there is one.
-        drop: the number of items that are dropped after that.
+        graph: the graph; a state may have been loaded into it.
+        drop: the number of items that are dropped after the state was loaded.
     """
     fullsync = _below_counting(graph, FullSync)
     if fullsync is not None:

@@ -1,7 +1,8 @@
 """States of all ranks of a distributed job, and the parts that a loader uses to resume.
 
-Role: pure functions over states. Runs in main. A loader uses its own state if its rank and the number of ranks are the
-same. If the number of ranks or workers differs, the loader computes its position from the states of all ranks.
+Role: pure functions over states. Runs in the main process. A loader uses its own state if its rank and the number of
+ranks are the same. If the number of ranks or workers differs, the loader computes its position from the states of all
+ranks.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from torchdata.dataloader2._seeds import Seeds
     from torchdata.dataloader2.services.worker_output import WorkerOutput
 
-#: The rank of a loader that has none.
+#: The rank of a loader without ranks.
 _ALONE: SavedRanks = (0, 1, False)
 
 
@@ -31,7 +32,7 @@ class SavedPositions:
     """The positions of the ranks of a job.
 
     Args:
-        ranks: the ranks in the loaded state; None if there were none.
+        ranks: the ranks in the loaded state; None if the saved job had no ranks.
         positions: by rank, the positions of all ranks, or of this rank alone.
     """
 
@@ -55,7 +56,7 @@ class SavedPositions:
 
     def shards(self, pipeline: Pipeline) -> Sequence[Shard] | None:
         """Returns the shards of a loader that resumes, once its rank is known; None if the main process runs the same
-        as before."""
+        shards as before."""
         contract = pipeline.contract
         if not (contract.has_workers() or self.has_shards(contract)):
             return None
@@ -67,7 +68,8 @@ class SavedPositions:
         return (self.ranks or _ALONE)[1] == world and rank in self.positions
 
     def _of_rank(self, contract: ReadingServiceInterface, pipes: int | None = None) -> Position:
-        """Returns the position of this rank. If the number of ranks was different, all shards are distributed anew."""
+        """Returns the position of this rank. If the number of ranks was different, all shards are distributed among the
+        current ranks."""
         rank, world, _ = contract.rank_in_epoch() or _ALONE
         old_rank, old_world, _ = self.ranks or _ALONE
         if self._has_rank_of(contract):
@@ -109,14 +111,14 @@ class SavedPositions:
         position = in_workers(position, pipes) if position.in_main else position
         above = () if position.graph is None else entries_in(position.graph)[len(Graph(pipeline.datapipe)) :]
         if any(entry.type == AHEAD for entry in above):
-            pipeline.datapipe = pipeline.datapipe.prefetch("auto")  # as main read ahead
+            pipeline.datapipe = pipeline.datapipe.prefetch("auto")  # because the main process had read ahead
         return position
 
     def suit_seeds(self, service: ReadingServiceInterface, seeds: Seeds) -> None:
         """Gives the resumed epoch its initial seeds.
 
-        Ranks agree on a seed, and draw all further seeds from this seed. An epoch that began without ranks therefore
-        resumes without an agreed seed, and an epoch that began with ranks resumes with one.
+        Ranks agree on a seed, and draw all further seeds from this seed. Therefore, an epoch that began without ranks
+        resumes without an agreed seed, and an epoch that began with ranks resumes with an agreed seed.
         """
         agreed = self.ranks is not None and not self.ranks[2]
         if not agreed:
@@ -126,11 +128,12 @@ class SavedPositions:
 
 
 def read(state: Any, *, allow_pickle: bool = True) -> tuple[LoaderState, SavedPositions]:
-    """Returns the state to load from a state, or from the states of all ranks, and the positions in it.
+    """Returns the state to load, and the positions of all ranks, from one state or from the states of all ranks.
 
     Args:
         state: the state, or the states.
-        allow_pickle: whether they may contain pickled values. The pipe is exempt, because it need not be unpickled.
+        allow_pickle: whether they may contain pickled values. The pipe is exempt, because the loader need not unpickle
+            it.
 
     Raises:
         TypeError, ValueError: a state is invalid, of another version, or damaged; or the states do not belong together.
@@ -150,7 +153,7 @@ def _positions(states: Mapping[int, LoaderState]) -> dict[int, Position]:
 
 
 def _check_ranks(states: Mapping[int, LoaderState]) -> None:
-    """Raises ValueError unless there is one state of each rank."""
+    """Raises ValueError if the state of a rank is missing, or occurs twice."""
     worlds = {(state.ranks or _ALONE)[1] for state in states.values()}
     if len(worlds) > 1:
         raise ValueError(f"these states are of jobs with different numbers of ranks: {sorted(worlds)}")
@@ -172,7 +175,7 @@ def _check_ranks(states: Mapping[int, LoaderState]) -> None:
 
 
 def _check_alike(states: Mapping[int, LoaderState]) -> None:
-    """Raises ValueError if the states were not saved after the same step, or of different loaders."""
+    """Raises ValueError if the states were saved after different steps, or belong to different loaders."""
     first = min(states)
     other = states[first]
     for rank, state in states.items():
@@ -194,10 +197,11 @@ def _check_alike(states: Mapping[int, LoaderState]) -> None:
 
 
 def _moment(state: LoaderState) -> tuple[str, Any]:
-    """Returns when a state was saved, in words, and the seed that determines the epoch after it."""
+    """Returns a description of the moment at which a state was saved, and the seed that determines the following
+    epoch."""
     position, randomness = state.position, state.randomness
     if position is None:
         return "between two epochs", None
     words = f"after {position.given} items of an epoch" + (" that has ended" if position.ended else "")
-    # The seed that all ranks share, once they have agreed on it.
+    # All ranks share this seed after they have agreed on it.
     return words, None if randomness is None else copy.copy(randomness.generator).generate_shared_seed()

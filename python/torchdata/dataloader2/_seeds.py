@@ -18,12 +18,12 @@ class Seeds:
     def __init__(self) -> None:
         #: The seed that the user gave.
         self.seed: int | None = None
-        #: Whether the seed must still be applied.
+        #: Whether the user's seed must still be applied.
         self.is_due = True
         #: Whether the user gave the seed after a state was loaded.
         self.is_since_load = False
         self.generator = SeedGenerator()
-        #: The generator as it was at the beginning of the epoch.
+        #: The generator at the beginning of the epoch.
         self.initial = copy.copy(self.generator)
         #: Whether the next epoch begins with the generator unchanged.
         self.is_restored = False
@@ -79,7 +79,7 @@ class Seeds:
         return Randomness(self.seed, self.is_due, self.generator, self.initial)
 
     def take(self, randomness: Randomness | None) -> None:
-        """Sets the seeds from a state, if it has any."""
+        """Sets the seeds from a state, if the state contains seeds."""
         self.is_since_load = False
         if randomness is not None:
             self.seed, self.is_due, generator, initial = randomness

@@ -1,6 +1,6 @@
 """Adapters: changes that a loader makes to its copy of the pipe graph before it runs.
 
-An adapter is a function from graph to graph. `DataLoader2` calls its adapters once, in the given order. An adapter may
+An adapter is a function from graph to graph. `DataLoader2` calls its adapters once, in the given order. An adapter can
 also change how the reading service runs the graph. Runs in the main process; an adapter owns only its options.
 """
 
@@ -126,8 +126,8 @@ class ShardingPolicy(Adapter):
         splits: the number of shards of each epoch, independent of workers and ranks; None for one shard per worker.
             Items, their order and batches are then the same for any number of workers and ranks up to the number of
             splits, and a state that is saved within an epoch resumes with any of them. A worker runs its shards in
-            turn. Each shard has its own buffers, and itself reads the pipes before the `sharding_filter`, which costs
-            nothing if these are read by index.
+            turn. Each shard has its own buffers, and runs its own copy of the pipes before the `sharding_filter`. These
+            copies cost nothing if the pipes are read by index.
 
     Raises:
         TypeError: `block` or `splits` is not an integer.
@@ -206,7 +206,7 @@ class PrefetchPolicy(Adapter):
         return datapipe
 
     def adapt_reading_service(self, reading_service: ReadingServiceInterface) -> ReadingServiceInterface:
-        """Sets the prefetch counts of the service, if it has any."""
+        """Sets the prefetch counts of the service, if the service supports them."""
         if hasattr(reading_service, "set_prefetch_counts"):
             reading_service.set_prefetch_counts(main=self.count, worker=self.worker)
         return reading_service

@@ -51,7 +51,7 @@ AdapterFn: TypeAlias = Adapter | Callable[[DataPipe], DataPipe]
 
 
 def _part(path: str, meaning: str = "") -> Any:
-    """Returns a property that stores its value in a part of the loader.
+    """Returns a property whose value is stored in a part of the loader.
 
     Args:
         path: the attribute path from the loader, such as `_pipeline.service`.
@@ -69,11 +69,11 @@ _OWN = frozenset({"_ended", "_ending", "_keeper", "_pipeline", "_recorder", "_ru
 class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     """Loads data through a pipe graph: iterate the loader once per epoch.
 
-    The loader works on copies of the pipes and of the service, so you can use both again. The data in the pipes is not
-    copied: the main process reads the original objects, and forked workers inherit them. Only the start methods "spawn"
-    and "forkserver" pickle them, once for all workers. An error in a pipe, a `break` or a second `iter()` ends the
-    epoch, and the next `iter()` begins a new epoch. End the loader with `shutdown()`, or use it as a context manager.
-    To pause after a number of items, use `limit()` and `resume()` of the iterator that `iter(loader)` returns.
+    The loader works on copies of the pipes and of the service, so you can use the originals again. The data in the
+    pipes is not copied: the main process reads the original objects, and forked workers inherit them. Only the start
+    methods "spawn" and "forkserver" pickle them, once for all workers. An error in a pipe, a `break` or a second
+    `iter()` ends the epoch, and the next `iter()` begins a new epoch. End the loader with `shutdown()`, or use it as a
+    context manager. To pause after a number of items, use `limit()` and `resume()` of its iterator.
 
     Several threads may share an iterator; each item goes to one of them. A copy of a loader, by `copy` or pickle, is a
     separate loader that has not started. For type checkers, the loader of an `IterDataPipe[T]` or a `MapDataPipe[T]` is
@@ -93,11 +93,11 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             `ShardingPolicy(splits=splits)`; None for one shard for each worker.
         stats: "counts", which costs nothing, or "full", which also measures the time of each pipe. None uses the
             environment variable `TORCHDATA_STATS`, or otherwise "counts". See `stats()`.
-        stall_warning: seconds without an item until a `RuntimeWarning` describes which processes wait for each other;
-            60 by default, None for no warning.
+        stall_warning: the number of seconds without an item after which a `RuntimeWarning` describes which processes
+            wait for each other; 60 by default, None for no warning.
         wait_warning: share of an epoch that the program may wait for the loader, 0.3 by default. The first epoch of 10
-            seconds or more that waits longer gives a `RuntimeWarning` with the result of `diagnose()`. None, or
-            `TORCHDATA_WAIT_WARNING=0` in the environment, gives no warning.
+            seconds or more with a larger share causes a `RuntimeWarning` with the result of `diagnose()`. None, or
+            `TORCHDATA_WAIT_WARNING=0` in the environment, disables the warning.
         of_torchs_loader: not accepted. For an argument of torch's `DataLoader`, the error names the replacement.
 
     Raises:
@@ -156,7 +156,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         wait_warning: float | None = 0.3,
         **of_torchs_loader: Never,
     ) -> None:
-        self._ended = True  # if the construction fails, there is nothing to shut down
+        self._ended = True  # if the construction fails, `__del__` has nothing to shut down
         refuse_arguments(of_torchs_loader, DataLoader2)
         reading_service = service_of(num_workers, reading_service, "DataLoader2")
         if splits is not None:
@@ -165,7 +165,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         datapipe = pipe_over(datapipe)
         if isinstance(datapipe, MapDataPipe):
             datapipe = datapipe.to_iter_datapipe()
-        if datapipe is not None and datapipe_adapter_fn is None:  # an adapter could replace something else by a pipe
+        if datapipe is not None and datapipe_adapter_fn is None:  # an adapter may replace another object by a pipe
             require_pipe(datapipe)
         adapters, service = adapter_list(datapipe_adapter_fn), GraphTemplate(reading_service)  # fails if it is in use
         self._set_up(Pipeline(GraphTemplate(datapipe), adapters, service, _serialized), Seeds(), recorder)
@@ -176,7 +176,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         self._run = EpochRun(pipeline, seeds, recorder)
         self._keeper = StateKeeper(self._run)
         self._ending = Ending(self, self._run, self._keeper)
-        self._ended = False  # `Finalized` looks at this
+        self._ended = False  # `Finalized` reads this attribute
 
     # -- attributes under their names of torchdata 0.9 ----------------------------------------------
 
@@ -202,7 +202,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     def _restore_checkpoint_beginning_of_epoch(self) -> None:
         """Makes the next epoch use the same seeds as the last epoch.
 
-        Call it after loading a state, to repeat the epoch of the state.
+        To repeat the epoch of a state, call this after loading the state.
         """
         self._seeds.repeat()
         self._run.resume_at = None
@@ -235,15 +235,17 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         reads an iterable, or the indices of a sampler, completely and keeps its share. The order must therefore be the
         same in all workers; different orders are an error. To read an iterable in one process only, use
         `IterableWrapper(dataset).sharding_round_robin_dispatch()`. Some iterables divide themselves among workers, for
-        example in Hugging Face datasets, webdataset, litdata and mosaicml-streaming. They are not divided again. For
-        other datasets, the items and batches are the same for any number of workers.
+        example in Hugging Face datasets, webdataset, litdata and mosaicml-streaming. The loader does not divide such
+        iterables a second time. For other datasets, the items and batches are the same for any number of workers.
 
         If an iterable or a sampler has a method `set_epoch` and an attribute `epoch`, workers receive the epoch that
-        you have set before each epoch. Set the same epoch before you resume from a state inside an epoch.
+        you have set before each epoch. Before you resume from a state inside an epoch, set the epoch in which the state
+        was saved.
 
         Args:
             dataset: an object with a length and `__getitem__`, such as PyTorch's `Dataset`; an iterable that can be
-                read several times; a generator function; or a pipe. If the pipe has a sharding pipe, no other is added.
+                read several times; a generator function; or a pipe. If the pipe has a sharding pipe, the loader does
+                not add another one.
             batch_size: items per batch; None, the default, yields single items without collating them.
             shuffle: whether each epoch has a random order. An iterable is shuffled in the buffer of `shuffle()`.
             num_workers: number of worker processes; 0 (the default) reads in this process; "auto" depends on the cores.
@@ -254,8 +256,9 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             seed: the seed of all epochs, as for `seed()`; None draws one.
             splits: the number of shards of each epoch, for any number of workers and ranks; see `ShardingPolicy`.
             reading_service: the service that runs the pipeline, instead of `num_workers`.
-            splits_itself: whether an iterable divides its items among workers; if not, the loader does. None: it does
-                if its library does, or if it uses `get_worker_info` and `num_workers`; equal items are then an error.
+            splits_itself: whether an iterable divides its items among workers; if not, the loader does. None: the
+                iterable is assumed to divide its items if its library does this, or if its code uses `get_worker_info`
+                and `num_workers`. Equal items in two workers are then an error.
             stats, stall_warning, wait_warning: as in `DataLoader2`.
 
         Returns:
@@ -292,7 +295,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         """Begins an epoch and returns its iterator, which invalidates earlier iterators.
 
         If no item was requested from the last iterator, the new iterator takes over its epoch. If another thread is
-        waiting for an item of the last epoch, this waits for the item; the thread then gets a RuntimeError.
+        waiting for an item of the last epoch, this method waits for the item; that thread then gets a RuntimeError.
 
         Raises:
             RuntimeError: the loader was shut down or lacks a pipe, or this process is a forked child of the main
@@ -311,7 +314,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             number = 0 if before is None else before + 1
             if run.delivery.begun:
                 if before is not None:
-                    self.valid_iterator_id = number  # other threads' iterators read nothing of the epoch that begins
+                    self.valid_iterator_id = number  # iterators of other threads then read no items of the new epoch
                 try:
                     run.begin()
                 except BaseException as error:
@@ -326,8 +329,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     def __len__(self) -> int:
         """Returns the number of items of an epoch, without starting workers.
 
-        The shares of all workers are added. With ranks, it is the smallest share of a rank, because all ranks end
-        together, if all ranks read the same data.
+        The result is the sum of the shares of all workers. With ranks that read the same data, the result is the
+        smallest share of a rank, because all ranks end together.
 
         Raises:
             TypeError: the length is unknown, because it is unknown for a pipe, a function of the service may change the
@@ -336,7 +339,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         return self._pipeline.length()
 
     def __bool__(self) -> bool:
-        return True  # regardless of its length
+        return True  # a loader is true regardless of its length
 
     def seed(self, seed: int) -> None:
         """Sets the seed of all following epochs.
@@ -360,7 +363,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             count: the number of items.
 
         Returns:
-            The number of skipped items, which is smaller than `count` if the epoch has ended.
+            The number of skipped items. It is smaller than `count` if the epoch has ended.
 
         Raises:
             TypeError: `count` is not an integer.
@@ -378,7 +381,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         while skipped < count and next(iterator, self) is not self:
             skipped += 1
         if run.is_iterating:
-            run.delivery.begun = False  # the next `iter` takes this epoch over
+            run.delivery.begun = False  # the next `iter` continues this epoch
         return skipped
 
     # -- states ------------------------------------------------------------------------------------
@@ -387,10 +390,10 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         """Returns the state of the loader, for `load_state_dict` or `from_state`.
 
         You may call this at any time: between items, before the first or after the last item, while the loader is
-        paused, in another thread or in a signal handler. It changes nothing. A loader that loads the state yields the
-        remaining items in the same order, and then the same later epochs. After the last item, the state still belongs
-        to this epoch, without remaining items. Once `StopIteration` or an error has ended the epoch, the state belongs
-        to the next epoch.
+        paused, in another thread or in a signal handler. The call does not change the loader. A loader that resumes
+        from the state yields the remaining items in the same order, and then the same later epochs. A state after the
+        last item still belongs to this epoch, with no remaining items. Once `StopIteration` or an error has ended the
+        epoch, the state belongs to the next epoch.
 
         The state is a dict of plain data with checksums. `torchdata.dataloader2.describe(state)` shows what it
         contains.
@@ -427,21 +430,21 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         """Resumes from a state; no item of this loader may have been requested before.
 
         If the loader has a pipe, it must consist of the same pipes, functions and parameters, and read data of the same
-        kind and length. Otherwise the pipe of the state is used, with the loader's adapters. An iterator that already
-        exists resumes as well. Batch sizes and the adapters `ShardingPolicy` and `Shuffle` may differ only if the state
-        was saved between two epochs. A state of torchdata 0.9 contains no position inside an epoch and no description
-        of its pipe: the epoch starts again with the seed of the state, and a UserWarning is issued.
+        kind and length. If the loader has no pipe, it uses the pipe of the state, with its own adapters. An iterator
+        that already exists resumes as well. Batch sizes and the adapters `ShardingPolicy` and `Shuffle` may differ only
+        if the state was saved between two epochs. A state of torchdata 0.9 contains no position inside an epoch and no
+        description of its pipe: the epoch starts again with the seed of the state, and a UserWarning is issued.
 
-        The number of workers may differ from that of the saved run, and the number of ranks if the states of all ranks
-        are given. The remaining epoch has the same items, order and random numbers, because each worker runs one or
-        more of the original shards of the epoch. The next epoch has one shard for each worker again.
+        The number of workers may differ from the number in the saved run. The number of ranks may also differ, if the
+        states of all ranks are given. The remaining epoch has the same items, order and random numbers, because each
+        worker runs one or more of the original shards of the epoch. The next epoch has one shard for each worker.
 
         Args:
             state_dict: a result of `state_dict`, or a dict of the states of all ranks, by rank.
             strict: whether another pipeline is an error, and whether recomputed items are compared with the originals;
                 True by default. With False, the state is loaded if the pipes have the same classes.
             allow_pickle: whether values that need pickle are unpickled, which may run any code; True by default. With
-                False, such a state is an error that names the pipe, and the loader must have a pipe.
+                False, a state with such values is an error that names the pipe, and the loader must have a pipe.
 
         Raises:
             RuntimeError: an item was requested before, or the loader was shut down.
@@ -487,12 +490,12 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     def shutdown(self) -> None:
         """Ends the epoch and the reading service. The loader cannot be iterated afterwards.
 
-        Threads of pipes in the main process end after their current item. This waits up to 2 s for them, because they
-        might still draw random numbers.
+        Threads of pipes in the main process end after their current item. The method waits up to 2 s for these threads,
+        because they might still draw random numbers.
 
-        You may call this several times and from several threads. A thread that reads gets a RuntimeError. If Ctrl-C
-        interrupts the call, the next call continues. A forked child that has inherited the loader does not end its
-        workers.
+        You may call this method several times, and from several threads. A thread that is reading the loader gets a
+        RuntimeError. If Ctrl-C interrupts the call, the next call continues. A forked child that has inherited the
+        loader does not end its workers.
         """
         if not self._ended:
             try:
@@ -501,7 +504,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
                 self._ended = self._ending.is_over
 
     def _finalize(self, interrupted: bool) -> None:
-        """Does the work of `__del__`: shuts down, and delivers Ctrl-C afterwards."""
+        """Implements `__del__`: shuts the loader down, and delivers Ctrl-C afterwards."""
         if interrupted or not self.__dict__.get("_ended", True):
             with InterruptsDeferred(later=True, noted=interrupted):
                 if not self.__dict__.get("_ended", True):
@@ -522,10 +525,10 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     # -- copies ------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the parts of a copy, which has not begun, and the attributes of a subclass.
+        """Returns the parts of a copy that has not begun an epoch, and the attributes of a subclass.
 
-        The copy and the loader share no object that either of them changes. The copy resumes from the loaded state,
-        unless the loader has begun.
+        The copy and the loader share no object that either of them changes. The copy resumes from the loaded state if
+        the loader has not begun an epoch since.
         """
         pipeline, run, seeds = self._pipeline, self._run, self._seeds
         loaded: Any = pipeline.service_state, run.resume_at, run.saved_positions, self._keeper.loaded
@@ -536,7 +539,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         return {**{name: value for name, value in list(vars(self).items()) if name not in _OWN}, "_made_of": made_of}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._ended = True  # until all attributes are set
+        self._ended = True  # stays True until all attributes are set
         graph, adapters, service, recorder, seeds, loaded = state["_made_of"]
         pipeline = Pipeline(graph, adapters, service, _serialized, is_adapted=True)
         self._set_up(pipeline, copy.copy(seeds), recorder)
@@ -566,7 +569,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         from torchdata._observe.show.words import described
 
         if "_run" not in self.__dict__:
-            return "<DataLoader2, not made>"  # its constructor has failed, or is still running
+            return "<DataLoader2, not made>"  # the constructor has failed, or is still running
         service = described(self.reading_service)
         return f"<DataLoader2 of {self._pipeline.name}, read by {service}, {self._state_in_words()}>"
 
@@ -593,5 +596,5 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
 
 
 def _serialized(snapshot: GraphTemplate) -> bytes:
-    """Serializes by the `serialize_datapipe` of this module, which old tests replace."""
+    """Serializes with the function `serialize_datapipe` of this module, which old tests replace."""
     return serialize_datapipe(snapshot)

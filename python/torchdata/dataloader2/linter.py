@@ -61,7 +61,8 @@ class Finding:
         message: one sentence with the mistake, the pipe and the remedy; `str(finding)` returns it.
         datapipe: the pipe that the finding is about.
         silent: whether data is certainly duplicated or lost without an error. A finding is not certain if it depends on
-            your own pipes or iterables, because these may divide their items among workers themselves.
+            your own pipes or iterables, because these pipes or iterables may divide their items among workers
+            themselves.
 
     Example:
         >>> from torchdata.dataloader2.linter import lint
@@ -83,9 +84,10 @@ class Finding:
 def lint(datapipe: DataPipe, num_workers: int = 2, *, seeded: bool = False) -> list[Finding]:
     """Finds likely mistakes in a graph that is to run in worker processes.
 
-    It finds items that several workers would yield, shares that would be lost or overlap, a `sharding_filter` without a
-    `shuffle` before it, and expensive functions in front of the filter. It also finds `mux` or another mix in a fixed
-    pattern before `.sharding_filter().batch(n)`, because the batches of each worker then have another ratio.
+    `lint` finds items that several workers would yield, shares that would be lost or overlap, a `sharding_filter`
+    without a `shuffle` before it, and expensive functions before the filter. It also finds pipes such as `mux` that mix
+    their inputs in a fixed pattern before `.sharding_filter().batch(n)`, because each worker's batches then contain the
+    inputs in another ratio.
 
     Args:
         datapipe: the last pipe of the graph.
@@ -116,7 +118,8 @@ def lint(datapipe: DataPipe, num_workers: int = 2, *, seeded: bool = False) -> l
 
 
 def warn_of_silent_findings(graph: Graph, num_workers: int) -> None:
-    """Warns about certain mistakes that cause no error, at the caller's line outside of this package."""
+    """Warns about mistakes that certainly duplicate or lose data without an error. The warning refers to the caller's
+    line outside of this package."""
     for finding in _Linter(graph, num_workers, seeded=False).findings():
         if finding.silent:
             warn_outside(str(finding), DataPipeLintWarning)
@@ -134,7 +137,7 @@ class _Linter:
         self.sources = {id(pipe): graph.sources(pipe) for pipe in self.pipes}
         cut = find_lca_round_robin_sharding_dp(graph)
         self.cut = cut
-        #: Pipes of the part that runs once, in the dispatching process.
+        #: Pipes that run only once, in the dispatching process.
         self.dispatched = {id(pipe) for pipe in graph.at(cut)} if cut is not None else set()
         #: Pipes that stay in the main process: pipes that cannot be replicated, and their readers.
         self.in_main: set[int] = set()
@@ -171,7 +174,7 @@ class _Linter:
 
     def _sharded_twice(self) -> Iterator[Finding]:
         sharding = [pipe for pipe in self.pipes if is_sharding(pipe)]
-        for first, second in combinations(sharding, 2):  # sources come first
+        for first, second in combinations(sharding, 2):  # the sources precede their readers
             if self._reads(second, first) and _share_a_group(first, second):
                 yield Finding(
                     "sharded-twice",
@@ -198,7 +201,7 @@ class _Linter:
                 )
 
     def _replicated(self) -> Iterator[Finding]:
-        """Finds pipes with items that all workers yield, and joins of sharded with unsharded inputs."""
+        """Finds pipes whose items all workers would yield, and joins of sharded with unsharded inputs."""
         own: dict[int, bool] = {}
         for pipe in self.pipes:
             if id(pipe) in self.dispatched:
@@ -305,8 +308,8 @@ class _Linter:
         if name in _LOOKING_UP:
             looked_up = getattr(pipe, "ref_datapipe", None)
             if divided is not looked_up:
-                return  # each worker looks up its own items in the complete other input, which is correct
-            silent = False  # the pipe itself raises an error if an item has no partner
+                return  # Each worker looks up its own items in the complete other input, so the result is correct.
+            silent = False  # the pipe itself raises an error if an item has no matching item
             harm = (
                 f"each of {self.num_workers} workers looks for all items of its input {other} among its own share of "
                 f"{sharded}, and those whose partner is in another worker's share find none; shard the first input, "
@@ -409,7 +412,7 @@ class _Linter:
 #: Maximum number of pipes in the path that a message shows.
 _LONGEST_WAY = 6
 
-#: Pipes that join inputs: one item after another, items side by side, and items that are looked up by key.
+#: Pipes that join inputs: one item after another, items in a tuple, or items that are looked up by key.
 _ONE_BY_ONE = {"Concater", "Multiplexer", "MultiplexerLongest", "SampleMultiplexer"}
 _SIDE_BY_SIDE = {"Zipper", "ZipperLongest"}
 #: Pipes that take one item of each input in turn, and pipes that yield the members of an item.
@@ -430,7 +433,8 @@ def _ordinal(steps: int) -> str:
 
 
 def _calls_users(pipe: Any) -> bool:
-    """Whether the pipe calls the user's function for each item. Built-in functions are ignored, as they are cheap."""
+    """Whether the pipe calls the user's function for each item. Built-in functions do not count, because they are
+    cheap."""
     function = vars(pipe).get("fn")
     module = str(getattr(function, "__module__", None) or "builtins").partition(".")[0]
     return type(pipe).__name__ in _MAPPING and module not in ("torchdata", "builtins", "_operator", "functools")
@@ -446,13 +450,14 @@ def _name(pipe: Any) -> str:
 
 
 def _inputs(sources: list[Any]) -> list[Any]:
-    """Returns the sources of a pipe's items. A map pipe next to an iterable pipe is only used for look-ups by key."""
+    """Returns the sources of a pipe's items. If an iterable pipe and a map pipe are sources, the map pipe is only used
+    for look-ups by key."""
     iterated = [source for source in sources if not isinstance(source, MapDataPipe)]
     return iterated or sources
 
 
 def _orders(pipe: Any) -> bool:
-    """Whether the pipe determines the order of the items: a shuffler or a sampler."""
+    """Whether the pipe determines the order of the items, as shufflers and samplers do."""
     return is_shuffler(pipe) or isinstance(pipe, IndexSampler)
 
 
@@ -486,12 +491,13 @@ def _is_foreign(value: Any) -> bool:
 
 
 def _is_endless(pipe: Any) -> bool:
-    """Whether the pipe never ends. Repeated items are then expected."""
+    """Whether the pipe never ends. An endless pipe is expected to repeat items."""
     return type(pipe).__name__ == "Cycler" and getattr(pipe, "count", 0) is None
 
 
 def _is_plain(iterable: Any) -> bool:
-    """Whether an IterableWrapper wraps plain data. The user's own iterable may divide its items among workers."""
+    """Whether an IterableWrapper wraps plain data. An iterable of the user's own class may divide its items among
+    workers."""
     return isinstance(iterable, (list, tuple, dict, str, bytes, range, set, frozenset, type(None))) or (
         is_pipe(iterable)
         or is_indexed_only(iterable)
@@ -502,7 +508,7 @@ def _is_plain(iterable: Any) -> bool:
 def _check_shuffle_before_sharding(datapipe: DataPipe) -> bool:
     """Whether items are shuffled on every path that leads into a sharding pipe.
 
-    Sharding without a shuffle before it gives each worker the same share of the items in every epoch.
+    Without a shuffle before the sharding, each worker gets the same share of the items in every epoch.
     """
     return _shuffled_before_sharding(traverse_dps(datapipe))
 

@@ -1,7 +1,7 @@
 """Reading services: how a loader runs its pipe graph.
 
-Role: the public module of all services. `process_init_fn` and `process_reset_fn` are looked up here when they are
-called, so that users may replace them.
+Role: the public module of all services. `process_init_fn` and `process_reset_fn` are looked up in this module when they
+are called, so that users may replace them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ __all__ = [
 
 
 class PrototypeMultiProcessingReadingService(ReadingServiceInterface):
-    """The former name of `MultiProcessingReadingService`. Creates such a service, with a `FutureWarning`.
+    """The former name of `MultiProcessingReadingService`. Creates a `MultiProcessingReadingService`, and issues a
+    `FutureWarning`.
 
     Examples:
         >>> import warnings

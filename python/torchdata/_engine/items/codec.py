@@ -12,19 +12,20 @@ import sys
 from typing import Any
 
 from torchdata._engine.items.reducers import Tables, program_table
-from torchdata._engine.items.reducers import has_own_reducer as has_own_reducer  # the extension looks it up here
+from torchdata._engine.items.reducers import has_own_reducer as has_own_reducer  # the extension looks up this name here
 from torchdata._engine.items.tensors import Span, arriving
 from torchdata._reporting import add_note, attributes_of
 from torchdata.datapipes.datapipe import DataChunk as DataChunk
 
-#: The attribute of an exception which shows that it was raised while an item was pickled.
+#: The attribute of an exception that was raised while an item was pickled.
 UNSENT = "_torchdata_unsent"
 
 
 #: The first byte of a pickle that refers to tensors stored after it. No other pickle begins with this byte.
 _WITH_TENSORS = b"T"
 
-#: The slot for a pickler's table of reducers. A pickler ignores the attribute if its class has one of the same name.
+#: The slot for a pickler's table of reducers. A pickler ignores the attribute if its class has an attribute with the
+#: same name.
 _TABLE: Any = vars(pickle.Pickler)["dispatch_table"]
 
 _tables = Tables()

@@ -32,11 +32,11 @@ class _VerbatimKey(str):
 def describe(error: BaseException, where: str) -> tuple[Any, ...]:
     """Describes `error` so that `reraise` can raise it in another process. `where` names this process.
 
-    A process that user code has forked inside a child ends here, because it must not report in the child's name.
+    A process that user code has forked inside a child exits here, because it must not report in the child's name.
     """
     leave(error)
     name, notes, raised_in = type(error).__name__, notes_of(error), came_from(error)
-    if raised_in is not None:  # it comes from another process, and is passed on unchanged
+    if raised_in is not None:  # the error comes from another process, and stays unchanged
         return ("again", name, forms_of(error), text_of(error) or name, notes, raised_in)
     text = _formatted(error)
     return ("first", name, forms_of(error), text, notes, where)
@@ -49,12 +49,12 @@ def _formatted(error: BaseException) -> str:
         return _by_traceback(error)
     except Warning:
         # Python 3.15 warns about a module without a loader, such as the program in a spawned process. If warnings are
-        # errors, the warning must not end this process. Other threads lose their warnings for this moment.
+        # errors, the warning must not end this process. Other threads do not see their warnings for this moment.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
                 return _by_traceback(error)
-            except Warning as warning:  # from an attribute that its class computes
+            except Warning as warning:  # an attribute that the class computes has warned
                 return f"{type(error).__name__} (its traceback cannot be shown: {type(warning).__name__})\n"
 
 
@@ -66,7 +66,7 @@ def _by_traceback(error: BaseException) -> str:
         return "".join(lines.format())
     except Warning:
         raise
-    except Exception:  # from an attribute that its class computes
+    except Exception:  # an attribute that the class computes has failed
         name, text = type(error).__name__, text_of(error)
         head = "Traceback (most recent call last):\n" if error.__traceback__ else ""
         return f"{head}{''.join(traceback.format_tb(error.__traceback__))}{name}: {text}\n"
@@ -86,7 +86,7 @@ def reraise(description: tuple[Any, ...]) -> NoReturn:
     remember(error, where)
     make_printable(error)
     for note in notes:
-        if note not in notes_of(error):  # a pickled exception may have included them
+        if note not in notes_of(error):  # a pickled exception may have included the notes
             add_note(error, note)
     if what == "first":
         _tell(error, f"Caught {name} in {where}.\nOriginal {text}".rstrip())
@@ -94,7 +94,7 @@ def reraise(description: tuple[Any, ...]) -> NoReturn:
 
 
 def _steers(error: BaseException) -> bool:
-    """Returns whether the interpreter, or a loop, would act on the exception instead of reporting it."""
+    """Returns whether the interpreter, or a loop, would react to the exception instead of reporting it."""
     return not isinstance(error, Exception) or isinstance(error, (StopIteration, StopAsyncIteration))
 
 
@@ -106,7 +106,7 @@ def _as_error(error: BaseException, text: str, where: str) -> RuntimeError:
     return wrapped
 
 
-#: Advice for an exception that a pipeline must not raise, by the exception's name.
+#: Advice for exceptions that a pipeline must not raise, by the name of the exception.
 _ADVICE = {
     "SystemExit": "a function of the pipeline called sys.exit(), which cannot end the program from there; raise an "
     "Exception to report an error, and leave the loop over the loader to end it",

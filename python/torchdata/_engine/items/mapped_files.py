@@ -1,10 +1,10 @@
-"""Read-only memory-mapped arrays of a program, which workers map themselves instead of receiving the contents.
+"""Read-only memory-mapped arrays of a program. Workers map the files themselves instead of receiving the contents.
 
 Role: runs in the main process when it pickles a program for workers that inherit nothing, and in each worker when it
 loads the program.
 
-A writable array is pickled with its contents. The main process may write to it after the start, and a worker must
-neither see these changes nor change the file.
+A writable array is pickled with its contents. The main process may write to such an array after the start, and a worker
+must neither see these changes nor change the file.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 
 def reduce_memmap(array: Any) -> Any:
-    """Returns the reduced form of a `numpy.memmap` array: a part of its file, if the file certainly has the same
-    contents.
+    """Returns the reduced form of a `numpy.memmap` array. If the file certainly has the same contents, this form refers
+    to a part of the file.
     """
     if array.mode == "r" and not array.flags.writeable and array.flags.c_contiguous and array.size and array.filename:
         offset = _offset_in(array.filename, array.ctypes.data, array.nbytes)
@@ -25,8 +25,8 @@ def reduce_memmap(array: Any) -> Any:
 
 
 def _offset_in(path: Any, address: int, length: int) -> int | None:
-    """Returns the offset of memory in a file; None if another file, or an earlier file of the same name, is mapped
-    there.
+    """Returns the offset of memory in a file; None if another file, or an earlier file with the same name, is mapped at
+    this memory.
     """
     try:
         number = os.stat(path).st_ino

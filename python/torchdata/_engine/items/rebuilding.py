@@ -1,16 +1,16 @@
 """Takes an exception apart so that another process can rebuild it, regardless of how its class is implemented.
 
 Role: a child lists several forms of an exception for sending (`forms_of`), best form first, and the main process uses
-the first form that works there (`rebuilt`). Pickle alone is not sufficient: it calls the class with the arguments that
-the exception has stored. A class with another constructor then fails, or creates an exception with another message. The
-child therefore rebuilds each form itself, and compares the type, the results of `str` and `repr`, and the attributes.
-The forms are
+the first form that can be rebuilt there (`rebuilt`). Pickle alone is not sufficient: it calls the class with the
+arguments that the exception has stored. A class with another constructor then fails, or creates an exception with
+another message. The child therefore rebuilds each form itself, and compares the type, the results of `str` and `repr`,
+and the attributes. The forms are
 
 - "pickle": the exception's own pickle;
 - "parts": its class, arguments and attributes, rebuilt without its constructor. An attribute that cannot be pickled, or
   is large, is left out, and a note reports this;
-- "group": the same for a group, with a list of forms for each of its members;
-- "text": its class with only the text, followed by the same for each of its base classes.
+- "group": the parts of an exception group, with a list of forms for each of its members;
+- "text": its class with only the text, followed by each of its base classes with the text.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PLAIN = (str, bytes, int, float, bool, type(None))
 
 
 def text_of(error: BaseException) -> str | None:
-    """Returns the `str` of an exception; None if that fails."""
+    """Returns the `str` of an exception; None if `str` raises an error."""
     try:
         return str(error)
     except Exception:
@@ -60,7 +60,7 @@ def forms_of(error: BaseException, depth: int = 0) -> list[Form]:
             if _is_like(again, error, form):
                 forms.append(form)
             _let_go(again)
-    except Exception:  # a class whose instances cannot be used at all
+    except Exception:  # instances of the class cannot be used at all
         pass
     return forms
 
@@ -74,7 +74,7 @@ def rebuilt(forms: list[Form]) -> BaseException | None:
 
 
 def _forms(error: BaseException, depth: int) -> Iterator[tuple[Form, bool]]:
-    """Yields all forms, best form first, and whether each is complete."""
+    """Yields all forms, best form first, and whether each form is complete."""
     classes = [cls for cls in type(error).__mro__ if issubclass(cls, BaseException)]
     if isinstance(error, BaseExceptionGroup):
         if depth < _DEEPEST:
@@ -93,7 +93,7 @@ def _forms(error: BaseException, depth: int) -> Iterator[tuple[Form, bool]]:
         arguments = [_pickled(text)]
     yield ("parts", (_pickled_class(classes[0]), arguments, attributes, left_out)), True
     for cls in classes[: classes.index(BaseException)]:
-        if cls is not Exception:  # the RuntimeError that the main process creates contains as much
+        if cls is not Exception:  # for Exception, the main process's RuntimeError shows as much
             yield ("text", (_pickled_class(cls), text)), False
 
 
@@ -106,7 +106,7 @@ class _TooLarge(Exception):
 
 
 class _Limited:
-    """A file with a maximum size."""
+    """A file with a maximum size in bytes."""
 
     def __init__(self, room: int) -> None:
         self.content = bytearray()
@@ -122,7 +122,7 @@ class _Limited:
 
 
 def _pickled(value: object, room: int = _LARGEST) -> bytes | None:
-    """Returns the pickle of a value if it can be loaded; None if it cannot, or if it is larger than `room`."""
+    """Returns the pickle of a value; None if the pickle cannot be loaded, or is larger than `room`."""
     file = _Limited(room)
     try:
         pickle.Pickler(file, protocol=5).dump(value)
@@ -158,7 +158,7 @@ def _pickled_class(cls: type[BaseException]) -> bytes | None:
 
 
 def _pickled_attributes(error: BaseException) -> tuple[dict[str, bytes], list[str]]:
-    """Returns the attributes, and the names of omitted attributes."""
+    """Returns the attributes that can be pickled, and the names of omitted attributes."""
     pickled, left_out, room = {}, [], _LARGEST
     for name, value in _attributes(error).items():
         content = _pickled(value, room)
@@ -168,7 +168,7 @@ def _pickled_attributes(error: BaseException) -> tuple[dict[str, bytes], list[st
             pickled[name] = content
             room -= len(content)
     for name, value in _members(error, of_builtins=True).items():
-        if value is not None and isinstance(value, _PLAIN):  # an OSError displays a second file that is None
+        if value is not None and isinstance(value, _PLAIN):  # an OSError displays its second file even if that is None
             pickled[name] = pickle.dumps(value)
     return pickled, left_out
 
@@ -179,7 +179,7 @@ def _attributes(error: BaseException) -> dict[str, Any]:
 
 
 def _members(error: BaseException, of_builtins: bool) -> dict[str, Any]:
-    """Returns the values in slots: either of Python's own exceptions (the `filename` of an OSError), or of all further
+    """Returns the values in slots: of Python's own exceptions (such as the `filename` of an OSError), or of all other
     classes."""
     found: dict[str, Any] = {}
     for cls in type(error).__mro__:
@@ -195,7 +195,7 @@ def _members(error: BaseException, of_builtins: bool) -> dict[str, Any]:
 
 
 def _put_together(form: Form) -> BaseException | None:
-    """Rebuilds the exception from this form; returns None if this is not possible in this process."""
+    """Rebuilds the exception from a form; returns None if this is not possible in this process."""
     try:
         error = _MAKERS[form[0]](form[1])
     except Exception:
@@ -204,7 +204,8 @@ def _put_together(form: Form) -> BaseException | None:
 
 
 def _new(cls: type[BaseException], arguments: tuple[Any, ...]) -> BaseException:
-    """Creates an exception of this class without running code of the class, because its requirements are unknown."""
+    """Creates an exception of a class without running code of the class, because the constructor's requirements are
+    unknown."""
     builtin: Any = next(base for base in cls.__mro__ if base.__module__ == "builtins")
     error: BaseException = builtin.__new__(cls, *arguments)
     BaseException.args.__set__(error, arguments)  # type: ignore[attr-defined]
@@ -236,12 +237,12 @@ _MAKERS: dict[str, Callable[[Any], Any]] = {
 
 
 def _with(error: BaseException, attributes: dict[str, bytes], left_out: list[str]) -> BaseException:
-    """Sets these attributes of the exception, and adds a note that names missing ones."""
+    """Sets the attributes of the exception, and adds a note with the names of omitted attributes."""
     for name, pickled in attributes.items():
         value = pickle.loads(pickled)
         member = next((vars(cls)[name] for cls in type(error).__mro__ if name in vars(cls)), None)
         if isinstance(member, MemberDescriptorType):
-            with contextlib.suppress(AttributeError):  # read-only, like the message of a group
+            with contextlib.suppress(AttributeError):  # the attribute is read-only, like the message of a group
                 member.__set__(error, value)
         else:
             attributes_of(error)[name] = value

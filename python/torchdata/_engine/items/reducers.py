@@ -1,8 +1,8 @@
-"""Determines how objects of a type are pickled: user-defined reducers first, then ours for tensors and arrays, else the
-default.
+"""Determines how objects of a type are pickled: by user-defined reducers first, then by this package's reducers for
+tensors and arrays, otherwise by default.
 
-Role: used by the codec (codec.py) for each pickled item. The extension also queries this module for the types of
-reducers that users have registered.
+Role: the codec (codec.py) uses this module for each pickled item. The extension also queries this module for the types
+with reducers that users have registered.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from typing import Any
 from torchdata._engine.items.mapped_files import reduce_memmap
 from torchdata._engine.items.tensors import DepartingTensors
 
-#: A function that a pickler calls for an object of a type.
+#: A function that a pickler calls to reduce an object of a type.
 Reducer = Callable[[Any], Any]
 
-#: The default of a pickler as a table entry, for a type without an entry. This reducer runs no Python frame.
+#: A table entry with the default behavior of a pickler, for a type without an entry. This reducer creates no Python
+#: frame.
 _ITS_OWN_WAY: Reducer = operator.methodcaller("__reduce_ex__", 5)
 
 
@@ -29,7 +30,8 @@ def _users_reducers() -> dict[type, Reducer]:
     """Returns the reducers that users registered with the pickler of multiprocessing, which torch.multiprocessing also
     uses.
 
-    Reducers that these two libraries registered are left out, because they send descriptors and handles differently.
+    The result excludes reducers that these two libraries registered, because they send descriptors and handles
+    differently.
     """
     reduction = sys.modules.get("multiprocessing.reduction")
     if reduction is None:
@@ -59,7 +61,7 @@ class Reducers(dict[type, Reducer]):
         super().__init__(users)
         #: The registries of reducers: the tables of pickler classes, and `copyreg`.
         self.base = base
-        #: The user registrations that it contains, if it may be reused.
+        #: The user registrations that the table contains, if the table may be reused.
         self.made_for: object = None
         #: The tensors of the object that is being pickled.
         self.tensors = DepartingTensors()
@@ -72,18 +74,18 @@ class Reducers(dict[type, Reducer]):
             reduce = _reduce_array
         if reduce is None:
             if issubclass(cls, type):
-                raise KeyError(cls)  # classes are pickled by name, by the pickler itself
+                raise KeyError(cls)  # the pickler itself pickles classes by name
             reduce = _ITS_OWN_WAY
         self[cls] = reduce
         return reduce
 
 
 class Tables:
-    """Tables that are reused between items, each by one pickler at a time in any thread.
+    """Tables that are reused between items. In any thread, one pickler at a time uses a table.
 
     The tables are rebuilt when a type is registered with `copyreg`, and when a module is imported. The pickler of
-    multiprocessing returns a copy of its registrations, which is too slow for each item. A registration for a known
-    type therefore takes effect at the next import.
+    multiprocessing returns a copy of its registrations, which is too slow for each item. If a reducer is registered for
+    a type that is already in the tables, it therefore takes effect at the next import.
     """
 
     #: A table with more types is not reused, because it would keep the types alive, and users may create types
@@ -92,12 +94,12 @@ class Tables:
 
     def __init__(self) -> None:
         self._free: list[Reducers] = []
-        #: The registrations, and the number of modules, when the tables were created.
+        #: The registrations, and the number of imported modules, at the time when the tables were created.
         self._seen: tuple[dict[type, Any], int] = ({}, 0)
 
     def take(self, pickling: Any) -> Reducers:
-        """Returns a table for a pickler that is used once."""
-        if type(pickling) is not pickle.Pickler:  # a class that may have its own reducers
+        """Returns a table for a pickler, which must return it with `give_back`."""
+        if type(pickling) is not pickle.Pickler:  # the class may have its own reducers
             return Reducers(pickling.dispatch_table, _users_reducers())
         if self._seen != (copyreg.dispatch_table, len(sys.modules)):
             self._seen = dict(copyreg.dispatch_table), len(sys.modules)
@@ -110,7 +112,7 @@ class Tables:
             return table
 
     def give_back(self, table: Reducers) -> None:
-        """Returns the table after the pickler has finished."""
+        """Takes a table back after the pickler has finished."""
         if table.made_for is self._seen and len(table) <= self._MOST_TYPES:
             self._free.append(table)
 

@@ -1,8 +1,8 @@
-"""The tensors of a pickled item: finds which of them overlap in memory, and sends their memory outside the pickle.
+"""The tensors of a pickled item: finds which tensors overlap in memory, and sends their memory outside the pickle.
 
-Role: used by the codec (codec.py and rust/py/src/codec) whenever torch is loaded. A pickle refers to tensors by
-number. `DepartingTensors` collects the tensors while the pickle is written, and lays them out in blocks. `Arrived`
-recreates them while the pickle is read. Torch is imported only if there are tensors.
+Role: used by the codec (codec.py and rust/py/src/codec) whenever torch is loaded. A pickle refers to tensors by number.
+`DepartingTensors` collects the tensors while the pickle is written, and lays them out in blocks. `Arrived` recreates
+the tensors while the pickle is read. Torch is imported only if there are tensors.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ class Location(NamedTuple):
     #: The number of the memory block, and the offset in it in bytes.
     block: int
     offset: int
-    #: For a tensor (dtype name, shape, strides, requires_grad), for a storage its size in bytes.
+    #: For a tensor, (dtype name, shape, strides, requires_grad); for a storage, its size in bytes.
     what: tuple[str, tuple[int, ...], tuple[int, ...], bool] | int
 
 
 class DepartingTensors:
-    """The tensors and storages of an item that is being pickled. The pickle refers to them by number.
+    """The tensors and storages of an item that is being pickled. The pickle refers to the tensors and storages by
+    number.
 
     The tensors are laid out after all of them were collected. Tensors that share elements are placed in one block, so
-    that they share them in the receiving process, too. Each other tensor gets a separate block. The unused parts of a
-    storage are not sent.
+    that they also share these elements in the receiving process. Each other tensor gets a separate block. The unused
+    parts of a storage are not sent.
     """
 
     def __init__(self) -> None:
@@ -106,7 +107,8 @@ class DepartingTensors:
         return torch._tensor._rebuild_from_type_v2, (rebuild, cls, parts, state)
 
     def lay_out(self) -> tuple[list[Location], list[memoryview], list[Span]]:
-        """Returns the locations, the blocks, and the spans that the blocks were taken from, which do not overlap."""
+        """Returns the locations, the blocks, and the memory spans that were the sources of the blocks. The spans do not
+        overlap."""
         locations: list[Any] = [None] * len(self.locations)
         blocks: list[memoryview] = []
         spans = []
@@ -160,7 +162,7 @@ class DepartingTensors:
         most: Any = _MOST_WORK
         try:
             return bool(numpy.shares_memory(self._as_array(one), self._as_array(other), max_work=most))
-        except RuntimeError:  # NumPy would need more than `max_work`
+        except RuntimeError:  # NumPy would need more than `max_work` steps
             return True
 
     def _as_array(self, number: int) -> Any:
@@ -172,15 +174,15 @@ class DepartingTensors:
         return _array_at(span[0], obj, shape, f"|V{size}", tuple(stride * size for stride in strides))
 
     def _close_gaps(self, number: int) -> None:
-        """Copies a tensor if there is other memory between its elements."""
+        """Copies a tensor if there are gaps of other memory between its elements."""
         (start, end), what, tensor = self.locations[number]
         if isinstance(what, tuple) and end - start > tensor.nbytes:
             tensor = _without_gaps(tensor)
             self.locations[number] = _span_of(tensor), (what[0], what[1], tensor.stride(), what[3]), tensor
 
 
-#: The number of overlapping tensors that are compared with each other, and the limit of work for comparing two of them,
-#: in NumPy's unit.
+#: The maximum number of overlapping tensors that are compared with each other, and the limit of work for comparing two
+#: of them, in NumPy's unit.
 _MOST_COMPARED, _MOST_WORK = 16, 10_000
 
 
@@ -196,7 +198,7 @@ def _array_at(start: int, owner: Any, shape: tuple[int, ...], typestr: str, stri
 
 
 class _Interface:
-    """Implements NumPy's interface for arrays over foreign memory."""
+    """Implements NumPy's array interface over foreign memory."""
 
     def __init__(self, start: int, owner: Any, shape: tuple[int, ...], typestr: str, strides: Any) -> None:
         self._owner = owner
@@ -222,7 +224,7 @@ class Arrived:
         block, offset, (dtype, shape, strides, requires_grad) = self._locations[number]  # type: ignore[misc]
         storage, tensor = self._whole(block), torch.empty(0, dtype=getattr(torch, dtype), device="cpu")
         elements, odd = divmod(offset, tensor.element_size())
-        if odd:  # the offset of the shared memory is not a multiple of the element size
+        if odd:  # the offset in shared memory is not a multiple of the element size
             storage, elements = _part_of(storage, offset, storage.nbytes() - offset), 0
         tensor = tensor.set_(storage, elements, shape, strides)
         return tensor.requires_grad_() if requires_grad else tensor
@@ -234,7 +236,8 @@ class Arrived:
 
 
 class _Arrivals(threading.local):
-    #: The item that this thread is unpickling. If an object in an item unpickles another item, this is the inner item.
+    #: The item that this thread is unpickling. If unpickling an object in the item unpickles another item, `innermost`
+    #: is that inner item.
     innermost: Arrived | None = None
 
 
@@ -243,7 +246,7 @@ _arrivals = _Arrivals()
 
 @contextmanager
 def arriving(locations: list[Location], blocks: list[Any]) -> Iterator[None]:
-    """Context for reading a pickle that refers to tensors at these locations."""
+    """Context for reading a pickle that refers to tensors at the given locations."""
     import_whole("torch")
     before, _arrivals.innermost = _arrivals.innermost, Arrived(locations, blocks)
     try:
@@ -323,7 +326,7 @@ def _storage_over(buffer: Any) -> Any:
 
 
 def _part_of(storage: Any, offset: int, size: Any) -> Any:
-    """Returns the storage, or a separate storage over a part of its memory."""
+    """Returns the storage itself, or a separate storage over a part of its memory."""
     import torch
 
     if (offset, size) == (0, storage.nbytes()):
@@ -337,10 +340,10 @@ def _is_memory(storage: Any) -> bool:
 
 
 def _is_plain(tensor: Any) -> bool:
-    """Returns whether the tensor consists only of elements in memory.
+    """Returns whether the tensor consists only of elements in memory, without further state.
 
     Raises:
-        ValueError: the memory does not exist.
+        ValueError: the memory of the tensor does not exist.
     """
     torch = sys.modules["torch"]
     if not (
@@ -387,20 +390,22 @@ def _without_gaps(tensor: Any) -> Any:
 def dlpack_ways() -> tuple[Any, Any, Any, Any]:
     """Returns the functions that exchange tensors with torch: (table, to, from, layout).
 
-    `table` is the capsule of DLPack's C functions, or None if torch is too old to have them. `to` converts a tensor to
-    a capsule, and `from` converts a capsule to a tensor. `layout` is the layout of the tensors that support this.
+    `table` is the capsule of DLPack's C functions, or None if the release of torch is too old to have them. `to`
+    converts a tensor to a capsule, and `from` converts a capsule to a tensor. `layout` is the layout of the tensors
+    that these functions support.
     """
     torch = import_whole("torch")
     ways = torch.utils.dlpack
     return getattr(torch.Tensor, "__dlpack_c_exchange_api__", None), ways.to_dlpack, ways.from_dlpack, torch.strided
 
 
-#: The arrays whose memory the tensors of `torchdata.empty` use, by address.
+#: The arrays, by address, whose memory is used by tensors of `torchdata.empty`.
 _rooms: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 def empty_tensor(shape: Any, dtype: Any, sender: Sender | None) -> Any:
-    """See `torchdata.empty`. `dtype` is a dtype of torch, `sender` the sender of this process if it is a child."""
+    """See `torchdata.empty`. `dtype` is a dtype of torch. `sender` is the sender of this process if the process is a
+    child."""
     import torch
 
     tensor = torch.empty(0, dtype=dtype, device="cpu")
@@ -418,8 +423,8 @@ def empty_tensor(shape: Any, dtype: Any, sender: Sender | None) -> Any:
 
 
 def room_of(tensor: Any, start: int) -> Any:
-    """Returns the array that the tensor uses, unless something else can access either: a view, a storage or another
-    array.
+    """Returns the array whose memory the tensor uses; None if a view, a storage or another array can also access the
+    memory.
     """
     array = _rooms.get(start)
     if array is None:
@@ -442,11 +447,11 @@ def _holders(tensor: Any) -> tuple[int, ...]:
 
 @functools.cache
 def _sole_holders() -> tuple[tuple[int, int], tuple[int, ...]]:
-    """Returns the same counts for a tensor that nothing else can access, because they differ between releases of
+    """Returns the reference counts of a tensor that nothing else can access. These counts depend on the release of
     torch.
 
-    The array has three references: from the storage, from a variable, and from the call that counts them, which
-    borrows the reference from Python 3.14 on. The weak reference belongs to `_rooms`.
+    The array has three references: from the storage, from a variable, and from the call that counts references. From
+    Python 3.14 on, this call borrows its reference. The weak reference belongs to `_rooms`.
     """
     import torch
 

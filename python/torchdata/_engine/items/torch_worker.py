@@ -1,7 +1,7 @@
 """Makes a worker look like a worker of torch: `get_worker_info()`, the memory for collating, and random numbers.
 
-Role: called in a worker when it has received its graph, and at the start of each epoch. If torch is not loaded yet,
-the worker is described to torch at its import. Only `seed_worker` imports torch.
+Role: called in a worker after it has received its graph, and at the start of each epoch. If torch is not loaded yet,
+the worker is described to torch when torch is imported. Only `seed_worker` imports torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MODULE = "torch.utils.data"
 #: A function that describes the running shard to torch.
 Telling = Callable[[Any], None]
 
-#: The function to call with torch's module when that is imported.
+#: The function that is called with torch's module when torch is imported.
 _telling: Telling | None = None
 
 
@@ -30,8 +30,8 @@ def tell_torch(worker_id: int, num_workers: int, datapipe: Any, *, is_local: boo
     Args:
         worker_id: the number of this worker, from 0.
         num_workers: the number of workers.
-        datapipe: the graph that it reads, which torch calls its dataset.
-        is_local: whether the items stay in this process. In this case torch's own `default_collate` is faster.
+        datapipe: the graph that the worker reads, which torch calls its dataset.
+        is_local: whether the items stay in this process. If they stay, torch's own `default_collate` is faster.
 
     Returns:
         The function for `tell_when_imported`.
@@ -52,8 +52,8 @@ def tell_torch(worker_id: int, num_workers: int, datapipe: Any, *, is_local: boo
 
 
 def tell_when_imported(telling: Telling) -> None:
-    """Sets the shard to describe to torch when torch is imported. This function is cheap enough to call whenever
-    another shard runs.
+    """Sets the function that describes a shard to torch when torch is imported. This function is cheap enough to be
+    called whenever another shard runs.
     """
     global _telling
     _telling = telling
@@ -78,7 +78,7 @@ def torch_as_it_was() -> Iterator[None]:
 
 
 def show_worker(worker_id: int, num_workers: int, dataset: Any) -> None:
-    """Does the part of `tell_torch` for `get_worker_info()`, once `torch.utils.data` is loaded.
+    """Sets the result of `get_worker_info()`, once `torch.utils.data` is loaded. `tell_torch` calls this function.
 
     `torch` itself may be incomplete, because it imports `torch.utils.data` before it has the attribute `utils`.
     """
@@ -127,13 +127,13 @@ def collate_where_items_leave(collate: Any) -> None:
 
     def collate_tensors(batch: Any, *, collate_fn_map: Any = None) -> Any:
         if is_stackable(torch, batch):
-            with contextlib.suppress(RuntimeError):  # torch's own function raises it, too
+            with contextlib.suppress(RuntimeError):  # torch's own function raises this error, too
                 return stacked_tensors(torch, batch)
         return own_tensors(batch, collate_fn_map=collate_fn_map)
 
     def collate_arrays(batch: Any, *, collate_fn_map: Any = None) -> Any:
         stacked = None
-        if (collate_fn_map or {}).get(torch.Tensor) is collate_tensors:  # not a user's function, which expects tensors
+        if (collate_fn_map or {}).get(torch.Tensor) is collate_tensors:  # a user's own function expects tensors
             stacked = arrays_as_tensor(torch, batch)
         return own_arrays(batch, collate_fn_map=collate_fn_map) if stacked is None else stacked
 

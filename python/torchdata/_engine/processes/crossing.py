@@ -1,12 +1,12 @@
 """Data that a child receives across a process boundary with any start method: its name, shared memory, the pipe graph.
 
-Role: with fork, a child inherits everything. With spawn and forkserver, multiprocessing passes the descriptors, and the
-graph is a single pickle in anonymous shared memory, created once for all children. A child that another process forks
-receives a `Parcel`.
+Role: with start method "fork", a child inherits everything. With "spawn" and "forkserver", multiprocessing passes the
+descriptors, and the graph is a single pickle in anonymous shared memory, created once for all children. A child that
+another process forks receives a `Parcel`.
 
-With spawn and forkserver, a child imports the program's main module before any code of this package runs, which may
-take long. multiprocessing sends the name of the process before everything else, so the name contains the urgent work
-(`ChildName`): the child monitors the main process, and delays garbage collection.
+With "spawn" and "forkserver", a child imports the program's main module before any code of this package runs, which may
+take long. multiprocessing sends the name of the process before everything else, so unpickling the name (`ChildName`)
+runs the urgent code: the child then monitors the main process, and delays garbage collection.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ PREFIX = "torchdata "
 #: The number of new objects after which garbage collection runs while a child starts. Torch's import creates a third of
 #: this number of objects.
 EARLY_THRESHOLD = 1_000_000
-#: The thread that monitors the main process until the engine's own thread does, with the event that ends the thread.
+#: The name of the thread that monitors the main process until the engine's own thread takes over. The thread has an
+#: event that ends it.
 _WATCHER = "torchdata-early-watch"
-#: Ends the child within a tenth of a second after the main process, or if necessary after its parent. If no thread can
-#: be started, the child notices the end of the main process after its imports, as it notices the lack of threads.
+#: Ends the child within a tenth of a second after the main process exits, or if necessary after its parent exits. If no
+#: thread can be started, the child notices the exit of the main process only after its imports.
 _WATCH = f"""
 import os, select, threading
 
@@ -82,7 +83,7 @@ _LEAVE_MAIN_OUT = "import sys; sys.modules['__main__'].__file__ = path"
 
 
 def main_without_file() -> str | None:
-    """Returns the path that children would import the program from if that file does not exist, else None.
+    """Returns the path from which children would import the program, if that file does not exist; otherwise None.
 
     A program that is read from standard input is not in a file, but Python names its file "<stdin>".
     """
@@ -95,24 +96,24 @@ def main_without_file() -> str | None:
 
 
 class ChildName(str):
-    """The name of a child process. Unpickling it in the child runs code that must run first.
+    """The name of a child process. Unpickling the name in the child runs code that must run before everything else.
 
     The name is unpickled before the child imports the main module, and therefore before the imports of the user's
     program. The code uses only the standard library, because the child may not be able to import this package yet. In
     other contexts, the name is pickled as an ordinary string.
 
-    This code makes the child end together with the main process. Otherwise, a child that imports for a minute would
-    outlive the main process for that time. Unpickling also raises the threshold of cyclic garbage collection: if the
-    program imports torch, starting two children by spawn takes 2.8 s of processor time with this and 3.6 s without it
-    (medians of 4 alternating runs). A child of a program without a file does not import it.
+    The code makes the child exit together with the main process. Without this code, a child whose imports take a minute
+    would outlive the main process by up to a minute. Unpickling also raises the threshold of cyclic garbage collection.
+    If the program imports torch, starting two children by spawn takes 2.8 s of processor time with the higher threshold
+    and 3.6 s without it (medians of 4 alternating runs). If the program is not in a file, a child does not import it.
     """
 
     __slots__ = ()
 
     def __reduce__(self) -> Any:
         start: Any = get_spawning_popen()
-        # Pickled for another purpose, such as a log record, or together with the process object, after the program's
-        # import.
+        # The name is pickled as an ordinary string for another purpose, such as a log record, or with the process
+        # object, which is unpickled after the import of the program.
         if start is None or getattr(start, "_was_told", False):
             return str, (str(self),)
         start._was_told = True
@@ -138,7 +139,7 @@ def end_early_watch() -> None:
         if thread.name == _WATCHER:
             thread.over.set()  # type: ignore[attr-defined]
             thread.join()
-            for _ in range(100):  # the system still counts it for a moment
+            for _ in range(100):  # the system still counts the thread for a moment
                 if not os.path.exists(f"/proc/self/task/{thread.native_id}"):
                     break
                 time.sleep(0.001)
@@ -148,7 +149,7 @@ def end_early_watch() -> None:
 
 SharedT = TypeVar("SharedT", Link, BellBoard, StatsBoard)
 
-#: The message of `pickle` for a function that it does not find in the program.
+#: The error message of `pickle` for a function that is missing in the program.
 _MISSING_IN_MAIN = re.compile(r"attribute '([^']+)' on <module '__(?:mp_)?main__'")
 #: The buffers of a `SharedPickle` are aligned to this many bytes.
 _ALIGNMENT = 64
@@ -158,7 +159,7 @@ _LENGTH = struct.Struct("<Q")
 _SEALS = (
     fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL if sys.platform == "linux" else 0
 )
-#: Whether the warning about missing system features was given.
+#: Whether the warning about missing features of the system was given.
 _warned = False
 
 
@@ -207,11 +208,11 @@ class SharedPickle:
 
     The buffers of arrays and tensors follow the pickle. Each child maps this memory privately: its arrays and tensors
     are views of the memory that all children share, and a page is copied when a child writes to it. Objects that share
-    a read-only buffer, such as the slices of an Arrow table, share it in the children, too.
+    a read-only buffer, such as the slices of an Arrow table, also share it in the children.
 
     Args:
         pickled: the pickle.
-        buffers: its buffers.
+        buffers: the buffers of the pickle.
     """
 
     def __init__(self, pickled: bytes, buffers: Sequence[memoryview] = ()) -> None:
@@ -222,7 +223,7 @@ class SharedPickle:
         else:
             with tempfile.TemporaryFile() as file:
                 self._owned = OwnedDescriptor(os.dup(file.fileno()))
-        # Written rather than mapped, so that a lack of room causes an error instead of a SIGBUS.
+        # The contents are written instead of mapped, so that a lack of memory causes an error instead of a SIGBUS.
         with open(self._owned.fileno(), "wb", closefd=False) as file:
             places: list[tuple[int, int]] = []
             written: dict[tuple[int, int], tuple[int, int]] = {}
@@ -239,7 +240,7 @@ class SharedPickle:
             index = pickle.dumps(places)
             file.write(index)
             file.write(_LENGTH.pack(len(index)))
-        if is_sealed:  # no process can change what others have mapped
+        if is_sealed:  # a process cannot change memory that other processes have mapped
             fcntl.fcntl(self._owned.fileno(), fcntl.F_ADD_SEALS, _SEALS)
 
     def load(self, loads: Callable[[memoryview, list[memoryview]], Any]) -> Any:
@@ -265,13 +266,13 @@ class SharedPickle:
 
     @classmethod
     def adopt(cls, descriptor: int) -> SharedPickle:
-        """Returns the pickle for a descriptor, which it owns from now on."""
+        """Returns the pickle for a descriptor. The pickle owns the descriptor from now on."""
         shared = cls.__new__(cls)
         shared._owned = OwnedDescriptor(descriptor)
         return shared
 
     def fileno(self) -> int:
-        """Returns its descriptor."""
+        """Returns the descriptor of the memory."""
         return self._owned.fileno()
 
     def close(self) -> None:
@@ -283,7 +284,7 @@ class SharedPickle:
 
 
 def _immutable_memory(part: memoryview) -> tuple[int, int] | None:
-    """Returns the address and the length of a read-only buffer, else None."""
+    """Returns the address and the length of a read-only buffer; None for any other object."""
     if not part.nbytes or not (part.readonly or type(part.obj).__module__ == "pyarrow.lib"):
         return None
     import numpy
@@ -298,8 +299,8 @@ def _adopt(duplicate: Any) -> SharedPickle:
 class Parcel:
     """Contents for a child that another process forks: pickled, with the descriptors that they contain.
 
-    multiprocessing treats it like the object that starts a process, and passes descriptors, locks and queues through
-    it.
+    multiprocessing treats a parcel like the object that starts a process, and passes descriptors, locks and queues
+    through it.
 
     Args:
         contents: the objects, which are pickled separately.
@@ -315,7 +316,7 @@ class Parcel:
         self._shared = SharedPickle(pickle.dumps(pickled))
 
     def duplicate_for_child(self, descriptor: int) -> int:
-        """Adds a descriptor; called by multiprocessing."""
+        """Adds a descriptor to the parcel; called by multiprocessing."""
         self._descriptors.append(descriptor)
         return len(self._descriptors) - 1
 
@@ -348,7 +349,7 @@ class _Received:
 
 
 def unpack(descriptors: Sequence[int]) -> Iterator[Any]:
-    """Yields the contents of a parcel, and unpickles each on demand."""
+    """Yields the contents of a parcel, and unpickles each object on demand."""
     *_received[:], shared = descriptors
     pickled = SharedPickle.adopt(shared)
     contents = pickled.load(lambda parcel, _: pickle.loads(parcel))

@@ -12,13 +12,13 @@ from typing import Protocol
 
 from torchdata._threads import AFTER_FORK, AT_HANGS
 
-#: Exit code of a child that cannot monitor the main process: the system's code for operating system errors.
+#: Exit code of a child that cannot monitor the main process: the system's code for an operating system error.
 CANNOT_WATCH = os.EX_OSERR
 #: Exit code of a child that tried to start its own children while it imported the program.
 NO_GUARD = os.EX_CONFIG
-#: Exit code of a child that cannot read its commands, because their memory was overwritten.
+#: Exit code of a child that cannot read its commands because the memory of the commands was overwritten.
 DAMAGED = os.EX_PROTOCOL
-#: The error in a program without a guard, and the remedy.
+#: The error message for a program without a `__main__` guard, and the remedy.
 UNGUARDED = (
     "the program starts worker processes while it is imported, and each worker imports it (start methods 'spawn' and "
     "'forkserver', the default from Python 3.14 on): put what makes and reads the loader under "
@@ -121,7 +121,7 @@ def _why_unknown(child: Exited) -> str:
 
 
 def why_not_started(name: str, error: OSError) -> OSError:
-    """Returns the error for a child that could not be started, with its name and the remedy."""
+    """Returns the error for a child that could not be started. The message contains the child's name and the remedy."""
     text = f"{name} could not be started: {error.strerror or error}"
     if error.errno in (errno.EAGAIN, errno.EMFILE, errno.ENFILE):
         text += f"; {_LIMITS}"

@@ -1,19 +1,21 @@
-"""Forks children so that locks which other threads of the main process may hold are usable in them.
+"""Forks children so that they can use locks that other threads of the main process may hold at the fork.
 
-Role: a fork copies every lock in its current state, but only the thread that forks. A lock that another thread holds at
-that moment stays locked in the child forever. Python and the C library handle their own locks, but not the locks of
-PyTorch's and NumPy's global generators, which are held without the GIL while numbers are drawn (for example by a loader
-in another thread), nor the locks that `torch.manual_seed` takes for devices, nor the lock of a module that a thread is
-importing. A thread that forks a child of the engine therefore first waits until these locks are free. The thread holds
-NumPy's and the devices' locks, which Python can acquire, until it has forked. The extension acquires the lock of
-PyTorch's generator last (`forking.rs`). The buffers of standard output and error also have locks, and a thread that
-prints continuously never leaves them free, so the child recreates its buffers.
+Role: a fork copies every lock in its current state, but only the thread that calls fork. A lock that another thread
+holds at that moment stays locked in the child forever. Python and the C library handle their own locks. They do not
+handle the locks of PyTorch's and NumPy's global generators, which are held without the GIL while numbers are drawn (for
+example by a loader in another thread). They also do not handle the locks that `torch.manual_seed` takes for devices, or
+the lock of a module that a thread is importing. A thread that forks a child of the engine therefore first waits until
+these locks are free. The thread holds NumPy's and the devices' locks, which Python can acquire, until it has forked.
+The extension acquires the lock of PyTorch's generator last (`forking.rs`). The buffers of standard output and error
+also have locks. Because a thread that prints continuously never leaves these locks free, the child recreates its
+buffers.
 
-A lock may still be taken in between. As its first step, a child therefore acquires each lock once. The kernel kills a
-child that cannot, and the main process forks another one before it continues. No user code has run in the killed child.
+Another thread may still take a lock between the wait and the fork. As its first step, a child therefore acquires each
+lock once. The kernel kills a child that cannot acquire a lock, and the main process forks another child before it
+continues. At that point, no user code has run in the killed child.
 
 From Python 3.12 on, `os.fork` warns if the process has threads. If warnings are errors, Python 3.15 raises the warning
-after the child was created, so the main process never learns the id of this child. The engine therefore ignores the
+after the child was created, so the main process never learns the id of the child. The engine therefore ignores the
 warning while it forks.
 """
 
@@ -42,12 +44,13 @@ from torchdata._importing import loaded
 from torchdata._native import fork_waits_for
 
 #: Maximum number of seconds to wait for each lock that is held. If a thread holds a lock for longer, the child detects
-#: it.
+#: the held lock.
 KEPT = 1.0
-#: For each attempt, the time limit in seconds for a child to acquire the locks. A stopped or busy machine may take
-#: longer.
+#: For each attempt, the time limit in seconds for a child to acquire the locks. On a stopped or busy machine, acquiring
+#: the locks may take longer.
 LIMITS = (0.2,) * 8 + (1.0,) * 4 + (5.0,) * 2
-#: Seconds to wait for a child that neither begins nor ends because it is stopped. Other code detects it later.
+#: The number of seconds to wait for a child that neither begins nor exits because it is stopped. After this time, other
+#: code detects the stopped child.
 PATIENCE = 10.0
 
 
@@ -55,17 +58,18 @@ PATIENCE = 10.0
 
 
 def _take_imports() -> None:
-    # a user's module may be the running program, and its import then lasts as long as it runs
+    # the running program may be a module of the user, whose import lasts as long as the program runs
     for library in ("numpy", "torch"):
         loaded(library)
 
 
 def _renew_streams() -> None:
-    """Empties a forked child's standard stream buffers, which the main process writes, and gives them new locks."""
+    """Empties a forked child's copies of the standard stream buffers, which the main process writes out, and gives them
+    new locks."""
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         buffer = getattr(stream, "buffer", None)
         if type(buffer) is io.BufferedWriter:
-            with contextlib.suppress(OSError, ValueError):  # closed or detached
+            with contextlib.suppress(OSError, ValueError):  # the stream is closed or detached
                 size = buffer.__sizeof__() - io.BufferedWriter.__basicsize__
                 io.BufferedWriter.__init__(buffer, buffer.raw, size)
 
@@ -77,7 +81,8 @@ def _numpy_locks() -> list[Any]:
 
 
 def _device_locks() -> list[Any]:
-    """Returns the locks that `torch.manual_seed` acquires, even without such a device, of completely loaded modules."""
+    """Returns the locks that `torch.manual_seed` acquires, even on machines without devices, of completely loaded
+    modules."""
     modules = [sys.modules.get(f"torch.{device}") for device in ("cuda", "xpu", "mtia")]
     return [lock for lock in (getattr(one, "_initialization_lock", None) for one in modules) if lock is not None]
 
@@ -99,7 +104,7 @@ def _take_torch() -> None:
         generator.get_state()
 
 
-#: Functions that wait for each lock, by the description of a thread that holds it.
+#: Functions that wait for a lock. The keys describe what a thread does while it holds the lock.
 LOCKS: Mapping[str, Callable[[], None]] = {
     "imports NumPy or PyTorch": _take_imports,
     "draws from NumPy's global generator": lambda: _take(_numpy_locks()),
@@ -109,7 +114,7 @@ LOCKS: Mapping[str, Callable[[], None]] = {
 
 
 class _OfThisThread(threading.local):
-    """Whether the thread is forking a child, and the locks that it holds for that."""
+    """Whether this thread is forking a child, and the locks that it holds for the fork."""
 
     forks = False
     kept: tuple[Any, ...] = ()
@@ -121,7 +126,7 @@ _own = _OfThisThread()
 @contextmanager
 def with_free_locks() -> Iterator[None]:
     """Makes the forks of this thread wait, during the context, until the locks are free."""
-    _take_imports()  # this may take seconds, so it is not done in a hook, where Ctrl-C would be lost
+    _take_imports()  # importing may take seconds, so it is not done in a hook, where Ctrl-C would be lost
     torch = _torch_generator()
     _own.forks = True
     fork_waits_for(None if torch is None else torch.get_state)
@@ -168,9 +173,10 @@ _THREADS_IGNORED = ("ignore", re.compile(r"This process .* is multi-threaded"), 
 
 @contextmanager
 def _threads_ignored() -> Iterator[None]:
-    """Ignores the warning in this context.
+    """Ignores the warning about threads in this context.
 
-    Only this filter is added and removed, because `warnings.catch_warnings` would also undo changes of other threads.
+    Only this filter is added and removed, because `warnings.catch_warnings` would also undo other threads' changes of
+    the filters.
     """
     warnings.filters.insert(0, _THREADS_IGNORED)  # type: ignore[attr-defined] # a list
     try:
@@ -190,7 +196,8 @@ os.register_at_fork(after_in_child=_no_longer_ignore)
 # -- the children -----------------------------------------------------------------------------------------------------
 
 
-#: The messages of a child: its number, and the lock that it is about to acquire, or that it holds all of them.
+#: The format of a child's messages: its number, and the number of the lock that it is about to acquire, or the number
+#: of locks once it holds all.
 _STEP, _BEGUN = struct.Struct("=II"), len(LOCKS)
 
 
@@ -200,7 +207,8 @@ class _Target:
     def __init__(self, target: Callable[..., object], args: tuple[Any, ...]) -> None:
         self.target = target
         self.args = args
-        #: The number of the child among the children forked together, and the ends of the pipe for its reports.
+        #: The number of the child among the children that are forked together, and the ends of the pipe for its
+        #: reports.
         self.number, self.reader, self.writer = 0, -1, -1
         #: The number of processes that were forked for this child, including the current process.
         self.tries = 0
@@ -214,7 +222,7 @@ class _Target:
                 take()
         self._say(_BEGUN)
         os.close(self.writer)
-        # while this end is open, writing does not fail, even if the main process has closed its end
+        # while the read end is open, writing does not fail, even if the main process has closed its own copy
         os.close(self.reader)
         self.target(*self.args)
 
@@ -231,12 +239,12 @@ def _ended_after(seconds: float) -> Iterator[None]:
     yield
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    if handler is not None:  # otherwise, it was not set from Python
+    if handler is not None:  # a handler of None was not set from Python
         signal.signal(signal.SIGALRM, handler)
 
 
 def fork_process(process_name: str, target: Callable[..., object], args: tuple[Any, ...]) -> Popen:
-    """Forks this process; returns multiprocessing's object for the child."""
+    """Forks this process, and returns multiprocessing's object for the child."""
     with _threads_ignored():
         return Popen(get_context("fork").Process(target=target, args=args, name=process_name, daemon=True))
 
@@ -246,8 +254,8 @@ class ForkedChild(ChildProcess):
 
     Args:
         name: the name of the child in messages.
-        process_name: the name of its process.
-        target: its function.
+        process_name: the name of the child's process.
+        target: the function that the child runs.
         args: the arguments of the function.
     """
 
@@ -260,7 +268,7 @@ class ForkedChild(ChildProcess):
 
     @property
     def target(self) -> _Target:
-        """Returns the function of the process, until it has begun."""
+        """Returns the function of the child, until the child has begun."""
         assert self._target is not None
         return self._target
 
@@ -278,17 +286,17 @@ class ForkedChild(ChildProcess):
 
     @property
     def met_a_lock(self) -> bool:
-        """Returns whether its process presumably ended at its start, because a lock was held at the fork."""
+        """Returns whether the child's process presumably ended at its start, because a lock was held at the fork."""
         is_waited_for = self._target is not None and self.pid is not None
         return is_waited_for and super().ended and self.exitcode in (-signal.SIGALRM, None)
 
     def renew(self) -> None:
-        """Resets the child to the state before its start, after its process has met a held lock."""
+        """Resets the child to the state before its start, after its process was killed at a held lock."""
         self.close()
         self.forget_process()
 
     def leave_alone(self) -> None:
-        """Records that it will not be forked again, usually because it has begun, and drops its target."""
+        """Records that the child will not be forked again, usually because it has begun, and drops its target."""
         self.watch()
         self._target = None
 
@@ -298,7 +306,7 @@ def fork_all(
     started: Callable[[int], object],
     deliver: Callable[[], object],
 ) -> None:
-    """Starts the children, and waits until they have begun, or have ended for another reason than a held lock.
+    """Starts the children, and waits until each child has begun, or has exited for another reason than a held lock.
 
     Args:
         children: the children.
@@ -339,7 +347,8 @@ def _await_all(
     deadline = time.monotonic() + PATIENCE
     while waiting and time.monotonic() < deadline:
         connection.wait([reader, *sentinels(waiting.values())], LOOK)
-        # Exits are checked before the messages are read. Other exits are reported by the checks for exited processes.
+        # Exits are checked before the messages are read. Exits for other reasons are reported by the checks for exited
+        # processes.
         dead = [number for number, child in waiting.items() if child.ended]
         locked = [number for number, child in waiting.items() if child.met_a_lock]
         for number, step in _said(reader):
@@ -360,7 +369,7 @@ def _await_all(
 
 
 def _said(reader: int) -> Iterator[tuple[int, int]]:
-    """Yields the new messages of children: their numbers, and steps."""
+    """Yields the new messages of the children: the number of the child, and its step."""
     with contextlib.suppress(BlockingIOError):
         while True:
             yield from _STEP.iter_unpack(os.read(reader, 512 * _STEP.size))

@@ -3,22 +3,22 @@
 Role: the main process delegates forking to another process when it cannot fork itself. The main process obtains the
 forking process in two ways:
 
-- With start method "fork", children are copies of the main process. When a child exits, the main process may use CUDA,
-  or have threads that hold locks, which a forked process cannot use. Therefore, right after a loader's children, the
-  main process forks one more process, which has one thread, runs no user code, and inherits the children's programs.
-  This process ends with the loader.
+- With start method "fork", children are copies of the main process. When a child exits later, the main process may use
+  CUDA, or have threads that hold locks. Processes that are forked in this state could not use CUDA or the locks.
+  Therefore, right after a loader's children, the main process forks one more process, which has one thread, runs no
+  user code, and inherits the children's programs. The additional process exits together with the loader.
 - With start method "forkserver", every child is forked from one process of the program, which the main process spawns:
-  a fresh interpreter that imports the program once. This interpreter serves all loaders, and ends with the main
+  a fresh interpreter that imports the program once. This interpreter serves all loaders, and exits with the main
   process. multiprocessing's own fork server is not suitable: it also forks user processes, which must be interruptible,
-  whereas our children have all signals blocked until they leave them to the main process.
+  whereas the children of this engine have all signals blocked until they leave the signals to the main process.
 
-The main process waits for a child's process id, and a spawned process may first import the program for seconds. A
-signal that the main process handles, above all Ctrl-C, ends a forking process that is not running yet, and all its
-requests.
+The main process waits for the process id of a child, and a spawned forking process may first import the program for
+seconds. A signal that the main process handles, above all Ctrl-C, ends a forking process that is still starting, and
+all requests to it.
 
-A forked process is not a child of the main process. The main process monitors such a child through its pidfd, and asks
-the forking process for the exit code. If the forking process exits first, the child continues, and its exit code
-remains unknown.
+A process that the forking process forks is not a child of the main process. The main process monitors such a child
+through its pidfd, and asks the forking process for the exit code. If the forking process exits first, its children
+continue, and their exit codes remain unknown.
 """
 
 from __future__ import annotations
@@ -62,21 +62,21 @@ _STUCK = (
 #: The number of seconds that a running forking process has to answer. Forking a process of hundreds of GB takes some
 #: time.
 _PATIENCE = {"fork": 30.0, "status": 5.0}
-#: Maximum number of seconds for the forking process to end by itself.
+#: The maximum number of seconds that the forking process may take to exit by itself.
 _ENDING = 1.0
 
 
 class ForkingProcess:
-    """The main process's side of one forking process. Threads and signal handlers may use it concurrently.
+    """The main process's side of one forking process. Threads and signal handlers may use this object concurrently.
 
     Args:
-        inherits: whether the process has inherited the children's programs, and is running at once.
-        launch: a function that creates the process, not started, from its end of the socket and from the main process's
-            end, and starts it.
+        inherits: whether the process has inherited the children's programs, and therefore runs at once.
+        launch: a function that creates the process from its end of the socket and the main process's end, and starts
+            it.
     """
 
-    #: The time limit for starting while a signal is pending. The limit grows with each process that was ended, because
-    #: a handler may let the program continue.
+    #: While a signal is pending, the number of seconds that the process may take to start. The limit grows with each
+    #: process that was ended, because a handler may let the program continue.
     _grace = _LOOK
 
     def __init__(self, inherits: bool, launch: Callable[[socket.socket, socket.socket], ChildProcess]) -> None:
@@ -84,14 +84,14 @@ class ForkingProcess:
         self.inherits = inherits
         #: Whether the forking process has ended, and forks no further processes.
         self.is_over = False
-        #: Whether the forking process ended by itself before it was running. Another forking process would then also
-        #: fail.
+        #: Whether the forking process ended by itself before it was running. Another forking process would also fail
+        #: then.
         self.has_failed = False
         self._up_since = time.monotonic() if inherits else None
         self._numbers = itertools.count()
         self._replies: dict[int, Any] = {}
-        # No thread acquires it in a forked child. A signal handler may acquire it while the interrupted thread holds
-        # it.
+        # In a forked child, no thread acquires this lock. A signal handler may acquire it while the interrupted thread
+        # holds it.
         self._lock = threading.RLock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
@@ -103,16 +103,16 @@ class ForkingProcess:
             raise
         finally:
             theirs.close()
-        # After all exit handlers, which also end loaders.
+        # The process is closed after all exit handlers, because some of these handlers end loaders.
         self._at_exit = util.Finalize(None, self.close, exitpriority=0)
 
     @classmethod
     def forked(cls, inherited: Sequence[Any], bells: BellBoard, deliver: Callable[[], object]) -> ForkingProcess:
-        """Creates a forking process by forking the main process. Must be called with deferred signals. If `deliver`
-        raises, no process remains.
+        """Creates a forking process by forking the main process. The caller must have deferred signals. If `deliver`
+        raises an exception, no process remains.
 
         Args:
-            inherited: the objects that its children receive through `Inherited`.
+            inherited: the objects that the children receive through `Inherited`.
             bells: the bells of the loader.
             deliver: delivers pending signals.
         """
@@ -134,7 +134,7 @@ class ForkingProcess:
 
     @classmethod
     def spawned(cls, module: str) -> ForkingProcess:
-        """Creates a forking process by spawning, with blocked signals.
+        """Creates a forking process by spawning. The process blocks signals.
 
         Args:
             module: the name of a module to import before children are forked, in addition to the program's modules.
@@ -159,7 +159,8 @@ class ForkingProcess:
         Raises:
             OSError: the forking process has ended, does not answer, or failed.
             RuntimeError: the program lacks a guard, and would start processes while it is imported.
-            StartGivenUp: a signal is pending, and the process was not running yet. It is ended.
+            StartGivenUp: a signal is pending, and the forking process was still starting. The forking process is then
+                ended.
         """
         if os.getpid() != self._owner:
             raise ProcessLookupError("the forking process belongs to the parent of this process")
@@ -208,12 +209,12 @@ class ForkingProcess:
                 is_ready(self._socket.fileno(), _LOOK, select.POLLOUT)
 
     def _receive(self) -> None:
-        """Receives a reply if one arrives soon."""
+        """Receives a reply, if one arrives within a short time."""
         if not is_ready(self._socket.fileno(), _LOOK):
             return
         try:
             message = self._socket.recv(LONGEST)
-        except BlockingIOError:  # a handler has received it
+        except BlockingIOError:  # a signal handler has received the reply
             return
         if not message:
             raise ConnectionResetError
@@ -224,7 +225,7 @@ class ForkingProcess:
             self._up_since, ForkingProcess._grace = time.monotonic(), _LOOK
 
     def _why_gone(self) -> Exception:
-        """Returns the error for a request without a reply because the process has ended."""
+        """Returns the error for a request that has no reply because the forking process has exited."""
         if not self.is_over:
             self.has_failed = self._up_since is None
             self._process.wait(_ENDING)
@@ -235,7 +236,7 @@ class ForkingProcess:
         return ConnectionResetError(errno.ECONNRESET, text)
 
     def has_ended(self) -> bool:
-        """Returns whether the process has ended, unless another request is active."""
+        """Returns whether the process has exited. Returns False while another request is active."""
         if not self.is_over and self._process.ended:
             with self._lock:
                 self._end()
@@ -259,7 +260,8 @@ class ForkingProcess:
         _end_process(self._process)
 
     def leave(self) -> None:
-        """In a forked child of the main process, leaves the process to its parent."""
+        """In a forked child of the main process, closes the child's copy of the socket, so that only the main process
+        uses the forking process."""
         self._socket.close()
 
 
@@ -271,15 +273,15 @@ def _end_process(process: ChildProcess) -> None:
 
 #: The forking process for the program's loaders with start method "forkserver".
 _of_program: ForkingProcess | None = None
-# A child that the main process forks has its own.
+# A forked child of the main process has its own lock.
 _finding = threading.RLock()
 
 
 def forker_of_program(module: str) -> ForkingProcess:
-    """Returns the forking process of this program, or a new process if it has ended.
+    """Returns the forking process of this program. Creates a new process if the last one has exited.
 
     Args:
-        module: the name of a module that its children need in addition to the program's modules.
+        module: the name of a module that the children need in addition to the program's modules.
     """
     global _of_program
     with _finding:
@@ -332,10 +334,11 @@ class RemoteChild(ChildProcess):
     """A child that a forking process forks.
 
     Args:
-        find: returns the forking process. A process that has exited since is not returned again.
+        find: a function that returns the forking process. If that process has exited, the function returns a new
+            process.
         name: the name of the child in messages.
         process_name: the name of its process.
-        target: its function, which is looked up by name where it is unpickled.
+        target: the function that the child runs, which is looked up by name where it is unpickled.
         args: the arguments of the function.
     """
 
@@ -353,8 +356,8 @@ class RemoteChild(ChildProcess):
         self._forker: ForkingProcess | None = None
 
     def _launch(self) -> int:
-        """Forks the child through the forking process. If the forking process exits meanwhile, it is replaced and asked
-        once more."""
+        """Forks the child through the forking process. If the forking process exits meanwhile, it is replaced, and the
+        request is sent to the new process once."""
         forker = self._find()
         try:
             pid = self._ask(forker)
@@ -377,8 +380,9 @@ class RemoteChild(ChildProcess):
             self.is_copy_of_main = forker.inherits
             return pid
         finally:
-            # Closing is not sufficient, because a process that another thread is forking may also hold this end.
-            with contextlib.suppress(BrokenPipeError):  # it has exited already
+            # The answer is written, because closing the socket is not sufficient: a process that another thread is
+            # forking may also hold this end.
+            with contextlib.suppress(BrokenPipeError):  # the process has exited already
                 os.close(leave)
                 os.write(ours, answer)
             os.close(ours)

@@ -1,14 +1,14 @@
 """The forking process: waits at a socket, forks a child on each request of the main process, and reports exit codes.
 
 Role: runs in a separate process, which the main process has forked or spawned (`forker.py`). All signals are blocked,
-so that its children receive none before they leave them to the main process. Only a SIGTERM that it raises itself ends
-it. The forking process reaps a child only when the main process asks for the exit code, so that the child's id is not
-reused while the main process may signal it. The forking process ends when the main process closes its end of the
-socket, or exits.
+so that the children receive no signals before they leave them to the main process. Only a SIGTERM that the forking
+process sends to itself ends it. The forking process reaps a child only when the main process asks for the exit code, so
+that the child's id is not reused while the main process may signal it. The forking process ends when the main process
+closes its end of the socket, or exits.
 
-A child waits for permission of the main process to begin. If the forking process is killed between the fork and its
-reply, the main process does not know the child. The child then ends at once, and takes nothing that was sent to its
-replacement.
+Before a child begins, it waits for permission of the main process. If the forking process is killed between the fork
+and its reply, the main process does not know the child. The child then ends at once, and takes nothing that was sent to
+its replacement.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from torchdata._native import BellBoard, drop_inherited, name_process
 
 #: Maximum message length, and maximum number of descriptors per message, which is a rounded-down system limit.
 LONGEST, DESCRIPTORS = 4096, 200
-#: The messages of the main process to a child with a known process number, and to a child with a lost process number.
+#: The messages of the main process to a child whose process id it knows, and to a child whose process id was lost.
 LEAVE, REFUSAL = b"1", b"0"
 
-#: What this process has inherited for its children.
+#: The objects that this process has inherited for its children.
 _inherited: Sequence[Any] = ()
 
 
@@ -67,12 +67,12 @@ def serve(
     inherited: Sequence[Any] = (),
     module: str | None = None,
 ) -> None:
-    """The target of the forking process.
+    """Runs the forking process. This is the target of the process.
 
     Args:
-        own: its end of the socket.
+        own: the forking process's end of the socket.
         main_pid: the id of the main process.
-        mains: the main process's end, if it is inherited.
+        mains: the main process's end of the socket, if it was inherited.
         bells: the board for waking other processes, if this process was forked and has inherited it.
         inherited: the objects that `Inherited` represents.
         module: the name of a module to import for all children, if possible.
@@ -89,15 +89,15 @@ def serve(
     if module is not None:
         with contextlib.suppress(ImportError):
             __import__(module)
-    end_early_watch()  # children must be forked from a single thread
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if the main process ignores it, there would be no exit codes
+    end_early_watch()  # children must be forked while there is only one thread
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if the main process ignores SIGCHLD, exit codes would be lost
     _inherited = inherited
     forking, main = _ForkingProcess(own), Pidfd(main_pid).descriptor
     with contextlib.suppress(ConnectionError):
         forking.reply(None, None)
         while _wait(own, main, main_pid) and forking.serve():
             pass
-    os._exit(0)  # immediately, because its children end with the main process
+    os._exit(0)  # exits immediately, because the children exit with the main process
 
 
 class _ForkingProcess:
@@ -122,7 +122,7 @@ class _ForkingProcess:
                 reply: Any = self._fork(descriptors, *content) if what == "fork" else self._status(*content)
             except OSError as error:
                 reply = OSError(error.errno, error.strerror)
-            except Exception as error:  # a warning that is an error must not end this process
+            except Exception as error:  # a warning that is turned into an error must not end this process
                 reply = OSError(errno.ECHILD, f"the forking process failed: {type(error).__name__}: {error}")
             finally:
                 for descriptor in descriptors:
@@ -131,7 +131,7 @@ class _ForkingProcess:
         return bool(message)
 
     def reply(self, number: int | None, reply: Any) -> None:
-        """Replies to a request. Without a number, reports that the process is running."""
+        """Replies to a request. A reply without a number reports that the process is running."""
         self._own.send(pickle.dumps((number, reply)))
 
     def _fork(self, descriptors: list[int], name: str) -> int:
@@ -144,7 +144,7 @@ class _ForkingProcess:
     def _status(self, pid: int) -> int | None:
         """Returns the exit code of a child; None while it runs.
 
-        Called twice if several threads ask, or if Ctrl-C has interrupted the wait for the reply.
+        This is called twice for a child if several threads ask, or if Ctrl-C has interrupted the wait for the reply.
         """
         child = self._children.get(pid)
         if child is None:
@@ -170,7 +170,7 @@ def _wait(own: socket.socket, main: int, main_pid: int) -> bool:
 
 
 def _run(own: socket.socket, descriptors: list[int]) -> None:
-    """The target of a child."""
+    """Runs a child. This is the target of the child's process."""
     own.close()
     *parcel, leave = descriptors
     if os.read(leave, 1) != LEAVE:
@@ -179,6 +179,6 @@ def _run(own: socket.socket, descriptors: list[int]) -> None:
     contents = unpack(parcel)
     preparation = next(contents)
     if preparation is not None:
-        spawn.prepare(preparation)  # before any object of the program is unpickled
+        spawn.prepare(preparation)  # must precede the unpickling of the program's objects
     target, args = next(contents)
     target(*args)

@@ -1,17 +1,18 @@
-"""Signals during critical sections: they are deferred, and delivered at the next safe point.
+"""Signals during critical sections are deferred, and delivered at the next safe point.
 
-Role: Python runs a signal handler at an arbitrary point of the main process's code, and the handler may raise an
-exception there, as the handler of Ctrl-C does, and a user's handler of SIGALRM, SIGTERM or SIGUSR1 may do. CPython
-ignores an exception that is raised in the hooks around a fork. An exception in the middle of starting or ending a child
-would leave an unknown child. The main process therefore defers signals in these sections, and delivers them between two
-steps.
+Role: Python runs a signal handler at an arbitrary point of the main process's code. The handler may raise an exception
+there: the handler of Ctrl-C does, and a user's handler of SIGALRM, SIGTERM or SIGUSR1 may. CPython ignores an exception
+that is raised in the hooks around a fork. If an exception interrupted the start or the end of a child, the main process
+would not know the state of this child. The main process therefore defers signals in these sections, and delivers them
+between two steps.
 
 A child must never run a handler of the main process, although terminals and clusters send signals to all processes of
-the program. The child inherits a signal mask that blocks them until it ignores them (`MainSignals`). A signal that a
-child raises itself has its default action, so SIGTERM ends the child.
+the program. The child inherits a signal mask that blocks these signals until the child ignores them (`MainSignals`). A
+signal that a child raises itself has its default action, so SIGTERM ends the child.
 
-Python runs handlers only in the main thread, and only this thread may change them, whereas each thread has its own
-mask. A signal without a Python handler is not deferred: it is ignored, ends the program, or is handled by a C library.
+Python runs handlers only in the main thread, and only the main thread may change handlers, whereas each thread has its
+own signal mask. A signal without a Python handler is not deferred: it is ignored, ends the program, or is handled by a
+C library.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from torchdata._native import take_no_notice
 
 #: Seconds between two checks for whether the main thread has left the critical section.
 LATER = 0.001
-#: Methods that Python ignores exceptions of: its own finalizer, and the finalizer of `torchdata._native.Finalized`.
+#: The methods whose exceptions Python ignores: `__del__`, and the finalizer of `torchdata._native.Finalized`.
 FINALISERS = ("__del__", "_finalize")
 
-#: Signals that can be deferred. Further signals cannot be handled, or report an error in the current instruction.
+#: Signals that can be deferred. All other signals cannot be handled, or report an error in the current instruction.
 _CAN_BE_HELD = tuple(
     sorted(
         signal.valid_signals()
@@ -44,12 +45,12 @@ _CAN_BE_HELD = tuple(
         - {signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
     )
 )
-#: Signals that terminals and clusters send to all processes of a program. Children always ignore them.
+#: Signals that terminals and clusters send to all processes of a program. Children always ignore these signals.
 _SENT_TO_ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class StartGivenUp(Exception):
-    """A signal arrived while a child was starting, and the start could be undone completely."""
+    """Raised if a signal arrived while a child was starting, and the start was undone completely."""
 
 
 def _handled() -> list[int]:
@@ -58,7 +59,7 @@ def _handled() -> list[int]:
 
 
 def is_of_handler(error: BaseException) -> bool:
-    """Returns whether an exception was raised by a signal handler: a function, a method or a callable object."""
+    """Returns whether a signal handler (a function, a method or a callable object) has raised the exception."""
     handlers: list[Any] = [signal.getsignal(number) for number in _handled()]
     functions = [getattr(one, "__func__", one) for one in (*handlers, *(type(one).__call__ for one in handlers))]
     codes = {getattr(function, "__code__", None) for function in functions}
@@ -68,11 +69,11 @@ def is_of_handler(error: BaseException) -> bool:
 class InterruptsDeferred:
     """Defers signals until the end of the context, or until `deliver` is called.
 
-    In threads other than the main thread, this does nothing, because handlers run only in the main thread.
+    In other threads, this context does nothing, because Python runs handlers only in the main thread.
 
     Args:
-        later: whether to deliver them only after the finalizer (a `__del__`, a callback of a weak reference) that
-            defers them has returned, because an exception could not leave it.
+        later: whether to deliver the signals only after the finalizer (a `__del__`, a callback of a weak reference)
+            that defers them has returned, because Python ignores an exception in a finalizer.
         noted: whether Ctrl-C was already pressed and must be delivered.
     """
 
@@ -81,7 +82,7 @@ class InterruptsDeferred:
 
     def __init__(self, later: bool = False, noted: bool = False) -> None:
         self._later = later
-        #: Signals that have arrived and were not delivered yet, in order.
+        #: Signals that have arrived and are not delivered yet, in the order of arrival.
         self._noted: list[int] = [signal.SIGINT] if noted else []
         #: The handler of each signal outside the context.
         self._handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
@@ -103,7 +104,7 @@ class InterruptsDeferred:
         return self
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._is_over:  # the user's program has meanwhile restored this handler, which it had saved
+        if self._is_over:  # the user's program had saved this handler, and has restored it
             self._handlers[number](number, frame)
         elif number not in self._noted:
             self._noted.append(number)
@@ -123,7 +124,7 @@ class InterruptsDeferred:
         return bool(waiting - {signal.SIGCHLD})
 
     def deliver(self) -> None:
-        """Delivers the deferred signals now. Above all, Ctrl-C raises `KeyboardInterrupt`.
+        """Delivers the deferred signals now. If Ctrl-C was pressed, this raises `KeyboardInterrupt`.
 
         All handlers run, in the order of arrival of the signals, even if one of them raises.
         """
@@ -156,11 +157,11 @@ class InterruptsDeferred:
     def _restore(self) -> None:
         raised: BaseException | None = None
         for number, handler in self._handlers.items():
-            # Otherwise, the user's program has meanwhile installed another handler.
+            # If the handler is a different one, the user's program has installed it meanwhile.
             while signal.getsignal(number) == self._note:
                 try:
                     signal.signal(number, handler)
-                except BaseException as error:  # raised by another signal's handler, which is already restored
+                except BaseException as error:  # another signal's handler, already restored, has raised the error
                     raised = error
         if raised is not None:
             raise raised
@@ -174,9 +175,9 @@ def interrupt_waits() -> bool:
 
 @contextmanager
 def interrupts_blocked() -> Iterator[None]:
-    """Blocks signals in this thread, and in the processes and threads that it starts, until they unblock them.
+    """Blocks signals in this thread, and in the processes and threads that it starts, until they unblock the signals.
 
-    These are the signals that children ignore (`MainSignals`). SIGCHLD is not blocked.
+    The blocked signals are the signals that children ignore (`MainSignals`). SIGCHLD is not blocked.
     """
     blocked = {*_SENT_TO_ALL, *_handled()} - {signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
@@ -191,10 +192,11 @@ def interrupts_blocked() -> Iterator[None]:
 
 
 def block_all_but_own_sigterm() -> None:
-    """Blocks all signals that can be deferred in this thread, and in processes that it forks, until they unblock them.
+    """In this thread, blocks all signals that can be deferred. Processes that it forks inherit the block until they end
+    it.
 
-    SIGTERM is allowed, because code in this process may raise it to end the process. If other processes send it, this
-    process and the processes that it forks ignore the signal.
+    SIGTERM stays unblocked, because code in this process may raise it to end the process. If another process sends
+    SIGTERM, this process and the processes that it forks ignore the signal.
     """
     if signal.getsignal(signal.SIGTERM) != signal.SIG_IGN:
         signal.signal(signal.SIGTERM, _take_no_notice)
@@ -209,9 +211,9 @@ def block_all_but_own_sigterm() -> None:
 class MainSignals:
     """The main process's signal handling, for the children that it starts."""
 
-    #: The signals that it handles in Python.
+    #: The signals that the main process handles in Python.
     handled: tuple[int, ...]
-    #: The signals that its thread has blocked.
+    #: The signals that the main process's thread has blocked.
     blocked: tuple[int, ...]
 
     @classmethod
@@ -221,13 +223,13 @@ class MainSignals:
 
     def leave_to_main(self) -> None:
         """Makes a child ignore signals that are sent to all processes, and signals that the main process handles. A
-        child calls this first.
+        child calls this function before anything else.
 
-        The signals get a handler that does nothing, rather than being ignored: programs that the child starts would
-        inherit that they are ignored, and could not be ended by SIGTERM. Ctrl-C, and signals that the main process
-        ignores, are ignored in these programs as well. A signal that arrived while it was blocked is discarded, and the
-        main process's mask is restored. A signal that the child sends to itself, even while it was blocked, has its
-        default action.
+        The signals get a handler that does nothing instead of being ignored. Otherwise, programs that the child starts
+        would inherit that the signals are ignored, and SIGTERM could not end these programs. Ctrl-C, and signals that
+        the main process ignores, are ignored in these programs as well. A signal that arrived while it was blocked is
+        discarded, and the main process's mask is restored. A signal that the child sends to itself has its default
+        action, even if it was blocked when it was sent.
         """
         InterruptsDeferred.innermost = None
         _deaf.clear()
@@ -236,10 +238,10 @@ class MainSignals:
             is_a_librarys = number in caught and number not in handled and number != signal.SIGTERM
             if number == signal.SIGINT:
                 signal.signal(number, signal.SIG_IGN)
-            elif number == signal.SIGCHLD:  # for its own children, if it starts any
+            elif number == signal.SIGCHLD:  # the child may start children of its own
                 signal.signal(number, signal.SIG_DFL)
             elif signal.getsignal(number) != signal.SIG_IGN and not is_a_librarys:
-                # the handler that user code finds and restores when it sets one temporarily
+                # user code that sets a handler temporarily finds and restores this handler
                 signal.signal(number, _take_no_notice)
                 take_no_notice(number)
                 _deaf.append(number)
@@ -247,7 +249,7 @@ class MainSignals:
 
 
 def _caught() -> set[int]:
-    """Returns the signals that this process handles, in Python or in C (`faulthandler.register`), if the system reports
+    """Returns the signals that this process handles in Python or in C (`faulthandler.register`), if the system reports
     them.
     """
     with contextlib.suppress(OSError), open("/proc/self/status", "rb") as status:
@@ -256,13 +258,13 @@ def _caught() -> set[int]:
     return set()
 
 
-#: Signals that this process, a child, ignores.
+#: The signals that this process ignores because it is a child.
 _deaf: list[int] = []
 
 
 def _take_no_notice(number: int, _frame: FrameType | None) -> None:
     """The handler in a child for a signal that the main process handles. Python calls this handler only after user code
-    has restored it. The handler then reinstalls the native handler, which knows the sender of a signal.
+    has restored it. This handler then reinstalls the native handler, which can determine the sender of a signal.
     """
     take_no_notice(number)
 
@@ -287,7 +289,7 @@ def _send_later(numbers: list[int]) -> None:
         while _is_in_finaliser(sys._current_frames().get(main)):
             time.sleep(LATER)
         for number in numbers:
-            signal.pthread_kill(main, number)  # in any system call in which it waits
+            signal.pthread_kill(main, number)  # interrupts any system call in which the thread waits
 
     threading.Thread(target=send, name="torchdata-interrupt", daemon=True).start()
 

@@ -1,13 +1,13 @@
 """Detects files that forked children read through a shared file position, and warns about them after an epoch.
 
-Role: runs in the main process, for start method "fork". A file that is open when children are forked has one position
-for the main process and all of them. A process that reads moves the position for all processes, which then read wrong
-bytes without an error.
+Role: runs in the main process, for start method "fork". If a file is open when children are forked, the main process
+and all children share one position in this file. A process that reads the file moves the position for all processes,
+which then read wrong bytes without an error.
 
-The warning has no false positives: the position of a file that is open for reading has changed, no thread of the main
-process has read anything in the meantime, and at least two children have read something. The kernel counts the reads of
-each process (`/proc/PID/io`). Reads of reaped children count as reads of the main process. Without these counts, no
-warning is given.
+The warning has no false positives, because it requires three conditions: the position of a file that is open for
+reading has changed, no thread of the main process has read anything in the meantime, and at least two children have
+read something. The kernel counts the reads of each process (`/proc/PID/io`). Reads of reaped children count as reads of
+the main process. If the system does not provide these counts, no warning is given.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _told: set[tuple[int, int]] = set()
 
 @dataclass(frozen=True)
 class _Mark:
-    """The state when an epoch began.
+    """The positions and the numbers of reads at the beginning of an epoch.
 
     Args:
         positions: the position for each descriptor.
         reads: for each child, the number of its reads.
-        own: the number of the main process's reads before this one.
+        own: the number of reads by the main process so far.
     """
 
     positions: Mapping[int, int]
@@ -43,12 +43,13 @@ class _Mark:
 
 
 class SharedPositions:
-    """The files that children of one group have inherited. Must be created right before the children are forked.
+    """The files that the children of one group have inherited. The object must be created right before the children are
+    forked.
 
     Args:
         pids: returns the ids of the running children.
-        differ: whether some children read other data than the remaining children, as a dispatching process does. The
-            first epoch is then not checked, because children read while they start.
+        differ: whether some children read other data than the remaining children, as a dispatching process does. If
+            they do, the first epoch is not checked, because children read while they start.
     """
 
     def __init__(self, pids: Callable[[], Sequence[int]], differ: bool) -> None:
@@ -80,7 +81,7 @@ class SharedPositions:
             for number, before in mark.positions.items()
             if before not in (-1, position := _position(number, self._files[number])) and position != -1
         ]
-        if not moved or _reads_of(os.getpid()) != mark.own + 1:  # except for the read of `begin` itself
+        if not moved or _reads_of(os.getpid()) != mark.own + 1:  # the count of `begin` itself is one read
             return None
         readers = [pid for pid in self._pids() if (_reads_of(pid) or 0) > mark.reads.get(pid, 0)]
         if len(readers) < 2:
@@ -94,7 +95,7 @@ def _open_for_reading() -> dict[int, tuple[int, int]]:
     found = {}
     with contextlib.suppress(OSError):
         for number in map(int, os.listdir("/proc/self/fd")):
-            with contextlib.suppress(OSError):  # for example, the descriptor of the list itself
+            with contextlib.suppress(OSError):  # for example, the descriptor of the folder listing is already closed
                 status = os.fstat(number)
                 is_read_only = fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
                 if number > 0 and is_read_only and stat.S_ISREG(status.st_mode):

@@ -1,9 +1,10 @@
-"""One child process, as seen by the process that has started it: its id, a descriptor for it, and its exit.
+"""A child process as its parent sees it: its id, a descriptor for it, and its exit.
 
 Role: the base class for the children of each start method. A process is created by multiprocessing's `Popen`, so that
-it begins and ends like all processes of that library. From then on, this module owns it. multiprocessing's list of
-children does not contain it, because its exit handler would send SIGTERM, which our children ignore, and then wait. The
-kernel reports whether a process has exited, through a descriptor for the process if the system supports it.
+it begins and ends like all processes of that library. From then on, this module owns the process. multiprocessing's
+list of children does not contain it, because multiprocessing's exit handler would send SIGTERM, which the engine's
+children ignore, and would then wait. The kernel reports whether a process has exited, through a descriptor for the
+process if the system supports it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torchdata._engine.processes.exit_messages import why_not_started
 from torchdata._engine.processes.interrupts import interrupts_blocked
 from torchdata._native import OwnedDescriptor
 
-#: Seconds between two checks for exited processes, if the system does not notify of exits.
+#: The number of seconds between two checks for exited processes, if the system does not report exits.
 LOOK = 0.02
 
 
@@ -34,8 +35,8 @@ class Closes(Protocol):
     def close(self) -> None: ...
 
 
-#: Resources that only the main process needs for the children of all its loaders, by id. The values are not weak
-#: references, because an exception of a signal handler would be lost in the Python callback of a weak reference.
+#: Resources that only the main process needs for the children of all its loaders, by id. The dictionary does not use
+#: weak references, because an exception of a signal handler would be lost in the Python callback of a weak reference.
 _mains: dict[int, Closes] = {}
 
 
@@ -57,22 +58,23 @@ def close_inherited() -> None:
 
 
 class Pidfd:
-    """Another process, identified by a descriptor if the system supports it, otherwise by its id.
+    """Another process, identified by a descriptor if the system supports it, otherwise by its process id.
 
     Args:
-        pid: its id.
+        pid: the id of the process.
     """
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        #: Becomes readable when it exits; -1 without a descriptor.
+        #: A descriptor that becomes readable when the process exits; -1 if there is none.
         self.descriptor = -1
         with contextlib.suppress(AttributeError, OSError):
             self.descriptor = os.pidfd_open(pid)
 
     @property
     def has_ended(self) -> bool:
-        """Returns whether the process has exited, reaped or not; without a descriptor, whether it was reaped."""
+        """Returns whether the process has exited, reaped or not. Without a descriptor, returns whether it was
+        reaped."""
         if self.descriptor >= 0:
             return is_ready(self.descriptor, 0)
         try:
@@ -84,14 +86,14 @@ class Pidfd:
     def send_signal(self, number: int) -> None:
         """Sends a signal to the process, if it exists."""
         with contextlib.suppress(ProcessLookupError):
-            if self.descriptor >= 0:  # its id may soon belong to another process
+            if self.descriptor >= 0:  # the id of the process may soon belong to another process
                 signal.pidfd_send_signal(self.descriptor, number)
             else:
                 os.kill(self._pid, number)
 
     def close(self) -> None:
-        """Closes its descriptor."""
-        descriptor, self.descriptor = self.descriptor, -1  # first, because another thread may fork
+        """Closes the descriptor."""
+        descriptor, self.descriptor = self.descriptor, -1  # cleared before closing, because another thread may fork
         if descriptor >= 0:
             os.close(descriptor)
 
@@ -100,7 +102,7 @@ def reap(pid: int) -> int | None:
     """Returns the exit code of a child of this process, negative for a signal; None while it runs.
 
     Raises:
-        ChildProcessError: it is not a child of this process, or other code has reaped it.
+        ChildProcessError: the process is not a child of this process, or other code has reaped it.
     """
     found, status = os.waitpid(pid, os.WNOHANG)
     return os.waitstatus_to_exitcode(status) if found else None
@@ -116,34 +118,34 @@ def is_ready(descriptor: int, seconds: float, events: int = select.POLLIN) -> bo
 class ChildProcess(ABC):
     """A child process that other code may reap.
 
-    Exit codes are unavailable if a program ignores SIGCHLD, or if its handler reaps all children. If the kernel
-    then reports that the child does not exist, it has exited.
+    Exit codes are unavailable if a program ignores SIGCHLD, or if its handler of SIGCHLD reaps all children. If the
+    kernel then reports that the child does not exist, it has exited.
 
     Args:
         name: the name of the child in messages.
         process_name: the name that `multiprocessing.current_process` has in the child.
     """
 
-    #: Whether its memory began as a copy of the main process, as with start method "fork".
+    #: Whether the child's memory began as a copy of the main process's memory, as with start method "fork".
     is_copy_of_main = False
 
     def __init__(self, name: str, process_name: str) -> None:
         self.name = name
-        #: Whether the caller calls `watch` later because it starts several children, so that children inherit fewer
-        #: descriptors.
+        #: Whether the caller calls `watch` later. A caller that starts several children does so, because the children
+        #: then inherit fewer descriptors.
         self.is_watched_later = False
         self._process_name = process_name
         self.forget_process()
 
     def forget_process(self) -> None:
         """Resets the object to the state before the start of the child."""
-        #: The process id, once the process was started.
+        #: The process id, or None before the process was started.
         self.pid: int | None = None
         #: The exit code, negative for a signal; None while the process runs, or if the code is unknown.
         self.exitcode: int | None = None
-        #: Whether the exit code is unknown because the process that forked it has exited before it.
+        #: Whether the exit code is unknown because the forking process has exited before the child.
         self.is_orphan = False
-        #: A better description of its exit than the exit code, from another source.
+        #: A description of the exit from another source, which is better than the exit code.
         self.told: str | None = None
         self._watch: Pidfd | None = None
         #: The object that holds multiprocessing's pipes to the child, if the system lacks process descriptors.
@@ -152,10 +154,10 @@ class ChildProcess(ABC):
 
     @abstractmethod
     def _launch(self) -> int:
-        """Creates the process; returns its id."""
+        """Creates the process, and returns its id."""
 
     def start(self) -> None:
-        """Starts the process completely: signals that the main process handles are delivered later.
+        """Starts the process completely: signals that the main process handles are delivered afterwards.
 
         Raises:
             OSError: the system cannot start another process; the message names the child and the remedy.
@@ -169,13 +171,14 @@ class ChildProcess(ABC):
             raise why_not_started(self.name, error) from error
 
     def watch(self) -> None:
-        """Creates the descriptor that reports its exit, if it runs and has none yet."""
+        """Creates the descriptor that reports the exit of the process, if the process runs and has no descriptor
+        yet."""
         if self._watch is None and self.pid is not None and not self._has_ended:
             self._watch = Pidfd(self.pid)
             keep_from_children(self._watch)
 
     def _take_over(self, popen: Popen) -> int:
-        """Takes over a process that multiprocessing has started; returns its id."""
+        """Takes over a process that multiprocessing has started, and returns its id."""
         self._pipes = None if close_pipes(popen) else popen
         return popen.pid
 
@@ -187,17 +190,17 @@ class ChildProcess(ABC):
         return self._has_ended or self.pid is None
 
     def _look(self, pid: int) -> None:
-        """Checks whether and how it has exited."""
+        """Checks whether the process has exited, and with which code."""
         try:
             code = reap(pid)
-        except ChildProcessError:  # from here on, its id may belong to another process
+        except ChildProcessError:  # from here on, the id may belong to another process
             self._has_ended = True
             return
-        if code is not None:  # another thread may have received it in the meantime
+        if code is not None:  # another thread may have received the code meanwhile
             self.exitcode, self._has_ended = code, True
 
     def wait(self, seconds: float) -> bool:
-        """Waits until it has exited; returns whether it has."""
+        """Waits until the process has exited. Returns whether it has exited."""
         return wait_for_all([self], seconds)
 
     def sentinel(self) -> int:
@@ -208,12 +211,13 @@ class ChildProcess(ABC):
 
     @property
     def sign(self) -> int | OwnedDescriptor:
-        """Returns how a reader of links monitors it: its id, or a descriptor that becomes readable when it exits."""
+        """Returns what a reader of links monitors: the process id, or a descriptor that becomes readable when the
+        process exits."""
         return self.pid or 0
 
     @property
     def is_up(self) -> bool:
-        """Returns whether the process is running. A worker on another machine may still wait for room."""
+        """Returns whether the process is running. A worker on another machine may still wait for free resources."""
         return True
 
     def has_page(self, page: dict[str, Any]) -> bool:
@@ -235,21 +239,22 @@ class ChildProcess(ABC):
         return kernel_state(self.pid or 0) == "running"
 
     def worked(self, page: dict[str, Any] | None) -> float | None:
-        """Returns how many seconds its threads have run or waited for a processor; None if unknown.
+        """Returns how many seconds the threads of the process have run or waited for a processor; None if unknown.
 
         Args:
-            page: its counters, which contain this for a process on another machine.
+            page: the counters of the process, which contain these seconds for a process on another machine.
         """
         from torchdata._observe.stats.processor import working_time
 
         return working_time(self.pid or 0)
 
     def where_it_stands(self, page: dict[str, Any] | None, wakes: bool = False) -> tuple[str, str]:
-        """Returns its state according to the kernel, and its Python stacks or the reason why there are none.
+        """Returns the kernel's description of the process's state, and its Python stacks or the reason why there are
+        none.
 
         Args:
-            page: its counters; None if they do not belong to it yet.
-            wakes: whether it is stopped and may be continued, so that it can answer.
+            page: the counters of the process; None if the page does not belong to it yet.
+            wakes: whether a stopped process may be continued so that it can answer.
         """
         from torchdata._observe.outside.stacks import where_it_stands
 
@@ -262,12 +267,12 @@ class ChildProcess(ABC):
         return f"{self.name} (pid {self.pid})"
 
     def kill(self) -> None:
-        """Sends SIGKILL."""
+        """Sends SIGKILL to the process."""
         if not self.ended and self._watch is not None:
             self._watch.send_signal(signal.SIGKILL)
 
     def close(self) -> None:
-        """Closes its descriptors, once it has exited."""
+        """Closes the descriptors of the process, once it has exited."""
         if self._watch is not None:
             close_here(self._watch)
         if self._pipes is not None:
@@ -276,13 +281,13 @@ class ChildProcess(ABC):
 
 
 def close_pipes(popen: Popen) -> bool:
-    """Closes the parent's ends of multiprocessing's pipes to a process, which later children would inherit.
+    """Closes the parent's ends of multiprocessing's pipes to a process. Later children would inherit these ends.
 
-    A descriptor for the process reports its exit, and the process monitors its parent in the same way
-    (`watch_the_parent`).
+    The pipes are not needed, because a descriptor for the process reports its exit, and the process monitors its parent
+    in the same way (`watch_the_parent`).
 
     Returns:
-        Whether they were closed. They are needed if the system lacks process descriptors.
+        Whether the ends were closed. They stay open if the system lacks process descriptors.
     """
     own = Pidfd(os.getpid())
     has_descriptors = own.descriptor >= 0
@@ -295,7 +300,7 @@ def close_pipes(popen: Popen) -> bool:
 def watch_the_parent() -> None:
     """In a child, makes `multiprocessing.parent_process` monitor the parent through a descriptor for that process.
 
-    By default, it uses a pipe after the parent has closed the other end.
+    By default, `parent_process` uses a pipe. The parent has closed the other end of this pipe.
     """
     parent = multiprocessing.parent_process()
     if parent is None or parent.pid != os.getppid():
@@ -312,10 +317,10 @@ def sentinels(children: Iterable[ChildProcess]) -> list[int]:
 
 
 def wait_for_all(children: Sequence[ChildProcess], seconds: float, enough: Callable[[], bool] = lambda: False) -> bool:
-    """Waits until all have exited, but at most `seconds`, or until `enough` returns True.
+    """Waits until all children have exited, but at most `seconds`, or until `enough` returns True.
 
     Returns:
-        Whether all have exited.
+        Whether all children have exited.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -323,7 +328,7 @@ def wait_for_all(children: Sequence[ChildProcess], seconds: float, enough: Calla
         left = deadline - time.monotonic()
         if not running or left <= 0 or enough():
             return not running
-        with contextlib.suppress(ValueError, OSError):  # closed in the meantime
+        with contextlib.suppress(ValueError, OSError):  # the descriptor was closed meanwhile
             connection.wait(sentinels(running), min(left, LOOK))
 
 

@@ -1,8 +1,9 @@
-"""Stops the children of one loader under all circumstances: requests, kills and reaps.
+"""Stops the children of one loader under all circumstances: asks them to stop, kills the remaining children, and reaps
+all.
 
-Role: the main process's side of stopping children. `Shutdown` stops all of them, wherever it is first called and
-however often, and continues after an interruption. `OwnsChildren` calls it when the owner of the children, or the
-program, ends.
+Role: the main process's side of stopping children. `Shutdown` stops all children, in whichever thread it is called
+first and however often it is called, and continues after an interruption. `OwnsChildren` calls it when the owner of the
+children is deleted, or the program exits.
 
 A child that does not stop on request is killed. SIGTERM would not end a child, because children ignore this signal:
 clusters send it to all processes of a program (`interrupts.py`).
@@ -25,14 +26,14 @@ from torchdata._native import BellBoard, Finalized, Link, Sender, order_of
 
 #: The number of seconds that a child may take to finish its work after it was asked to stop.
 ASKED = 3.0
-#: The number of seconds that the child may take after SIGKILL, which only the kernel can delay.
+#: The number of seconds that a child may take to exit after SIGKILL. Only the kernel can delay this exit.
 KILLED = 5.0
-#: The command to stop, and the corresponding order.
+#: The command to stop, and the order that announces the command.
 _STOP, _STOP_ORDER = ("stop", 0, 0), order_of("stop", 0)
 
 
 class Shutdown:
-    """Stops the children of a loader. In a forked child that inherited the object, it does nothing.
+    """Stops the children of a loader. In a forked child that inherited the object, the methods do nothing.
 
     Args:
         children: the children, including children that are not started yet.
@@ -42,7 +43,8 @@ class Shutdown:
 
     def __init__(self, children: list[ChildProcess], controls: list[Link], bells: BellBoard) -> None:
         self._owner_pid = os.getpid()
-        #: Held by the thread that stops them. Another thread then finds them stopped.
+        #: The lock that is held by the thread that stops the children. After this thread has finished, another thread
+        #: finds the children stopped.
         self._running = threading.RLock()
         self._children = children
         self._controls = controls
@@ -50,16 +52,17 @@ class Shutdown:
         self.has_begun = False
         #: Whether stopping is complete.
         self.is_over = False
-        #: The process that forks replacements of children that exit. This process ends after all children.
+        #: The process that forks replacements for children that exit. This process ends after all children.
         self.forker: Closes | None = None
         self._bells = bells
-        #: Called before the children are asked to stop, so that children that wait for the main process obey.
+        #: Called before the children are asked to stop, so that children that wait for the main process receive the
+        #: command.
         self.beforehand: Callable[[], None] | None = None
-        #: Called after they have exited.
+        #: Called after the children have exited.
         self.afterwards: Callable[[], None] | None = None
-        #: The links over which each child is asked to stop, once all can be asked.
+        #: The links over which the children are asked to stop. The list is empty until all children can be asked.
         self.commanders: list[Sender] = []
-        _to_end.add(self)  # last, because Ctrl-C may interrupt before
+        _to_end.add(self)  # last, because Ctrl-C may interrupt the steps before
 
     def replace(self, index: int, child: ChildProcess, control: Link, commander: Sender) -> None:
         """Takes over a child that replaces an exited child, before the new child is started.
@@ -72,15 +75,16 @@ class Shutdown:
         self._children[index], self._controls[index], self.commanders[index] = child, control, commander
 
     def run(self) -> None:
-        """Asks, waits, kills and reaps. Ctrl-C shortens the wait, and is delivered when nothing is left.
+        """Asks the children to stop, waits, kills the remaining children, and reaps all. Ctrl-C shortens the wait, and
+        is delivered once all children have ended.
 
-        If several threads call this, all return when it is complete.
+        If several threads call this method, all calls return when the shutdown is complete.
         """
         if os.getpid() != self._owner_pid:
             return self._set_over()
         if self.beforehand is not None:
-            self.has_begun = True  # for a reader, before it is notified that no more items come
-            with contextlib.suppress(RuntimeError):  # this very thread is reading
+            self.has_begun = True  # set before a reader learns that no more items come
+            with contextlib.suppress(RuntimeError):  # this thread itself is reading
                 self.beforehand()
         with self._running, InterruptsDeferred() as deferred:
             if self.is_over:
@@ -88,7 +92,7 @@ class Shutdown:
             self.has_begun = True
             children = list(self._children)
             for child, control in zip(children, self._controls, strict=True):
-                if not control.has_consumer():  # it is still importing the program, so it has no work to finish
+                if not control.has_consumer():  # the child is still importing the program, so it has no work to finish
                     child.kill()
             self._ask(deferred)
             for child in children:
@@ -117,7 +121,7 @@ class Shutdown:
         _to_end.discard(self)
 
     def _ask(self, deferred: InterruptsDeferred) -> None:
-        """Asks all children to stop, and waits for them, if all can be asked."""
+        """If all children can be asked, asks them to stop and waits for them."""
         if len(self.commanders) != len(self._children):
             return
         deadline = time.monotonic() + ASKED
@@ -125,13 +129,15 @@ class Shutdown:
         wait_for_all(list(self._children), deadline - time.monotonic(), lambda: deferred.noted)
 
     def ask(self, deadline: float = math.inf) -> None:
-        """Asks children to stop, until all were asked or the deadline has passed, and does not wait for them."""
+        """Asks children to stop, until all were asked or the deadline has passed. Does not wait for the children to
+        exit."""
         for commander in list(self.commanders):
             with contextlib.suppress(Exception):
                 commander.send_message(_STOP, min(0.1, max(0.0, deadline - time.monotonic())), _STOP_ORDER)
 
 
-#: Children that had not exited when their loader was finished. The next shutdown reaps them.
+#: Children that had not exited when the shutdown of their loader was finished. The next shutdown of any loader reaps
+#: these children.
 _late: set[ChildProcess] = set()
 
 
@@ -155,17 +161,18 @@ def _end_all() -> None:
 
 
 def end_before_others() -> None:
-    """Makes the program's exit stop children before libraries that were imported since are finalized."""
+    """Makes the exit of the program stop the children before it finalizes libraries that were imported since."""
     atexit.unregister(_end_all)
     atexit.register(_end_all)
 
 
 class OwnsChildren(Finalized):
-    """A base class for owners of children, which are stopped on shutdown, on deletion, or at interpreter exit."""
+    """A base class for owners of children. The children are stopped on shutdown, on deletion, or at interpreter
+    exit."""
 
-    # No weak reference may call Python code at exit, because a KeyboardInterrupt would be lost there.
+    # Weak references must not call Python code at exit, because a KeyboardInterrupt would be lost in this code.
     _shutdown: Shutdown
-    #: Whether nothing is left to finish (see `Finalized`).
+    #: Whether the finalizer has nothing left to do (see `Finalized`).
     _ended = False
 
     def _own(self, children: list[ChildProcess], controls: list[Link], bells: BellBoard) -> None:
@@ -173,7 +180,8 @@ class OwnsChildren(Finalized):
         self._shutdown = Shutdown(children, controls, bells)
 
     def shutdown(self) -> None:
-        """Stops all children: asks, waits, kills, reaps. May be called at any time, any number of times.
+        """Stops all children: asks them to stop, waits, kills the remaining children, and reaps all. This method may be
+        called at any time, and any number of times.
 
         If the shutdown was interrupted, the next call continues it.
         """
@@ -181,7 +189,7 @@ class OwnsChildren(Finalized):
         self._ended = self._shutdown.is_over
 
     def _finalize(self, interrupted: bool) -> None:
-        """Does the work of `__del__`. A Ctrl-C that interrupts it, or did so before, is delivered afterwards."""
+        """Implements `__del__`. If Ctrl-C was pressed during or before the finalizer, it is delivered afterwards."""
         shutdown = self.__dict__.get("_shutdown")
         if interrupted or (shutdown is not None and not shutdown.is_over):
             with InterruptsDeferred(later=True, noted=interrupted):

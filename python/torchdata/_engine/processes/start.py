@@ -1,8 +1,9 @@
-"""Creates and starts the children of one loader, one by one, so that signals may arrive at any moment.
+"""Creates and starts the children of one loader, one after another, so that signals may arrive at any moment.
 
 Role: runs in the main process. Each start method has a class of children (`new_child`). A start is never interrupted:
-signals that the main process handles are delivered between two starts, and the caller must stop the children that run
-by then. A child has these signals blocked until it leaves them to the main process.
+signals that the main process handles are delivered between two starts. If a handler raises an exception, the caller
+must stop the children that were started. A child has these signals blocked until it leaves the signals to the main
+process.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from torchdata._engine.processes.forker import ForkingProcess, RemoteChild, Spaw
 from torchdata._engine.processes.interrupts import InterruptsDeferred, StartGivenUp, interrupts_blocked
 from torchdata._engine.processes.process import ChildProcess
 
-#: Start methods that import the program again.
+#: Start methods with which each child imports the program.
 _SPAWNING = ("spawn", "forkserver")
 
 
 def start_method_of(context: BaseContext) -> str:
-    """Returns the start method of a context, which may be user-defined. The class of its processes determines it, not
-    its name.
+    """Returns the start method of a context. The user may have defined the context. The class of the context's
+    processes determines the method, not the context's name.
     """
     method = context.get_start_method()
     if method in ("fork", *_SPAWNING) or not hasattr(context, "Process"):
@@ -50,12 +51,12 @@ def new_child(
     Args:
         context: multiprocessing's context of the start method.
         name: the name of the child.
-        target: its function.
+        target: the function that the child runs.
         args: the arguments of the function.
-        forker: the process that forks it; None for that of the start method, if there is one.
+        forker: the process that forks the child; None for the forking process of the start method, if there is one.
     """
     make = getattr(context, "make_child", None)
-    if make is not None:  # not a context of multiprocessing; its children are not processes of this machine
+    if make is not None:  # the context is not multiprocessing's, and its children may run on other machines
         child: ChildProcess = make(name, args)
         return child
     method, process_name = start_method_of(context), f"{PREFIX}{name}"
@@ -75,7 +76,8 @@ def start_all(
     Args:
         children: the children.
         start_method: multiprocessing's name of the start method.
-        started: a function that is called with the number of each started child. Errors of this function are passed on.
+        started: a function that is called with the number of each started child. Exceptions of this function reach the
+            caller.
 
     Raises:
         OSError: the system cannot start another process; the message names the child and the remedy.
@@ -88,8 +90,8 @@ def start_all(
         _refuse_to_start()
     with InterruptsDeferred() as deferred:
         if spawns or any(isinstance(child, SpawnedChild) for child in children):
-            # Starting the tracker together with the first child would unblock the signals that are blocked for the
-            # child.
+            # If the resource tracker started together with the first child, it would unblock the signals that are
+            # blocked for the child.
             _ensure_tracker()
         forked = [child for child in children if isinstance(child, ForkedChild)]
         if forked:
@@ -102,7 +104,8 @@ def start_all(
 
 
 def _imports_the_program() -> bool:
-    """Returns whether this process, a child, is still importing the program, when multiprocessing starts none."""
+    """Returns whether this process is a child that is still importing the program. In this phase, multiprocessing
+    starts no processes."""
     try:
         spawn.get_preparation_data("")
     except RuntimeError:
@@ -111,29 +114,30 @@ def _imports_the_program() -> bool:
 
 
 def _refuse_to_start() -> NoReturn:
-    """Ends a process that imports a program without a guard. A child of this package reports this by its exit code.
+    """Ends a process that imports a program without a `__main__` guard. A child of this package reports this by its
+    exit code.
 
     Raises:
-        RuntimeError: it is a child of another library, or of the program itself.
+        RuntimeError: this process is a child of another library, or of the program itself.
     """
     if current_process().name.startswith(PREFIX):
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
-        os._exit(NO_GUARD)  # skips the program's exit code, which is meant only for the main process
+        os._exit(NO_GUARD)  # skips exit handlers, which are meant only for the main process
     raise RuntimeError(UNGUARDED)
 
 
 def _ensure_tracker() -> None:
     try:
-        with interrupts_blocked():  # signals that are sent to all processes must not end it
+        with interrupts_blocked():  # signals that are sent to all processes must not end the process
             resource_tracker.ensure_running()
     except OSError as error:
         raise why_not_started("multiprocessing's resource tracker, which worker processes need,", error) from error
 
 
 def _start(child: ChildProcess) -> bool:
-    """Starts one child; returns False if a signal ended a forking process that was not running yet."""
+    """Starts one child. Returns False if a signal has ended a forking process that was still starting."""
     try:
         child.start()
     except StartGivenUp:

@@ -1,8 +1,8 @@
-"""Processes that user code forks inside a child. These processes must not use any resource of the engine.
+"""Processes that user code forks inside a child. Such processes must not use any resource of the engine.
 
-Role: runs in such a process. The process was forked in a user's function, and returns to the child's loop when that
-function returns or raises. The process ends there, because links, bells and pipes belong to the child that created
-them.
+Role: runs in a process that user code has forked inside a child. The process was forked in a user's function, and
+returns to the child's loop when that function returns or raises. The process ends there, because links, bells and pipes
+belong to the child that created them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import sys
 import traceback
 
-#: The id of the engine's child that this process is, or was forked from.
+#: The id of the engine's child: this process itself, or the process that it was forked from.
 _child: int | None = None
 
 
@@ -23,12 +23,13 @@ def note_child() -> None:
 
 
 def leave(error: BaseException | None = None) -> None:
-    """Ends a process that user code has forked inside a child, like Python ends a program. Has no effect elsewhere.
+    """Ends a process that user code has forked inside a child, as Python ends a program. In other processes, this
+    function does nothing.
 
     No exit handlers run, because they belong to the child.
 
     Args:
-        error: the exception of the user's function, if it has not returned.
+        error: the exception of the user's function; None if the function has returned.
     """
     if _child is None or _child == os.getpid():
         return

@@ -1,4 +1,4 @@
-"""Uses Ray to start and watch hosts on other machines, and to carry their messages.
+"""Uses Ray to start and monitor hosts on other machines, and to transmit their messages.
 
 Role: runs in the main process. `Cluster` replaces multiprocessing's context in a group. Only this module uses Ray,
 which is imported when a cluster is created.
@@ -26,7 +26,7 @@ from torchdata._engine.workers.program import Program
 from torchdata._observe.outside.stalls import warn_in_thread
 from torchdata._optional import optional_import
 
-#: Seconds within which one warning covers all late workers.
+#: Workers that are late within this number of seconds share one warning.
 TOGETHER = 3.0
 _LEFT = "the program has left the cluster (ray.shutdown) while workers ran there"
 #: The groups of threads of an actor.
@@ -39,12 +39,12 @@ class Cluster:
     Args:
         needed_by: the name of the class that needs Ray, for messages.
         options: the Ray options of each actor.
-        scheduling: a strategy's name, a strategy or a placement group; None for Ray's own.
+        scheduling: the name of a strategy, a strategy or a placement group; None for Ray's default.
         runtime_env: the environment of the actors.
         num_workers: the number of workers.
         memory_budget: bytes of shared memory for the items that workers send; None for a quarter of the machine's
             memory.
-        chunk_bytes: no further unit is added to a frame of this many bytes.
+        chunk_bytes: a frame of this many bytes receives no further units.
 
     Raises:
         ModuleNotFoundError: Ray is not installed.
@@ -64,12 +64,12 @@ class Cluster:
     ) -> None:
         self._ray = ray = optional_import("ray", extra="ray", needed_by=needed_by)
         end_before_others()
-        #: Held by Ray itself while the program enters or leaves a cluster.
+        #: The lock that Ray itself holds while the program enters or leaves a cluster.
         self.door: threading.RLock = _door(ray, needed_by)
         if not ray.is_initialized():
             _join(ray)
-        #: Ray's id for the program's connection to the cluster. A program that leaves and returns has another id, and
-        #: no actors.
+        #: Ray's id for the program's connection to the cluster. If a program leaves the cluster and returns, its
+        #: connection has another id, and no actors.
         self._context = ray.get_runtime_context()
         self._stay = self._context.get_job_id()
         self.chunk_bytes = chunk_bytes
@@ -82,11 +82,12 @@ class Cluster:
             options["scheduling_strategy"] = _strategy(ray, scheduling)
         self._scheduling, self._demands = scheduling, _demands(options)
         self._made: list[weakref.ref[RemoteWorker]] = []
-        #: References to received answers, which the next call drops.
+        #: References to received answers. The next call drops these references.
         self.spent: list[Any] = []
         self._telling, self._told_at = threading.Lock(), 0.0
         self._kind = ray.remote(**options, concurrency_groups=_GROUPS)(Host)
-        #: The programs in Ray's store, by identity. Each is pickled once, in its state when the first worker started.
+        #: The programs in Ray's store, by identity. Each program is pickled once, in its state when the first worker
+        #: started.
         self._programs: dict[int, tuple[Program, Any]] = {}
 
     def get_start_method(self) -> str:
@@ -94,7 +95,8 @@ class Cluster:
         return "ray"
 
     def make_child(self, name: str, args: tuple[ChildSetup]) -> ChildProcess:
-        """Returns a child that is not started yet; see `new_child`. The dispatching process runs on this machine."""
+        """Returns a child that is not started yet; see `new_child`. The dispatching process runs on this machine, not
+        on the cluster."""
         (setup,) = args
         if setup.dispatches:
             return DispatchingChild(name, setup)
@@ -103,7 +105,7 @@ class Cluster:
         return worker
 
     def tell_late(self, seconds: float) -> None:
-        """Warns that workers have not started after this many seconds, once for all of them.
+        """Warns that workers have not started after this number of seconds. One warning covers all of these workers.
 
         Raises:
             ConnectionError: the program has left the cluster.
@@ -136,8 +138,8 @@ class Cluster:
 
     @property
     def is_left(self) -> bool:
-        """Returns whether the program has left the cluster. The program may have rejoined a cluster, where its objects
-        are unknown.
+        """Returns whether the program has left the cluster. The program may have joined another cluster since, where
+        its objects are unknown.
         """
         with self.door:
             try:
@@ -149,8 +151,8 @@ class Cluster:
     def stay(self) -> Iterator[None]:
         """Keeps the program in the cluster during the context, even if another thread tries to leave.
 
-        All code that calls Ray, or drops one of Ray's references, must run in this context. Otherwise, Ray ends the
-        process if one thread makes a call while another thread leaves the cluster.
+        All code that calls Ray, or drops one of Ray's references, must run in this context. Without this context, Ray
+        ends the process if one thread makes a call while another thread leaves the cluster.
 
         Raises:
             ConnectionError: the program has left the cluster.
@@ -170,7 +172,7 @@ class Cluster:
             pass
 
     def host(self, setup: ChildSetup) -> _Actor:
-        """Requests a host without waiting for it.
+        """Requests a host, without waiting until the host has started.
 
         Raises:
             ConnectionError: the program has left the cluster.
@@ -187,15 +189,15 @@ class Cluster:
         return known[1]
 
     def is_of_host(self, error: BaseException) -> bool:
-        """Returns whether the error of a call means that the host no longer exists."""
+        """Returns whether the error of a call shows that the host no longer exists."""
         return isinstance(error, self._ray.exceptions.RayActorError)
 
     def why(self, error: BaseException) -> str:
-        """Returns the reason for a host's end, given the error of a call."""
-        if self.is_left:  # this explains any other error
+        """Returns the reason why a host has ended, given the error of a call."""
+        if self.is_left:  # leaving the cluster explains any other error
             return _LEFT
         cause = getattr(error, "cause", None)
-        if cause is not None:  # raised by the host
+        if cause is not None:  # the host has raised this error
             return f"its host reports: {type(cause).__name__}: {cause}"
         # Lines that begin with a space list the names and ids of the actor.
         said = " ".join(line for line in str(error).splitlines() if line[:1].strip()).rstrip(". ")
@@ -216,7 +218,7 @@ class _Actor:
         return getattr(self._handle, name)._remote(args, {}, concurrency_group=group)
 
     def _ask(self, name: str, *args: Any, group: str | None = None) -> Any:
-        """Calls the host, and returns a future of the answer.
+        """Calls the host, and returns a future for the answer.
 
         Raises:
             ConnectionError: the program has left the cluster.
@@ -224,7 +226,7 @@ class _Actor:
         with self._cluster.stay():
             reference = self._call(name, *args, group=group)
             answer = reference.future()
-            vars(answer).pop("object_ref", None)  # otherwise it is dropped with the future, in any thread
+            vars(answer).pop("object_ref", None)  # otherwise, any thread may drop the reference with the future
             self._cluster.spent.clear()
             _keep_until_done(answer, reference, self._cluster.spent)
         return answer

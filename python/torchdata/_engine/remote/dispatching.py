@@ -1,9 +1,9 @@
 """The dispatching process of a loader with workers on other machines. This is a spawned process on the main process's
 machine.
 
-Role: runs in the main process. The program is pickled like the workers' program, including all definitions of the
-user's main module, which this process does not import. The user's program therefore does not need a `__main__` guard,
-and the dispatching process runs the pipes that the main process has.
+Role: runs in the main process. The program is pickled like the workers' program. The pickle includes all definitions of
+the user's main module, because this process does not import that module. The user's program therefore does not need a
+`__main__` guard, and the dispatching process runs the same pipes that the main process has.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class DispatchingChild(SpawnedChild):
     """The dispatching process.
 
     Args:
-        name: its name in messages.
-        setup: its setup, which contains its program.
+        name: the name of the process in messages.
+        setup: the setup of the process, which contains its program.
     """
 
     def __init__(self, name: str, setup: ChildSetup) -> None:
         assert isinstance(setup.program, Program)
-        # Stored here, because a child that replaces this one has its own memory.
+        # The memory is stored here, because a child that replaces this one has its own memory.
         self._program = SharedPickle(pickled(setup.program))
         arguments = (replace(setup, program=self._program),)
         super().__init__(get_context("spawn"), name, f"{PREFIX}{name}", run_child, arguments)
@@ -42,11 +42,11 @@ class DispatchingChild(SpawnedChild):
 
 
 def pickled(program: Program) -> bytes:
-    """Pickles a program for a process that does not import the main module, so that definitions in it are pickled by
-    value.
+    """Pickles a program for a process that does not import the main module. Definitions in the main module are pickled
+    by value.
 
     Raises:
-        TypeError: it cannot be pickled.
+        TypeError: the program cannot be pickled.
     """
     from torchdata._by_value import dumps
 

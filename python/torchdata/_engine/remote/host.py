@@ -1,14 +1,14 @@
 """The host of a worker on another machine: a Ray actor that runs next to the worker's own process.
 
 Role: runs on the machine that Ray chooses. The worker is a spawned process, as on the main process's machine. The
-worker's links are the same, but lead to the host. User code therefore has its own main thread and interpreter lock, and
-can crash only the worker. The host carries the contents of these links to and from the main process without decoding
-them. The host runs no user code, and its worker exits with it.
+worker has the same links as on that machine, but the links lead to the host. User code therefore has its own main
+thread and interpreter lock, and can crash only the worker. The host carries the contents of these links to and from the
+main process without decoding them. The host runs no user code, and its worker exits together with the host.
 
-Two threads of the actor serve each lane: one thread receives messages of the main process (`tell`), and one thread
-returns the units of the worker (`pull`). The main process always has some pulls waiting. All calls are numbered,
-because the calls of an actor's threads may arrive out of order. One lane carries commands and items. Another lane
-carries the units of the dispatching process, which runs on the main process's machine.
+Two threads of the actor serve each pair of links, called a lane: one thread receives messages of the main process
+(`tell`), and one thread returns the units of the worker (`pull`). The main process always has some calls of `pull`
+waiting. All calls are numbered, because the calls of an actor's threads may arrive out of order. One lane carries
+commands and items. Another lane carries the units of the dispatching process, which runs on the main process's machine.
 """
 
 from __future__ import annotations
@@ -38,19 +38,21 @@ from torchdata._engine.workers.members import CONTROL_RING
 from torchdata._native import BellBoard, Carrier, Link, StatsBoard
 from torchdata._observe.stats.counting import PIPES
 
-#: Seconds after which a pull returns without content, so that both sides know that the connection works.
+#: Seconds after which a call of `pull` returns without content, so that both sides know that the connection works.
 PULSE = 1.0
-#: Seconds after which a host ends that receives nothing from the main process, in case Ray has not ended it.
+#: Seconds without a message from the main process after which a host exits, in case Ray has not ended it.
 DEAF = 600.0
-#: Seconds between two checks in these waits: for units, for free space for a command, or for the start of a child.
+#: Seconds between two checks while the host waits for units, and while it waits for free space for a command or for the
+#: start of a child.
 LOOK, GLANCE = 5.0, 0.002
 #: Seconds between two reports of the worker's counters.
 SEEN = 0.5
 #: Parts of a frame with at least this many bytes are sent outside the pickle.
 APART = 32 << 10
-#: The main process must stop sending units when this number of bytes waits to be passed to the worker.
+#: If this number of bytes waits to be passed to the worker, the main process must stop sending units.
 FULL = 8 << 20
-#: The numbers of the bells and pages here: of the worker, and of the main process's dispatching process.
+#: The numbers, on this machine, of the bells and counter pages of the worker and of the main process's dispatching
+#: process.
 WORKER, DISPATCHER = 1, 2
 
 
@@ -67,7 +69,8 @@ class RemoteSetup:
         budget: bytes of shared memory for the units of the worker.
         full_stats: whether the time of each pipe is measured.
         counts: the counters of the earlier processes that the worker replaces.
-        dispatcher_page: the page of the dispatching process in the main process; None if nothing is dispatched.
+        dispatcher_page: the page of the dispatching process in the main process's counters; None if nothing is
+            dispatched.
         window: number of items that the dispatching process may be ahead.
     """
 
@@ -122,11 +125,11 @@ class About:
 
 @dataclass(frozen=True)
 class Seen:
-    """The state of a worker, as its host sees it.
+    """The state of a worker, as its host sees the worker.
 
     Args:
         counts: the counters of the worker.
-        times: nanoseconds since its start: running, waiting for a processor, and in total.
+        times: nanoseconds since the start of the worker: running, waiting for a processor, and in total.
         is_stopped: whether the process is stopped, by a signal or a debugger.
     """
 
@@ -143,7 +146,7 @@ class Told:
         number: the number of this call in its lane, from 0.
         words: the latest values of the link's shared words; None if they have not changed.
         frame: commands, or dispatched items.
-        holds: whether the host must stop sending units, because the main process lacks space for more.
+        holds: whether the host must stop sending units because the main process has no space for more units.
     """
 
     number: int
@@ -154,16 +157,16 @@ class Told:
 
 @dataclass(frozen=True)
 class Pulled:
-    """The result of a pull.
+    """The result of a call of `pull`.
 
     Args:
-        number: the number of this pull in its lane, from 0.
+        number: the number of this call of `pull` in its lane, from 0.
         words: the latest values of the link's shared words; None if they have not changed.
-        frame: a head and large buffers; empty without units.
-        has_ended: whether the worker has exited, and everything that it sent and that was not held back was returned.
+        frame: a head and large buffers; empty if there are no units.
+        has_ended: whether the worker has exited, and all its units that were not held back have been returned.
         exitcode: the exit code of the worker.
         seen: the state of the worker, if another report is due.
-        is_full: whether the main process must stop sending units, because earlier ones do not fit into the link yet.
+        is_full: whether the main process must stop sending units because earlier units do not fit into the link yet.
     """
 
     number: int
@@ -176,12 +179,13 @@ class Pulled:
 
 
 def apart(frame: list[Any]) -> list[Any]:
-    """Prepares a frame for Ray: large parts are outside the pickle, so that they are copied only once."""
+    """Prepares a frame for Ray: large parts are stored outside the pickle, so that they are copied only once."""
     return [pickle.PickleBuffer(part) if len(part) >= APART else bytes(part) for part in frame]
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of modules that must be equal on both machines of a link, if they are loaded or small."""
+    """Returns the versions of software that must be equal on both machines of a link. Libraries that are not loaded are
+    omitted."""
     found = {"Python": platform.python_version(), "torchdata-rs": torchdata.__version__}
     for name in ("numpy", "torch"):
         module = sys.modules.get(name)
@@ -191,7 +195,8 @@ def versions() -> dict[str, str]:
 
 
 class _WorkerLane:
-    """A pair of links between the main process and the worker. This is the worker's side.
+    """A pair of links between the main process and the worker, on the worker's side. The main process's side is
+    `torchdata._engine.remote.worker`.
 
     Args:
         inbound: the link from the worker.
@@ -206,7 +211,8 @@ class _WorkerLane:
         self._early: dict[int, Told] = {}
         self._telling, self._pulling = threading.Lock(), threading.Lock()
         self._frames: SimpleQueue[list[Any] | None] = SimpleQueue()
-        #: The bytes of these frames that were received, and that were passed on. Only one thread writes each counter.
+        #: The number of bytes of the received frames, and the number of bytes that were passed on. Only one thread
+        #: writes each counter.
         self._came, self._passed = 0, 0
         #: Whether the main process lacks space for units.
         self.holds = False
@@ -232,8 +238,8 @@ class _WorkerLane:
             self.carrier.ring()
 
     def _pass_on(self) -> None:
-        """Passes received frames to the worker, and waits until they fit into the link. This happens in a separate
-        thread, so that nothing else waits.
+        """Passes received frames to the worker, and waits until they fit into the link. The method runs in a separate
+        thread, so that other work does not wait for the link.
         """
         while (frame := self._frames.get()) is not None:
             while not self.carrier.put(frame) and not self._has_ended:
@@ -248,17 +254,18 @@ class _WorkerLane:
         return self._came - self._passed >= FULL
 
     def pull(self, most: int, look: Callable[[bool], Seen | None], exitcode: Callable[[], int | None]) -> Pulled:
-        """Returns the units of the worker, once there is at least one.
+        """Returns the units of the worker, once there is at least one unit.
 
         Args:
-            most: no further unit is added to a frame of this many bytes.
-            look: returns the state of the worker if a report is due. The argument is whether it is the last report.
+            most: a frame of this many bytes receives no further units.
+            look: returns the state of the worker if a report is due. The argument of `look` is whether this is the last
+                report.
             exitcode: returns the exit code of the worker.
         """
         with self._pulling:
             if not self._has_ended:
                 self.carrier.wait(PULSE, not self.holds, False)
-            # read first: everything that the worker sent before its exit is then in the link
+            # read before the frame: all units that the worker sent before its exit are then in the link
             has_ended = self._has_ended
             words, frame = self.carrier.take(0 if self.holds else most)
             self._pulled += 1
@@ -292,8 +299,8 @@ class Host:
         bells = BellBoard(1 + DISPATCHER)
         budget = min(setup.budget, default_budget())
         control, data = Link(0, CONTROL_RING), Link(budget)
-        #: For each lane, a link for units from the worker, and a link for units to the worker. In the lane of
-        #: dispatched items, only words are sent back.
+        #: For each lane, a link for units from the worker, and a link for units to the worker. The lane of dispatched
+        #: items sends only words back.
         self._links = [(data, control)]
         dispatched = None
         if setup.dispatcher_page is not None:
@@ -336,7 +343,7 @@ class Host:
         threading.Thread(target=self._watch, name="torchdata-host", daemon=True).start()
 
     def begin(self) -> About:
-        """Waits until the worker receives commands, or has exited. Returns its description."""
+        """Waits until the worker receives commands, or has exited. Returns the description of the worker."""
         child, (_, control) = self._child, self._links[0]
         while not control.has_consumer() and not child.ended:
             time.sleep(GLANCE)
@@ -345,7 +352,7 @@ class Host:
                 self._lanes.append(_WorkerLane(inbound, outbound, self._bells, own))
             if self._has_ended:
                 self._end_lanes()
-        importlib.import_module("numpy")  # so that its version is compared
+        importlib.import_module("numpy")  # imported so that its version is compared
         exitcode = child.exitcode if child.ended else None
         return About(child.pid or 0, os.getpid(), *_node(), exitcode, versions())
 
@@ -360,11 +367,11 @@ class Host:
         self._lanes[lane].tell(told)
 
     def pull(self, lane: int, most: int) -> Pulled:
-        """Returns the units of the worker, once there is at least one.
+        """Returns the units of the worker, once there is at least one unit.
 
         Args:
             lane: see `tell`.
-            most: no further unit is added to a frame of this many bytes.
+            most: a frame of this many bytes receives no further units.
         """
         self._heard = time.monotonic()
         return self._lanes[lane].pull(most, self._look if lane == 0 else _look_away, lambda: self._child.exitcode)
@@ -385,20 +392,20 @@ class Host:
         """Returns the worker's state according to the kernel, and its Python stacks.
 
         Args:
-            wakes: whether it is stopped, and may continue so that it can answer.
+            wakes: whether a stopped worker may be continued so that it can answer.
         """
         page = next((page for page in self._stats.read() if page["page"] == WORKER), None)
         return self._child.where_it_stands(page, wakes)
 
     def end(self) -> None:
-        """Kills the worker at once, because a stopped worker would not notice the end of this process."""
+        """Kills the worker immediately, because a stopped worker would not notice the end of this process."""
         self._child.kill()
 
     def _watch(self) -> None:
         """Records the worker's exit, and ends this process if the main process sends nothing for too long.
 
-        If the process that has started this one is gone, Ray's daemon on this machine has ended. Ray then kills the
-        worker and this process. Only Ray knows the reason, so the exit code of the worker is not reported.
+        If the parent of this process no longer exists, Ray's daemon on this machine has ended. In that case, Ray kills
+        the worker and this process. Only Ray knows the reason, so the exit code of the worker is not reported.
         """
         child = self._child
         while not child.ended:

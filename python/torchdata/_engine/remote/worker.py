@@ -1,13 +1,13 @@
 """The main process's side of a worker on another machine, with the interface of `ChildProcess`.
 
-Role: runs in the main process. The worker has the same links as any child, and the main process uses its ends of them
-as usual. A carrier uses the opposite ends. A thread of this module reads commands and words from the links for the
-worker's host, and writes units from the host into the links. Collector, commands, leases and states therefore treat the
-worker like any other child. If there is a dispatching process, which runs on this machine, another thread carries its
-units.
+Role: runs in the main process. The worker has the same links as any child, and the main process uses its own ends of
+these links as usual. A carrier, which copies units between links of two machines, uses the opposite ends. A thread of
+this module reads commands and words from the links for the worker's host, and writes units from the host into the
+links. The collector, the commands, the leases and the states therefore treat the worker like any other child. If there
+is a dispatching process, which runs on this machine, another thread transmits its units.
 
-Everything from a host passes through the thread and the links of one worker, so that units of an earlier worker cannot
-reach its replacement.
+All data from a host passes through the thread and the links of one worker, so that units of an earlier worker cannot
+reach the replacement.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ from torchdata._engine.workers.members import CONTROL_RING
 from torchdata._native import Carrier, Link, OwnedDescriptor, StatsBoard
 from torchdata._threads import Latch
 
-#: The number of pulls that wait at a host, so that the host prepares a frame while another one is being sent.
+#: The number of `pull` calls that wait at a host, so that the host prepares a frame while another frame is being sent.
 AHEAD = 2
-#: Maximum bytes of a message with commands.
+#: The maximum number of bytes of a message with commands.
 TOLD = 1 << 20
-#: The bit that is set in the order to stop, which is greater than the order of any epoch. The bits below it are the
-#: epoch.
+#: The bit that marks the order to stop, so that this order is greater than the order of any epoch. The lower bits are
+#: the number of the epoch.
 _END = 1 << 32
-#: Seconds between two checks of a wait, and seconds that `close` waits for the thread.
+#: Seconds between two checks during a wait, and the number of seconds that `close` waits for the thread.
 LOOK, JOINED = 1.0, 5.0
-#: The number of seconds that a host has to report its worker's stack, and to kill the worker.
+#: The number of seconds that a host has to report its worker's stack, and the number of seconds that it has to kill the
+#: worker.
 ANSWERED, ENDED = 10.0, 1.0
 
-#: Seconds after which the main process warns that a worker has not started. The warning is repeated whenever this time
+#: Seconds after which the main process warns that a worker has not started. The warning is repeated each time the delay
 #: has doubled.
 LATE = 10.0
 
@@ -51,7 +52,7 @@ _numbers = itertools.count(1)
 
 
 class Actor(Protocol):
-    """The main process's interface to a host. Each call returns at once, and its future may raise Ray's error."""
+    """The main process's interface to a host. Each call returns immediately, and its future may raise Ray's error."""
 
     def check(self) -> None:
         """Raises an error if hosts can no longer be called."""
@@ -75,31 +76,31 @@ class Actor(Protocol):
 class Hosts(Protocol):
     """Creates hosts. This class replaces multiprocessing's context."""
 
-    #: No further unit is added to a frame of this many bytes.
+    #: A frame of this many bytes receives no further units.
     chunk_bytes: int
 
     def host(self, setup: ChildSetup) -> Actor:
-        """Requests a host without waiting for it."""
+        """Requests a host, without waiting until the host has started."""
 
     def tell_late(self, seconds: float) -> None:
-        """Warns that a host has not started after this many seconds."""
+        """Warns that a host has not started after this number of seconds."""
 
     def why(self, error: BaseException) -> str:
-        """Returns the reason for a host's end, given the error of a call."""
+        """Returns the reason why a host has ended, given the error of a call."""
 
     def is_of_host(self, error: BaseException) -> bool:
-        """Returns whether the error of a call means that the host no longer exists."""
+        """Returns whether the error of a call shows that the host no longer exists."""
 
 
 class VersionsDiffer(RuntimeError):
-    """Raised if the worker would run with other versions than the main process."""
+    """Raised if the versions on the worker's machine differ from the versions of the main process."""
 
 
 class RemoteWorker(ChildProcess):
     """A worker on another machine.
 
     Args:
-        hosts: the object that creates its host.
+        hosts: the object that creates the host of the worker.
         name: the name of the worker in messages.
         setup: the setup of an equivalent child on this machine.
     """
@@ -111,7 +112,7 @@ class RemoteWorker(ChildProcess):
         self._is_killed = False
         self._thread: threading.Thread | None = None
         self._actor: Actor | None = None
-        #: The carriers of its threads.
+        #: The carriers of the worker's threads.
         self._carriers: list[Carrier] = []
         #: The description of the worker, once it has started.
         self.about: About | None = None
@@ -119,8 +120,8 @@ class RemoteWorker(ChildProcess):
         #: The error of the thread that carries dispatched items.
         self._fault: Exception | None = None
         ends = os.pipe()
-        #: The ends of a pipe. The exit of the worker is written to the first end. Code that waits for it has copies of
-        #: the second.
+        #: The ends of a pipe. The exit of the worker is written to the first end. Code that waits for the exit has
+        #: copies of the second end.
         self._ending, self._sign = (OwnedDescriptor(end) for end in reversed(ends))
 
     def _launch(self) -> int:
@@ -135,7 +136,7 @@ class RemoteWorker(ChildProcess):
         """Does nothing, because the worker is watched from its creation."""
 
     def _look(self, pid: int) -> None:
-        pass  # its thread records the exit
+        pass  # the worker's thread records the exit
 
     def sentinel(self) -> int:
         """Returns a descriptor that becomes readable when the worker exits."""
@@ -161,46 +162,47 @@ class RemoteWorker(ChildProcess):
 
     @property
     def is_up(self) -> bool:
-        """Returns whether Ray has placed it, and its process receives commands."""
+        """Returns whether Ray has placed the worker, and its process receives commands."""
         return self.about is not None
 
     def has_page(self, page: dict[str, Any]) -> bool:
-        """Returns whether the counters of a page belong to its current process."""
+        """Returns whether the counters of a page belong to the worker's current process."""
         return self.about is not None and page["pid"] == self.about.pid and self._seen is not None
 
     @property
     def is_stopped(self) -> bool:
-        """Returns whether its process was stopped when its host last checked."""
+        """Returns whether the worker's process was stopped when its host last checked."""
         return self._seen is not None and self._seen.is_stopped
 
     @property
     def is_running(self) -> bool:
-        """Returns False, because its host reports processor time, but not the current state."""
+        """Returns False, because the host reports processor time, but not the current state."""
         return False
 
     def worked(self, page: dict[str, Any] | None) -> float | None:
-        """Returns how many seconds its threads had run or waited for a processor when its host last checked."""
+        """Returns how many seconds the worker's threads had run or waited for a processor when its host last
+        checked."""
         if page is None or not self.has_page(page):
             return None
         return float(page["ran"] + page["stood"]) / 1e9
 
     def where_it_stands(self, page: dict[str, Any] | None, wakes: bool = False) -> tuple[str, str]:
-        """Returns the host's report on the state and the stacks of its process."""
+        """Returns the host's report on the state and the stacks of the worker's process."""
         actor = self._actor
         try:
             if actor is None or self.about is None:
                 return "not up yet", "It has no stack."
             return actor.stand(wakes).result(ANSWERED)
-        except Exception as error:  # any error of Ray for a host that does not answer
+        except Exception as error:  # if a host does not answer, Ray may raise any error
             return "not to be asked", f"Its host reports no stack: {self._hosts.why(error)}."
 
     def kill(self) -> None:
-        """Kills the worker at once."""
+        """Kills the worker immediately."""
         self._is_killed = True
         self._ring()
 
     def close(self) -> None:
-        """Closes its descriptors, once it has exited."""
+        """Closes the descriptors of the worker, once it has exited."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(JOINED)
@@ -234,7 +236,7 @@ class RemoteWorker(ChildProcess):
             os.write(self._ending.fileno(), b"\0")
 
     def _carry(self, actor: Actor) -> None:
-        """Carries messages until the worker has exited."""
+        """Transmits messages until the worker has exited."""
         about = self._await(actor.begin())
         if about is None:
             return
@@ -247,12 +249,12 @@ class RemoteWorker(ChildProcess):
         self._board.set_place(self._setup.index, f"{about.address} {actor.identity}")
         setup, lines = self._setup, self._setup.lines
         bells, most = setup.common.bells.shared, self._hosts.chunk_bytes
-        (output,) = lines.outputs  # a worker there runs one shard
+        (output,) = lines.outputs  # a worker on another machine runs one shard
         carrier = Carrier(lines.control.shared, output.shared, bells, setup.index, MAIN)
         self._carriers.append(carrier)
         lane = _Lane(0, actor, carrier, most, lambda: not self._is_killed)
         if lines.dispatched is not None:
-            # Only words are sent to the dispatching process, no units.
+            # The dispatching process receives only words from the worker, no units.
             nothing, dispatched = Link(0, CONTROL_RING), lines.dispatched.shared
             from_dispatching = Carrier(dispatched, nothing, bells, setup.index, setup.dispatcher_index)
             self._carriers.append(from_dispatching)
@@ -271,19 +273,20 @@ class RemoteWorker(ChildProcess):
             raise self._fault
 
     def _carry_dispatched(self, lane: _Lane) -> None:
-        """Carries dispatched items, in a separate thread, until the worker has exited."""
+        """Transmits dispatched items, in a separate thread, until the worker has exited."""
         try:
             for one in lane.carry():
                 if one.has_ended:
                     return
         except Exception as error:
-            # The other lane also notices that the host has exited, and reports it.
+            # The other lane also notices that the host has exited, and reports the exit.
             if not isinstance(error, ConnectionError) and not self._hosts.is_of_host(error):
                 self._fault = error
                 self.kill()
 
     def _note(self, one: Pulled) -> None:
-        """Publishes the counters that its host has reported, and counts what was received over the network."""
+        """Publishes the counters that the host has reported, and counts the bytes that were received over the
+        network."""
         page = self._setup.index
         if one.frame:
             came = bytes_of(one.frame)
@@ -297,7 +300,7 @@ class RemoteWorker(ChildProcess):
         return self._setup.stats.shared
 
     def _await(self, begun: Future[About]) -> About | None:
-        """Waits until the worker has started. Returns None if it was killed before that."""
+        """Waits until the worker has started. Returns None if the worker was killed before its start was complete."""
         wake = self._wake
         # Ray may keep the callback forever, so it refers only to the flag.
         begun.add_done_callback(lambda _: wake.set())
@@ -313,15 +316,15 @@ class RemoteWorker(ChildProcess):
 
 
 class _Lane:
-    """A pair of links between the main process and a worker. This class is the main process's side of a lane; see
+    """A pair of links between the main process and a worker, on the main process's side. The worker's side is
     `torchdata._engine.remote.host`.
 
     Args:
         number: the number of the lane.
         actor: the host.
         carrier: moves units between the two links.
-        most: no further unit is added to a frame of this many bytes.
-        goes_on: returns whether carrying must continue.
+        most: a frame of this many bytes receives no further units.
+        goes_on: returns whether the lane must continue to transmit messages.
     """
 
     def __init__(
@@ -336,11 +339,12 @@ class _Lane:
         self._most, self._goes_on = most, goes_on
 
     def ring(self) -> None:
-        """Makes the thread check its conditions."""
+        """Makes the thread of the lane check its conditions."""
         self._carrier.ring()
 
     def carry(self) -> Iterator[Pulled]:
-        """Carries messages. Yields each pull after its words were published and before its frame is stored."""
+        """Transmits messages. Yields each result of `pull` after its words were published, and before its frame is
+        stored."""
         actor, carrier, number = self._actor, self._carrier, self._number
         pulls: list[Future[Pulled]] = []
         early: dict[int, Pulled] = {}
@@ -362,7 +366,7 @@ class _Lane:
                 pull = actor.pull(number, self._most)
                 pulls.append(pull)
                 pull.add_done_callback(ring)
-            # Takes any finished call, because the calls may run out of order at the host.
+            # Any finished call is used, because the calls may run out of order at the host.
             for pull in [pull for pull in pulls if pull.done()]:
                 pulls.remove(pull)
                 brought = pull.result()
@@ -382,11 +386,11 @@ class _Lane:
 
 
 class _Arrived:
-    """Received frames, in their order, which wait until they fit into the main process's link.
+    """Received frames, in their order, that wait until they fit into the main process's link.
 
     Args:
         carrier: stores the frames in the link.
-        much: the host must stop sending units when this number of bytes waits.
+        much: if this number of bytes waits, the host must stop sending units.
     """
 
     def __init__(self, carrier: Carrier, much: int) -> None:
@@ -415,15 +419,16 @@ class _Arrived:
             self._bytes -= bytes_of(self._frames.popleft())
 
     def end(self) -> None:
-        """Drops all frames, including later ones. The main process reads no more, so they might never fit."""
+        """Drops all frames, including frames that arrive later. The main process stops reading, so these frames might
+        never fit into the link."""
         self._has_ended = True
         self._frames.clear()
         self._bytes = 0
 
 
 def _ringing(lane: _Lane) -> Callable[[object], None]:
-    """Returns a callback that rings the lane while the lane exists. Ray keeps the callbacks of a call that is never
-    answered.
+    """Returns a callback that notifies the lane while the lane exists. The callback holds no reference to the lane,
+    because Ray keeps the callbacks of a call that is never answered.
     """
     found = weakref.ref(lane)
 
@@ -436,7 +441,7 @@ def _ringing(lane: _Lane) -> Callable[[object], None]:
 
 
 def _differences(theirs: dict[str, str]) -> str:
-    """Returns a description of the versions that differ and must not; empty if there are none."""
+    """Returns a description of versions that must be equal and differ; an empty text if there are none."""
     ours = versions()
     pairs = [(name, ours[name], theirs[name]) for name in ours if name in theirs]
     differ = [

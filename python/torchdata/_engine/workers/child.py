@@ -1,13 +1,13 @@
 """The child's side of a group: its startup, its ends of the links, and the loop that receives commands.
 
-Role: runs in every child, for any program. On entry (`CommonSetup`), a child leaves signals to the main process, closes
-inherited resources, and ensures that it exits with the main process. The child then takes its ends of the links, loads
-the program, and passes each command to the program's runner until the runner has obeyed the command to stop.
+Role: runs in every child, for any program. At its start (`CommonSetup`), a child leaves signals to the main process,
+closes inherited resources, and ensures that it exits with the main process. The child then takes its ends of the links,
+loads the program, and passes each command to the program's runner until the runner has obeyed the command to stop.
 
-Python's cyclic garbage collector does not search objects that a child imports or keeps until its end. Importing torch
-creates a quarter of a million permanent objects. Searching them for cycles takes a tenth of the import time, and each
-later full search takes as long again. In a forked child, such a search also writes to every page that holds an
-inherited object, which copies the page.
+Python's cyclic garbage collector does not search objects that a child imports at its start or keeps until its end.
+Importing torch creates a quarter of a million permanent objects. Searching these objects for cycles takes a tenth of
+the import time, and each later full search takes the same time again. In a forked child, such a search also writes to
+every page that holds an inherited object, which copies the page.
 """
 
 from __future__ import annotations
@@ -44,11 +44,12 @@ from torchdata._native import (
 from torchdata._observe.stats.counting import Counting
 from torchdata._reporting import begin_at
 
-#: Index of the main process's bell.
+#: The index of the main process's bell.
 MAIN = 0
-#: Bytes of the largest block that glibc's allocator adapts to (`M_MMAP_THRESHOLD` in mallopt(3)), less its header.
+#: The number of bytes of the largest block that glibc's allocator adapts to (`M_MMAP_THRESHOLD` in mallopt(3)), minus
+#: the block's header.
 _LARGEST_LEARNT = (32 << 20) - (64 << 10)
-#: Seconds between two attempts to give shared memory back while no command arrives.
+#: While no command arrives, the number of seconds between two attempts to return unused shared memory.
 IDLE = 1.0
 
 
@@ -57,15 +58,15 @@ class CommonSetup:
     """The part of the setup that all children have in common."""
 
     bells: Handle[BellBoard]
-    #: The process number of the main process. The child exits when that process does.
+    #: The process number of the main process. The child exits when the main process exits.
     main_pid: int
-    #: Whether the main process is this process's parent, as under fork and spawn.
+    #: Whether the main process is the parent of this process, as with "fork" and "spawn".
     is_child_of_main: bool
     #: The main process's thresholds for cyclic garbage collection.
     gc_thresholds: tuple[int, int, int]
     signals: MainSignals
-    #: The line of the user's program that started the children, from `place_outside`; None if the line is on the
-    #: children's own stacks, or on another machine.
+    #: The line of the user's program that started the children, from `place_outside`; None if the children's own stacks
+    #: contain the line, or if the program runs on another machine.
     begun_at: tuple[str, int, str] | None
 
     @classmethod
@@ -75,7 +76,7 @@ class CommonSetup:
         Args:
             start_method: the name of multiprocessing's start method.
             bells: the bells of all processes.
-            begun_at: the line of the user's program that starts them.
+            begun_at: the line of the user's program that starts the children.
         """
         is_child_of_main = start_method != "forkserver"
         begun_at = None if start_method == "fork" else begun_at
@@ -92,10 +93,10 @@ class CommonSetup:
         Args:
             name: the child's name in messages.
             links: the child's own links.
-            stats: the board with its counters; None if it has none.
+            stats: the board with the child's counters; None if the child has none.
 
         Returns:
-            Whether to run; False if the main process has exited already.
+            Whether the child should run; False if the main process has exited already.
         """
         self.signals.leave_to_main()
         note_child()
@@ -111,7 +112,7 @@ class CommonSetup:
             exit_with_parent(self.main_pid)
         except ProcessLookupError:  # the main process has exited already
             return False
-        except OSError as error:  # otherwise this process might outlive the main process
+        except OSError as error:  # without monitoring, this process might outlive the main process
             print(f"torchdata {name} cannot watch the main process: {error}", file=sys.stderr, flush=True)
             sys.exit(CANNOT_WATCH)
         return not self.is_child_of_main or os.getppid() == self.main_pid
@@ -139,33 +140,35 @@ class ChildSetup:
 
     #: The child's name in messages.
     name: str
-    #: Index of the child's bell and of its page of counters. Workers count from 1; the dispatching process is last.
+    #: Index of the child's bell and of its page of counters. Workers count from 1; the dispatching process has the last
+    #: index.
     index: int
     worker_id: int
     num_workers: int
-    #: The shards that the child runs, and the number of shards of all workers.
+    #: The numbers of the shards that the child runs, and the number of shards of all workers.
     shards: range
     num_shards: int
     #: Whether this is the dispatching process.
     dispatches: bool
     program: Program | SharedPickle | Inherited
-    #: Module and name of the program's class. Importing the module takes long unless the child inherits the imported
-    #: module.
+    #: Module and name of the program's class. Importing the module takes long, except when the child inherits the
+    #: imported module.
     program_class: tuple[str, str]
     common: CommonSetup
     #: The counters of all processes.
     stats: Handle[StatsBoard]
     lines: Lines
-    #: Bells of the processes that receive the items.
+    #: The bells of the processes that receive the items.
     output_peers: list[int]
-    #: Index of the dispatching process's bell, and its page of counters.
+    #: The index of the dispatching process's bell, and of its page of counters.
     dispatcher_index: int
     dispatcher_page: int
     #: The number of items that the dispatching process may be ahead.
     window: int
     #: The minimum time between two snapshots: in seconds, and as a multiple of the last snapshot's duration.
     cadence: tuple[float, float]
-    #: Bytes of the largest snapshot that the child sends unless larger ones are wanted; None for no limit.
+    #: The maximum number of bytes of a snapshot that the child sends by itself; None for no limit. If the main process
+    #: wants larger snapshots, the limit does not apply.
     largest_snapshot: int | None = None
 
     @property
@@ -175,7 +178,7 @@ class ChildSetup:
 
 
 def run_child(setup: ChildSetup) -> None:
-    """The target of the process."""
+    """The function that the process runs."""
     try:
         setup.stats.shared = setup.stats.shared.here()
     except RuntimeError:  # the counters are damaged
@@ -199,7 +202,7 @@ class ChildLoop:
 
     Args:
         setup: the setup of the child.
-        is_interrupted: whether the pump returns between two items if a command is waiting.
+        is_interrupted: whether the pump, which sends the items, returns between two items if a command is waiting.
     """
 
     def __init__(self, setup: ChildSetup, is_interrupted: bool) -> None:
@@ -234,7 +237,7 @@ class ChildLoop:
             program = setup.program
             if isinstance(program, SharedPickle):
                 shared, program = program, program.load(loads)
-                shared.close()  # the memory is mapped
+                shared.close()  # the memory is mapped, so the descriptor is not needed
             _engine.current_sender = self.sender
             runner.prepare(program)
         except BaseException as error:
@@ -243,7 +246,7 @@ class ChildLoop:
         while runner.obey(self.next_command()):
             pass
         self.counting.close()
-        gc.unfreeze()  # the user's objects in cycles are finalized if the interpreter exits normally
+        gc.unfreeze()  # user objects in cycles are finalized at a normal exit
 
     def next_command(self) -> tuple[Any, ...]:
         """Waits for a command. Raises the same exceptions as `command_within`."""
@@ -255,13 +258,14 @@ class ChildLoop:
         """Waits for a command.
 
         Args:
-            seconds: the longest wait. By default, the wait is long, and unused shared memory is given back before it.
+            seconds: the longest wait. By default, the wait is long, and unused shared memory is returned before the
+                wait.
 
         Returns:
             The command; None if it did not arrive in time.
 
         Raises:
-            SystemExit: the memory of a link is damaged. The exit code informs the main process.
+            SystemExit: the memory of a link is damaged. The exit code tells the main process the reason.
         """
         try:
             return self.commands.receive(0, seconds or (IDLE if self.sender.tidy() else None))  # type: ignore[no-any-return]
@@ -279,38 +283,38 @@ def _refuse(_peer: int, description: Any) -> NoReturn:
 
 
 def _keep_freed_memory() -> None:
-    """Makes the allocator keep freed memory, up to twice the largest block that it adapts to, instead of returning it
-    at once.
+    """Makes the allocator keep freed memory instead of returning it to the system at once. The limit is twice the size
+    of the largest block that the allocator adapts to.
 
-    A child frees the objects of one batch, and allocates the same sizes for the next. If the memory is returned in
-    between, each page causes a page fault, which takes a tenth of the time when images are decoded. glibc adapts its
-    limit to the large blocks that are freed, but in a child these are in shared memory, so glibc never sees one. This
-    function therefore allocates and frees one such block, without touching its pages. Limits that the user has set
-    (`MALLOC_TRIM_THRESHOLD_`) remain in effect.
+    A child frees the objects of one batch, and allocates objects of the same sizes for the next batch. If the memory is
+    returned in between, each page causes a page fault, which takes a tenth of the time when images are decoded. glibc
+    adapts its limit to large blocks that are freed. In a child, however, large blocks are in shared memory, so glibc
+    never frees one. This function therefore allocates and frees one large block, without touching its pages. Limits
+    that the user has set (`MALLOC_TRIM_THRESHOLD_`) remain in effect.
     """
     bytes(_LARGEST_LEARNT)
 
 
 def _keep_memory_of_tensors() -> None:
-    """Lets torch request huge pages for large tensors, unless the user has disabled that.
+    """Lets torch request huge pages for large tensors, except when the user has disabled huge pages.
 
-    Torch aligns each tensor to 64 bytes. For that, older releases of glibc leave a gap next to the tensor, which may
-    never be reused. The next tensor of the same size then does not fit into the memory of the last one, so that the
-    process grows by one tensor each time, and all pages are new. With huge pages the alignment is the size of a page,
-    and gaps of that size are reused. Measured in a worker with glibc 2.36: filling a tensor of 20 MB took 4,864 page
-    faults and now takes none; for a tensor of 38 MB they went from 9,729 to 531. A worker that kept a small tensor next
-    to each large one of 20 MB grew by 1.2 GB after 60 items, and now grows by 20 MB. Torch reads the variable once, for
-    its first tensor. Under fork, the main process may have created that tensor, and then the main process's setting
-    applies.
+    Torch aligns each tensor to 64 bytes. For this alignment, older releases of glibc leave a gap next to the tensor,
+    which may never be reused. The next tensor of the same size then does not fit into the memory of the last one, so
+    that the process grows by one tensor each time, and all pages are new. With huge pages, tensors are aligned to the
+    size of a page, and gaps of that size are reused. Measured in a worker with glibc 2.36: with huge pages, filling a
+    tensor of 20 MB takes no page faults instead of 4,864, and filling a tensor of 38 MB takes 531 instead of 9,729. A
+    worker that kept a small tensor next to each large tensor of 20 MB grew by 1.2 GB after 60 items; with huge pages,
+    it grows by 20 MB. Torch reads the environment variable once, for its first tensor. With "fork", the main process
+    may have created that tensor, so the main process's setting applies.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
 def _settle(thresholds: tuple[int, int, int]) -> None:
-    """Ends a child's startup: sets the main process's thresholds, and excludes all existing objects from later
-    searches.
+    """Completes a child's startup: sets the main process's garbage collection thresholds, and excludes all existing
+    objects from later searches for cycles.
 
-    Thresholds that user code has set in the child meanwhile remain in effect.
+    If user code has set thresholds in the child meanwhile, they remain in effect.
     """
     if gc.get_threshold()[0] == EARLY_THRESHOLD:
         gc.set_threshold(*thresholds)
@@ -318,8 +322,8 @@ def _settle(thresholds: tuple[int, int, int]) -> None:
 
 
 def _limit_threads() -> None:
-    """Limits torch's operators to one thread per child, now or once torch is imported, because the workers run in
-    parallel.
+    """Limits torch's operators to one thread per child, because the workers run in parallel. The limit is set now, or
+    once torch is imported.
     """
 
     def limit(torch: Any) -> None:
@@ -327,7 +331,7 @@ def _limit_threads() -> None:
 
     def limit_late(torch: Any) -> None:
         limit(torch)
-        gc.freeze()  # otherwise the next search for cycles would visit all of torch
+        gc.freeze()  # the next search for cycles then skips the objects of torch
 
     torch = sys.modules.get("torch")
     if torch is not None:

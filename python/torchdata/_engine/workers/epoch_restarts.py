@@ -1,7 +1,7 @@
 """Resumes the replacements of a `DataLoader2`'s children from their newest snapshots.
 
 Role: runs in the main process. A replacement replays the items that were received after its snapshot, as a loader does
-when it loads a state. If the main process has applied a function to the graphs, no child is replaced any more.
+when it loads a state. Once the main process has applied a function to the graphs, no child is replaced any more.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torchdata._engine.workers.hangs import STARTING
 from torchdata._engine.workers.members import begins
 from torchdata._engine.workers.restart import GLANCE, Gone, Received, Restarts
 
-#: A number of items that no epoch reaches.
+#: A number that is larger than the number of items in any epoch.
 ALL = 1 << 62
 #: The number of seconds that a process has to finish the previous epoch.
 REPEATED = 600.0
@@ -25,15 +25,15 @@ REPEATED = 600.0
 
 @dataclass(frozen=True)
 class RestartableEpoch:
-    """An epoch, or its remaining part, with the data that a replacement needs to join it.
+    """An epoch, or its remaining part, with the data that a replacement needs to resume it.
 
     Args:
         number: the number of the epoch.
-        commands: returns the seeds and the reset function of a shard. The dispatching process has the number after the
-            last shard.
+        commands: returns the seeds and the reset function for the number of a shard. The dispatching process has the
+            number after the last shard.
         resume: computes where each shard and the dispatching process resume, given the received items.
-        before: the previous epoch and the children's positions in it, if a part of the graphs outlives epochs. In this
-            case, each worker began this epoch with a snapshot.
+        before: the previous epoch and the children's positions in it; None if no part of the graphs keeps state beyond
+            an epoch. If `before` is given, each worker began this epoch with a snapshot.
     """
 
     number: int
@@ -50,13 +50,13 @@ class EpochRestarts(Restarts):
 
     #: The current epoch; None before the first epoch.
     run: RestartableEpoch | None = None
-    #: Whether a function was applied to the graphs, which a replacement would lack.
+    #: Whether a function was applied to the graphs. A replacement would lack the effect of this function.
     has_called = False
-    #: Children that finish an epoch without sending items, because all of them were received.
+    #: Children that finish an epoch without sending items, because all items of the epoch were received.
     _repeating: frozenset[int] = frozenset()
 
     def begin_run(self, run: RestartableEpoch) -> None:
-        """Records that an epoch begins or resumes. Later replacements join it."""
+        """Records that an epoch begins or resumes. Later replacements resume this epoch."""
         self.run = run
         self.begin(run.number)
         self._repeating = frozenset()
@@ -84,13 +84,13 @@ class EpochRestarts(Restarts):
             return
         members, starts = self._members, run.resume(received)
         begin = any(begins(start) for index in indices for start in members.starts_of(index, starts))
-        # State that outlives an epoch is restored by repeating the end of the previous epoch. A snapshot of this epoch
-        # would contain that state.
+        # State that lasts beyond an epoch is restored by repeating the end of the previous epoch. If there is a
+        # snapshot of this epoch, the snapshot contains the state.
         repeats = run.before is not None and begin
         if repeats:
             assert run.before is not None
             self._repeat(indices, *run.before)
-        for index in reversed(indices):  # the dispatching process first, because the workers wait for it
+        for index in reversed(indices):  # starts with the dispatching process, because the workers wait for it
             own = members.starts_of(index, starts)
             if self._replacing.repeats(index, self._ended(ended)):
                 self._send_repeat(index, run, own)
@@ -102,14 +102,15 @@ class EpochRestarts(Restarts):
             self._send(index, "epoch", run.number, *members.seeds_of(index, run.commands), announced, own)
 
     def _repeat(self, indices: Sequence[int], run: RestartableEpoch, starts: Sequence[Resumption | None]) -> None:
-        """Commands the children to finish the previous epoch, for the parts of the graph that outlive it."""
+        """Commands the children to finish the previous epoch, because parts of the graph keep state beyond that
+        epoch."""
         for index in reversed(indices):
             own = self._members.starts_of(index, starts)
             self._send_repeat(index, run, own)
         self.await_repeated()
 
     def _send_repeat(self, index: int, run: RestartableEpoch, starts: list[Resumption | None]) -> None:
-        """Commands a child to finish an epoch without sending items, because all of them were received."""
+        """Commands a child to finish an epoch without sending items, because all items of the epoch were received."""
         members = self._members
         if index < members.num_workers:
             starts = [_to_the_end(start) for start in starts]
@@ -117,7 +118,7 @@ class EpochRestarts(Restarts):
         self._repeating |= {index}
 
     def await_repeated(self) -> None:
-        """Waits for children that finish the previous epoch, if its effects matter in the next one."""
+        """Waits for children that finish the previous epoch, if the next epoch depends on their state."""
         members, deadline = self._members, time.monotonic() + REPEATED
         while self._repeating:
             index = min(self._repeating)
@@ -132,8 +133,8 @@ class EpochRestarts(Restarts):
                         )
 
     def _look_at_all(self, index: int) -> Callable[[], None]:
-        """Returns a function that checks the processes while a child repeats an epoch, which never ends if the
-        dispatching process has exited.
+        """Returns a function that checks the processes while a child repeats an epoch. Without the check, the wait
+        would never end if the dispatching process has exited.
         """
         look, processes = self.look_at(index), self._members.processes
 
@@ -150,7 +151,7 @@ class EpochRestarts(Restarts):
         try:
             self._members.send(index, kind, number, *content, seconds=seconds, tick=self.look_at(index))
         except Gone:
-            pass  # the exit of the child is noticed elsewhere
+            pass  # other code notices the exit of the child
         except TimeoutError:
             if hangs is not None and seconds is not None:
                 hangs.end(index, seconds)

@@ -2,7 +2,7 @@
 
 Role: carries out the main process's commands (start an epoch, call a function on the graph, stop). Between commands,
 the runner runs the graph of pipes, and sends the items. Commands are received between two items. `protocol::Obedience`
-in the engine decides how a command affects the running epoch; this module carries that out.
+in the engine decides how a command affects the running epoch. This module executes the decision.
 
 A command is a tuple of its kind, its number on the link, the number of the epoch or function, and further arguments.
 """
@@ -26,7 +26,7 @@ from torchdata._reporting import add_note, attributes_of, name_of
 
 #: The number of seconds that a command may take to arrive after its order.
 ORDERED = 10.0
-#: The start of a worker's link without an earlier run.
+#: The start of a worker's link in a new epoch.
 _FROM_THE_BEGINNING: list[tuple[Account, int, int | None]] = [((0, 0), 0, None)]
 _NO_COMMAND = (
     "the shared memory of a link is corrupted: an order came without its command; shut the loader down and start a new "
@@ -35,7 +35,7 @@ _NO_COMMAND = (
 
 
 class Interrupted(BaseException):
-    """Raised if the main process orders another epoch or the end while the graph waits for the dispatching process."""
+    """Raised if the main process orders another epoch or the end, while the graph waits for the dispatching process."""
 
 
 class EpochRunner:
@@ -62,12 +62,12 @@ class EpochRunner:
         self.obedience = Obedience(self.setup.dispatches)
         #: A command that was received during an epoch, and ends the epoch.
         self.pending: tuple[Any, ...] | None = None
-        #: The running epoch; where this run of it began (for the first shard); and whether it has opened a stream of
-        #: the share.
+        #: The number of the running epoch; the position where this run of it began (for the first shard); and whether
+        #: this run has opened a stream of the dispatched items.
         self.epoch, self.start, self.opened = 0, Resumption(), False
-        #: Whether a snapshot is being taken that the main process waits for.
+        #: Whether a snapshot is being taken for which the main process waits.
         self._announces = False
-        #: The encoded exception that has prevented preparing the graph; it is sent in each epoch.
+        #: The encoded exception that has prevented preparing the graph. It is sent in each epoch.
         self.failure: tuple[Any, ...] | None = None
 
     def prepare(self, program: EpochProgram) -> None:
@@ -104,7 +104,8 @@ class EpochRunner:
         return step != "end"
 
     def _obey(self, command: tuple[Any, ...]) -> str:
-        """Carries out a command. Returns the step that it required, where "leave" means that it stays pending."""
+        """Carries out a command. Returns the step that the command required. The step "leave" means that the command
+        stays pending."""
         kind, serial, number, *content = command
         step, before, behind = self.obedience.obey(kind, number)
         if before:
@@ -120,14 +121,14 @@ class EpochRunner:
         return step
 
     def _enter(self, shard: int) -> None:
-        """Switches the process to another shard's program."""
+        """Switches the process to the program of another shard."""
         if shard != self.entered:
             self.programs[self.entered].leave()
             self.entered = shard
             self.programs[shard].enter()
 
     def _goes_on(self) -> bool:
-        """Obeys the waiting command. Returns whether the epoch continues after it."""
+        """Obeys the waiting command. Returns whether the epoch continues after the command."""
         return self._obey(self._next_command()) != "leave"
 
     def _next_command(self) -> tuple[Any, ...]:
@@ -135,19 +136,21 @@ class EpochRunner:
         return self.child.next_command() if command is None else command
 
     def _open_dispatched(self) -> Iterator[Any]:
-        """Returns a stream of the share. The pass begins with the first item that is requested."""
+        """Returns a stream of the items that are dispatched to this worker. The pass begins with the first item that is
+        requested."""
         assert self.dispatched is not None
         start = self.start
         if self.opened and start.share[0] > 0 and self.dispatched.share()[0] == start.passed:
-            # The run resumed in the middle of a pass, and its reader requests no further items of the pass, so the pass
-            # is over.
+            # The run resumed in the middle of a pass. The reader of this run requests no further items of that pass, so
+            # the pass has ended.
             self.start = start = replace(start, passed=start.passed + 1, share=(0, 0))
             self.dispatched.start_epoch(self.epoch, self.setup.window, None, None, start.passed)
         self.opened = True
         return iter(self.dispatched)
 
     def _share(self) -> tuple[int, tuple[int, int]]:
-        """Returns the latest opened pass of the share, and how much of it was read, in this run or before it began."""
+        """Returns the latest opened pass of the dispatched items, and the number of items that were read in it, in this
+        run or before."""
         assert self.dispatched is not None
         reached, read = self.dispatched.share()
         return (reached, read) if reached > self.start.passed else (reached, self.start.share)
@@ -174,14 +177,14 @@ class EpochRunner:
             self.dispatched.start_epoch(epoch, self.setup.window, [start.share], None, start.passed)
             if announced == Announced.DEALT:
                 self.dispatched.await_relayed(epoch)
-                self.sender.send_relayed()  # before the graph, which may read ahead at once, receives later snapshots
+                self.sender.send_relayed()  # before the graph, which may read ahead, receives later snapshots
         try:
             self._send_epoch(partial(self._begin_epoch, seeds, iter_reset_fn, announced, each))
         finally:
             self.obedience.leave()
             self.counting.end()
             if self.dispatched is not None:
-                # so that items that are still dispatched to this worker do not block further workers
+                # Items that are still dispatched to this worker then do not block other workers.
                 self.dispatched.finish_epoch(epoch)
 
     def _send_epoch(self, begin: Callable[[], Any]) -> None:
@@ -193,7 +196,7 @@ class EpochRunner:
     def _begin_epoch(
         self, seeds: Sequence[bytes], iter_reset_fn: Any, announced: int, starts: Sequence[Resumption]
     ) -> Any:
-        """Begins the epoch in each shard. Returns an iterator, or a tuple of them if there are several shards."""
+        """Begins the epoch in each shard. Returns an iterator, or a tuple of iterators if there are several shards."""
         iterators = []
         for place, (seed, start) in enumerate(zip(seeds, starts, strict=True)):
             self._enter(place)
@@ -207,13 +210,13 @@ class EpochRunner:
         program.epoch = self.epoch - 1
         program.begin_epoch(seeds, iter_reset_fn)
         self.counting.bind(program.datapipe, place)
-        # A run that resumes from a snapshot reads at once. The main process has that snapshot already, and does not
-        # wait for another one.
+        # A run that resumes from a snapshot may read immediately. The main process already has that snapshot, and does
+        # not wait for another snapshot.
         unread = announced and start.content is None
         with program.beginning_unread() if unread else nullcontext():
             iterator = program.go_on_from(start.content, start.strict)
             if unread:
-                # If a command is waiting, the pump executes it and then sends the remaining items.
+                # If a command is waiting, the pump executes the command and then sends the remaining items.
                 self._announces = True
                 try:
                     self.sender.send_snapshot(place)
@@ -227,8 +230,8 @@ class EpochRunner:
         return program.go_on_from(None)
 
     def _send_pass(self, begin: Callable[[], Any]) -> bool:
-        """Sends all items once, or the exception that prevents it. Returns False if another epoch or the end is
-        commanded.
+        """Sends all items of one pass, or the exception that prevents it. Returns False if a command begins another
+        epoch or stops the child.
         """
         failure = self.failure
         try:
@@ -239,7 +242,7 @@ class EpochRunner:
                         return True
                     if not self._goes_on():
                         return False
-                    failure = self.failure  # the failure of a function
+                    failure = self.failure  # the failure of a function that was called on the graph
         except Interrupted:
             if self._meets_superseding():
                 return False
@@ -267,7 +270,7 @@ class EpochRunner:
 
     def _meets_superseding(self) -> bool:
         """Executes commands up to the command that interrupted the graph. Returns False if that command does not
-        arrive."""
+        arrive in time."""
         while (command := self.child.command_within(ORDERED)) is not None:
             if self._obey(command) == "leave":
                 return True

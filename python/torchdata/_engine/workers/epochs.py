@@ -1,4 +1,4 @@
-"""The children of a `DataLoader2`, from the main process's point of view: their workers run a graph, epoch by epoch.
+"""The children of a `DataLoader2`, as the main process sees them: workers that run a graph, epoch by epoch.
 
 Role: runs in the main process. Sends commands to the children of a group (run an epoch, apply a function to the graph),
 and waits until they have obeyed. `epoch_restarts.py` replaces children that exit.
@@ -27,7 +27,7 @@ from torchdata._observe.stats.counting import MAIN_PAGE
 
 #: The number of seconds that a child has to obey a command that the main process waits for.
 OBEDIENCE = 600.0
-#: Seconds between two checks for blocked children during this wait.
+#: Seconds between two checks for blocked children during a wait for obedience.
 GLANCE = 0.002
 
 
@@ -36,9 +36,9 @@ class StopPosition:
     """The position where an earlier run of an epoch stopped.
 
     Args:
-        given: how many items of each shard it had returned, and their checksums.
+        given: the number of items that each shard had returned, and their checksums.
         turn: the shard that was to return the next item.
-        resumptions: where each shard resumes, and then the dispatching process.
+        resumptions: the positions where the shards resume, followed by the position of the dispatching process.
         kept: the snapshots that belong to `resumptions`, which the collector stores.
     """
 
@@ -63,8 +63,8 @@ class Children:
         in_order: whether the main process takes items from the workers in strict turn.
         timeout: seconds that the main process waits for an item; None for no limit.
         full_stats: whether the time of each pipe is measured.
-        snapshot_budget: bytes of the snapshots that the main process keeps; None for no limit. Larger ones are sent
-            only after `want_large_snapshots`.
+        snapshot_budget: bytes of the snapshots that the main process keeps; None for no limit. Larger snapshots are
+            sent only after `want_large_snapshots`.
         survived: the kinds of exits after which a child is replaced instead of raising an error.
         listener: receives the notes of the workers; None drops them.
     """
@@ -128,7 +128,7 @@ class Children:
                 self.collector.tell_hang(hangs.look)
             if listener is not None:
                 self.collector.tell_note(listener.hear)
-            own = weakref.ref(self)  # not a WeakMethod, which would run Python code when it is collected
+            own = weakref.ref(self)  # a WeakMethod would run Python code when it is collected
             self.collector.tell_surplus(self.budget, lambda *what: own()._on_surplus(*what))  # type: ignore[union-attr]
         except BaseException:
             self.shutdown()
@@ -136,9 +136,10 @@ class Children:
         group.ending.afterwards = partial(answer_no_more, self.stats, MAIN_PAGE)
 
     def shutdown(self) -> None:
-        """Ends all children: asks, waits, kills, reaps. Safe to call at any time, any number of times.
+        """Stops all children: asks them to stop, waits, kills the remaining children, and reaps all. This method may be
+        called at any time, and any number of times.
 
-        The next call continues a shutdown that was interrupted.
+        If a shutdown was interrupted, the next call continues it.
         """
         self._group.shutdown()
 
@@ -158,7 +159,7 @@ class Children:
             commands: returns the seeds and the reset function of a shard. The dispatching process has the number after
                 the last shard.
             resume: computes where each shard and the dispatching process resume, given the received items.
-            announced: whether each worker begins with a snapshot, which this method waits for.
+            announced: whether each worker begins with a snapshot; if so, this method waits for the snapshots.
             position: the position where an earlier run of the epoch stopped; None for the beginning.
         """
         restarts, collector = self._restarts, self.collector
@@ -177,7 +178,7 @@ class Children:
             collector.keep(*position.kept)
         processes = list(self._processes)
         self._group.begin_epoch()
-        if restarts is not None:  # children that are replaced from here on receive these commands from `EpochRestarts`
+        if restarts is not None:  # children that are replaced later receive these commands from `EpochRestarts`
             restarts.begin_run(RestartableEpoch(self._epoch, commands, resume, before))
             self._check_alive()
         # The dispatching process comes first, because the workers wait for it.
@@ -193,9 +194,9 @@ class Children:
             self._await_snapshots()
 
     def _await_snapshots(self) -> None:
-        """Waits until each worker has begun the epoch with a snapshot, and replaces those that exit or hang.
+        """Waits until each worker has begun the epoch with a snapshot, and replaces workers that exit or hang.
 
-        Without `on_timeout="restart"` the wait ends after the timeout, and the next read raises.
+        Without `on_timeout="restart"`, the wait ends after the timeout, and the next read raises an error.
         """
         hangs = None if self._restarts is None else self._restarts.hangs
         began = time.monotonic()
@@ -213,13 +214,14 @@ class Children:
                 hangs.look(worker, time.monotonic() - began, hangs.seconds)
 
     def _without_snapshot(self) -> list[int]:
-        """Workers that have sent no snapshot in this epoch; worker 0 if only the dispatching process has sent none."""
+        """Returns the workers that have sent no snapshot in this epoch; worker 0 if only the dispatching process has
+        sent none."""
         found = self.collector.places()
         missing = [] if found is None else [shard for shard, (_, kept) in enumerate(found[0]) if kept is None]
         return sorted({shard % self.num_workers for shard in missing}) or [0]
 
     def _end_of_run(self) -> tuple[RestartableEpoch, list[snapshots.Resumption | None]] | None:
-        """Returns the epoch that has ended, and where each child would resume in it."""
+        """Returns the epoch that has ended, and the positions where the children would resume in it."""
         run = None if self._restarts is None else self._restarts.run
         found = self.collector.places()
         if run is None or found is None:
@@ -228,7 +230,7 @@ class Children:
         return replace(run, before=None), run.resume((places, dealt))
 
     def want_large_snapshots(self) -> int:
-        """Makes the children send snapshots of any size from now on. May be called at any time.
+        """Makes the children send snapshots of any size from now on. This method may be called at any time.
 
         Returns:
             The number of bytes of the largest snapshot that was not sent because of its size; 0 if all were sent.
@@ -244,7 +246,8 @@ class Children:
     def call(self, function: Callable[[Any], Any]) -> None:
         """Applies `function` to the graph of every child, between two items, and waits until all have done it.
 
-        A running epoch continues. From now on, an exit is an error, because a replacement would lack the function.
+        A running epoch continues. From now on, the exit of a child is an error, because a replacement would lack the
+        effect of the function.
         """
         self._check_alive()
         if self._restarts is not None:
@@ -276,7 +279,8 @@ class Children:
             self.collector.relieve(True)
 
     def _end_if_it_hangs(self, index: int, began: float) -> float:
-        """Kills a child that has not obeyed since `began` if that is too long. Returns the new start of the wait."""
+        """Kills a child that has not obeyed since `began`, if this time is too long. Returns the new start of the
+        wait."""
         hangs = None if self._restarts is None else self._restarts.hangs
         if hangs is not None and hangs.end_if_over(index, time.monotonic() - began):
             return time.monotonic()
@@ -329,7 +333,8 @@ class Children:
         if self._restarts is None:
             return self._check_alive
         process, rests = self._processes[index], self._restarts.rests
-        # A worker that waits for the dispatching process in the middle of an item obeys after that process continues.
+        # A worker that waits for the dispatching process in the middle of an item obeys after the dispatching process
+        # continues.
         others = range(len(self._processes)) if self.dispatches else ()
 
         def look() -> None:
@@ -343,7 +348,7 @@ class Children:
     # -- exits and memory --------------------------------------------------------------------------
 
     def _check_alive(self) -> bool:
-        """Raises the error of a child that has exited, or replaces the child. Returns whether a child was replaced."""
+        """If a child has exited, replaces it or raises its error. Returns whether a child was replaced."""
         if self._restarts is None:
             self._members.check_alive()
             return False
@@ -362,5 +367,5 @@ class Children:
 
     @property
     def pids(self) -> list[int]:
-        """Process numbers, the dispatching process last."""
+        """The process ids of the children. The dispatching process is last."""
         return self._group.pids

@@ -50,19 +50,20 @@ class Group(OwnsChildren):
     Args:
         context: the multiprocessing context that starts the children.
         num_workers: number of workers.
-        num_shards: number of shards that the workers run, at least one each; None for one each.
+        num_shards: number of shards that the workers run, at least one for each worker; None for one shard for each
+            worker.
         program: the program of each worker.
         dispatch: the program of the dispatching process; None if nothing is dispatched.
         dispatch_window: number of items that the dispatching process may be ahead of each worker.
         memory_budget: bytes of shared memory for the items that the children send; None for a quarter of the machine's
             memory.
-        commands: bytes of shared memory for the commands to each child; 0 for only a ring, over which larger commands
+        commands: bytes of shared memory for the commands to each child; 0 for a ring only, over which larger commands
             are streamed.
         full_stats: whether the time of each pipe is measured.
         snapshot_budget: bytes of the snapshots that the main process keeps; None for no limit.
 
     Raises:
-        TypeError: a program cannot be pickled, but the start method requires it.
+        TypeError: a program cannot be pickled, although the start method requires this.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class Group(OwnsChildren):
                 program=programs[index],
                 program_class=(kind.__module__, kind.__qualname__),
                 common=common,
-                stats=Handle(self.stats, new_stats),  # damaged counters are no reason for an error
+                stats=Handle(self.stats, new_stats),  # damaged counters do not cause an error
                 lines=lines,
                 output_peers=[MAIN] if worker else list(range(1, 1 + num_workers)),
                 dispatcher_index=count,
@@ -124,7 +125,7 @@ class Group(OwnsChildren):
             members.processes.append(new_child(context, members.names[index], run_child, (setup,)))
         controls = [members.control(index) for index in range(count)]
         self._own(list(members.processes), controls, self.bells)
-        #: Detects files with a position that the children share.
+        #: Detects files whose position is shared by the children.
         self._positions: SharedPositions | None = None
         #: The counters of the main process.
         self.counting = Counting(self.stats, MAIN_PAGE)
@@ -142,13 +143,13 @@ class Group(OwnsChildren):
         return self._shutdown
 
     def start(self, replaces: bool = False) -> list[Link]:
-        """Starts all children before it waits for any. If that fails, the caller shuts the group down.
+        """Starts all children first, and then waits for them. If the start fails, the caller shuts the group down.
 
         Args:
             replaces: whether children that exit are replaced instead of raising an error.
 
         Returns:
-            For each worker, the link over which it sends.
+            For each worker, the link over which it sends its items.
 
         Raises:
             OSError: the system lacks resources for a process.
@@ -158,7 +159,7 @@ class Group(OwnsChildren):
 
         def see_to(index: int) -> None:
             if not replaces:
-                # Starting the remaining children may take long, so an earlier exit is reported first.
+                # Starting the remaining children may take long, so the exit of an earlier child is reported first.
                 members.check_alive(range(index))
             lines = members.setups[index].lines
             # The dispatching process is started last, and shares its descriptors with the workers.
@@ -167,7 +168,7 @@ class Group(OwnsChildren):
                 for handle in lines.outputs:
                     handle.shared.close_descriptor()
 
-        if self._start_method == "fork":  # children inherit the mappings, and open files
+        if self._start_method == "fork":  # children inherit the mappings and the open files
             members.close_descriptors(indices)
             self._positions = SharedPositions(members.pids, self.dispatches)
         start_all(members.processes, self._start_method, see_to)
@@ -188,8 +189,8 @@ class Group(OwnsChildren):
             self._positions.begin()
 
     def end_epoch(self) -> None:
-        """Warns if the children have read a file through one shared position in the epoch. Has no effect if called
-        again.
+        """Warns if the children have read a file through one shared position in the epoch. If the method is called a
+        second time, it does nothing.
         """
         words = None if self._positions is None else self._positions.look()
         if words is not None:
@@ -199,7 +200,7 @@ class Group(OwnsChildren):
         """Ends all children; see `OwnsChildren.shutdown`."""
         try:
             self.end_epoch()
-        finally:  # a signal handler may raise
+        finally:  # a signal handler may raise an exception
             super().shutdown()
 
     def collect(
@@ -216,7 +217,7 @@ class Group(OwnsChildren):
         Args:
             outputs: the links of consecutive workers.
             first: the number of the first of these workers.
-            num_shards: the number of shards that these workers run; None for one each.
+            num_shards: the number of shards that these workers run; None for one shard for each worker.
             in_order: whether items are taken from the shards in strict turn.
             timeout: seconds to wait for an item; None for no limit.
         """
@@ -235,7 +236,7 @@ class Group(OwnsChildren):
         return collector
 
     def hangs(self, survived: Survived, in_order: bool = True) -> Hangs | None:
-        """Returns the object that kills children that hang; None if they are not killed.
+        """Returns the object that kills children that hang; None if children are never killed for hanging.
 
         Args:
             survived: the kinds of exits after which a child is replaced.
@@ -249,14 +250,14 @@ class Group(OwnsChildren):
         """Makes a collector raise the error of a child that exits while the collector waits for an item."""
         try:
             collector.watch(self.signs, self.members.report_exit)
-        except ProcessLookupError:  # a child has ended already, and was reaped elsewhere
+        except ProcessLookupError:  # the child has exited already, and was reaped elsewhere
             wait_for_any(self.members.processes, 1.0)
             self.members.check_alive()
             raise
 
     @property
     def pids(self) -> list[int]:
-        """Returns the process numbers, the dispatching process last."""
+        """Returns the process ids of the children. The dispatching process is last."""
         return self.members.pids()
 
     @property
@@ -265,20 +266,21 @@ class Group(OwnsChildren):
         return [(index, process.sign) for index, process in enumerate(self.members.processes)]
 
     def release(self) -> None:
-        """Ends all children unless that was done already. Called by `__del__`, also at interpreter exit."""
+        """Stops all children, except when they were already stopped. `__del__` calls this method, also at interpreter
+        exit."""
         self._finalize(False)
 
 
 def _count_no_more(counting: Counting) -> None:
-    """Ends the counting of the main process for a group with counters that belong to no loader."""
+    """Ends the counting of the main process for a group whose counters belong to no loader."""
     counting.end()
     counting.close()
     counting.board.close_descriptor()
 
 
 def _shared(program: Program, start_method: str) -> Program | SharedPickle:
-    """Returns the program in the form that the children receive: unchanged if they inherit it, else pickled once for
-    all.
+    """Returns the program in the form that the children receive: unchanged if they inherit it, otherwise pickled once
+    for all children.
     """
     if start_method not in ("spawn", "forkserver") or program.holds_shared_memory():
         return program
@@ -288,7 +290,7 @@ def _shared(program: Program, start_method: str) -> Program | SharedPickle:
         if is_of_handler(error):
             raise
         if "inheritance" in str(error):
-            return program  # such objects can only be pickled while a process is started
+            return program  # such objects can be pickled only while a process is started
         raise TypeError(program.why_unpicklable(start_method, error)) from error
 
 
@@ -301,7 +303,8 @@ def _main_cannot_be_imported() -> bool:
 
 
 def pickled_program(obj: Any, refined: Callable[[Any], Any] = lambda base: base) -> tuple[bytes, list[memoryview]]:
-    """Pickles an object for a child. Uses pickle if possible, else cloudpickle (lambdas, local classes).
+    """Pickles an object for a child. The function uses pickle if possible, otherwise cloudpickle (lambdas, local
+    classes).
 
     Args:
         obj: the object to pickle.

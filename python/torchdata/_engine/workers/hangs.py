@@ -1,13 +1,14 @@
 """Finds children that hang while the main process waits for them, reports their stacks, and kills them.
 
-Role: runs in the main process. The collector calls it in the waiting thread, and so does any code that waits for an
-answer of a child. A process that hangs is killed, and its activity is recorded. From then on its exit is handled like
-any other (`restart.py`).
+Role: runs in the main process. The collector calls this module in the waiting thread, and so does any code that waits
+for an answer of a child. A process that hangs is killed, and its activity is recorded. From then on, the exit of this
+process is handled like any other exit (`restart.py`).
 
 A process hangs if the main process has waited for it for the whole `timeout`, and none of its counters changed
-meanwhile: no pipe of its graph has yielded an item, and it has sent nothing. Processor time is not a sign of progress,
-because an endless loop uses it, too. The user can therefore set `patience`, a longer limit for a process that uses the
-processor according to the kernel. A process that waits for another process is not at fault, unless it is stopped.
+meanwhile: no pipe of its graph has yielded an item, and the process has sent nothing. Processor time is not a sign of
+progress, because an endless loop also uses processor time. The user can therefore set `patience`, a longer limit for a
+process that uses the processor according to the kernel. A process that waits for another process is not at fault,
+except when it is stopped.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from typing import Any
 from torchdata._engine.processes.process import ChildProcess
 from torchdata._engine.workers.members import Members
 
-#: The minimum limit, in seconds, for the first item of a process, which imports the program and loads a state.
+#: The minimum number of seconds before a process that computes its first item counts as hanging, because it imports the
+#: program and loads a state.
 STARTING = 60.0
 #: A process counts as working if its threads run, or wait for a processor, for at least this fraction of the time.
 WORKING = 0.1
-#: How many seconds beyond the limit the counters of a process on another machine may be missing.
+#: The number of seconds beyond the limit during which the counters of a process on another machine may be missing.
 UNHEARD = 5.0
 
 
@@ -36,9 +38,9 @@ class Survived:
     """The kinds of exits after which a child is replaced.
 
     Args:
-        deaths: whether children that exit without being killed here are replaced.
+        deaths: whether children that exit by themselves are replaced.
         hangs: seconds after which a child that hangs is killed and replaced; None for never.
-        patience: the limit for a child that uses a processor; None for the same limit.
+        patience: the limit for a child that uses a processor; None for the limit of `hangs`.
     """
 
     deaths: bool = False
@@ -54,7 +56,7 @@ class Survived:
         return self.deaths or self.hangs is not None
 
 
-#: Each exit raises an error.
+#: With this value, each exit of a child raises an error.
 NONE = Survived()
 
 
@@ -77,8 +79,8 @@ class Hung:
 
 @dataclass
 class _Seen:
-    """The counters of the processes that the main process waits for, and when they last changed, in seconds of the
-    wait.
+    """The counters of the processes that the main process waits for, and the time of their last change, in seconds
+    since the wait began.
     """
 
     counts: Any
@@ -88,14 +90,14 @@ class _Seen:
 
 @dataclass
 class _WorkMark:
-    """The start of the measurement of a process's work.
+    """The start of a measurement of how long a process works.
 
     Args:
         pid: the process number.
-        at: when the measurement began.
+        at: the time when the measurement began.
         looked: the time of the last check.
         worked: the seconds of work of the process until `at`.
-        works: whether the process counts as working, from its earlier activity.
+        works: whether the process counts as working, according to its earlier activity.
     """
 
     pid: int
@@ -140,7 +142,7 @@ class Hangs:
         members: the children.
         board: the board with the counters of the processes.
         seconds: the timeout.
-        patience: the seconds for a child that works; None for the timeout.
+        patience: the timeout in seconds for a child that works; None for the same timeout.
         in_order: whether the main process waits for one specific worker.
     """
 
@@ -158,24 +160,26 @@ class Hangs:
         self.seconds, self.most = seconds, max(seconds, patience or 0.0)
         #: For each child, the start of the measurement of its work.
         self._marks: dict[int, _WorkMark] = {}
-        #: The counters last seen, for each worker that is waited for.
+        #: For each worker that the main process waits for, the counters at the last check.
         self._seen: dict[int, _Seen] = {}
         #: The killed processes, by process number.
         self._hung: dict[int, Hung] = {}
-        #: Several threads of nodes may wait at the same time, and a report takes a while.
+        #: A lock for reports, because several threads of nodes may wait at the same time, and a report takes a while.
         self._reporting = threading.Lock()
 
     def of(self, process: ChildProcess) -> Hung | None:
-        """Returns the report on a process that was killed because it hung; None if it was not."""
+        """Returns the report on a process that was killed because it hung; None if the process was not killed for
+        hanging."""
         return self._hung.get(process.pid or 0)
 
     def look(self, peer: int | None, waited: float, limit: float) -> bool:
-        """Kills processes that hang. Called repeatedly while the main process waits for an item.
+        """Kills processes that hang. The collector calls this method repeatedly while the main process waits for an
+        item.
 
         Args:
             peer: the number of the shard that the main process waits for.
             waited: the duration of the wait so far, in seconds.
-            limit: a process hangs after this number of seconds without progress: the timeout, or a multiple of it.
+            limit: the number of seconds without progress after which a process hangs: the timeout, or a multiple of it.
 
         Returns:
             Whether a process was killed.
@@ -197,8 +201,8 @@ class Hangs:
         return ended
 
     def end_if_over(self, child: int, waited: float) -> bool:
-        """Kills a child if the main process has waited too long for something other than an item. Called repeatedly
-        during the wait. Returns whether the wait was too long.
+        """Kills a child if the main process has waited too long for something other than an item. The caller repeats
+        the call during the wait. Returns whether the wait was too long.
         """
         if waited < self.seconds:
             self._works(child, None)
@@ -222,7 +226,8 @@ class Hangs:
         return at_work or [peer]
 
     def _chain(self, child: int, pages: dict[int, Any]) -> list[int]:
-        """Returns a chain of children that starts with the given child; each child waits for the next one."""
+        """Returns a chain of children that starts with the given child. Each child in the chain waits for the next
+        child."""
         chain: list[int] = []
         while child in range(len(self._members.processes)) and child not in chain:
             chain.append(child)
@@ -237,8 +242,8 @@ class Hangs:
         return self._members.processes[child].has_page(page)
 
     def _fault(self, chain: list[int], pages: dict[int, Any]) -> int:
-        """Returns the child at fault: a stopped child, otherwise the last child of the chain, or the first if they wait
-        in a circle.
+        """Returns the child at fault: a stopped child of the chain, otherwise the last child of the chain, or the first
+        child if the children wait in a circle.
         """
         stopped = next((child for child in chain if self._is_stopped(child)), None)
         if stopped is not None:
@@ -251,8 +256,8 @@ class Hangs:
         return self._members.processes[child].is_stopped
 
     def _is_over(self, child: int, page: Any, still: float, limit: float) -> bool:
-        """Returns whether a child hangs that has made no progress for `still` seconds. A child that has not started yet
-        does not hang.
+        """Returns whether a child without progress for `still` seconds hangs. A child that has not started yet does not
+        hang.
         """
         if not self._members.processes[child].is_up:
             return False
@@ -264,10 +269,10 @@ class Hangs:
         return still >= (max(most, STARTING) if begins else most)  # it may be importing the program or loading a state
 
     def _works(self, child: int, page: Any) -> bool:
-        """Returns whether a child works, judged by its last measured half timeout. Until the first measurement, a child
-        counts as working.
+        """Returns whether a child counts as working, according to the measurement over its last half timeout. Until the
+        first measurement, a child counts as working.
 
-        Without a patience the answer does not matter.
+        If the user has set no patience, the result does not matter.
         """
         if self.most == self.seconds:
             return False
@@ -283,7 +288,7 @@ class Hangs:
             return False
         grown = math.inf if mark is None or worked < mark.worked else worked - mark.worked  # less if threads have ended
         # The kernel counts a wait for a processor only after the wait has ended, so a process that still waits for a
-        # processor counts as working, too.
+        # processor also counts as working.
         works = mark is None or grown >= WORKING * (now - mark.at) or process.is_running
         self._marks[child] = _WorkMark(pid, now, now, worked, works)
         return works
@@ -309,15 +314,15 @@ class Hangs:
             how = f"{made} nothing for {duration(waited)}, {where}{runs}, and was killed for it (`{limit}`)"
             self._hung[pid] = Hung(how, stack, limit, is_told=stopped)
             process.kill()
-        if stopped:  # it was resumed for the report, and may have finished its work: its exit may then go unnoticed
+        if stopped:  # it ran for the report, and its exit may go unnoticed
             warnings.warn(f"{process.called} {how}\n{stack}", RuntimeWarning, stacklevel=3)
         return True
 
 
 def _unheard(page: Any, limit: float) -> float:
-    """Returns for how many of the last seconds no counters have arrived from a process on another machine.
+    """Returns the number of seconds since the last counters arrived from a process on another machine.
 
-    Returns 0 if they are missing for so long that the process, or its host, must hang.
+    Returns 0 if counters are missing for so long that the process or its host must hang.
     """
     if page is None or not page["heard"]:
         return 0.0
@@ -334,5 +339,5 @@ def _counts(page: Any) -> Any:
 
 
 def _runs(page: Any) -> bool:
-    """Returns whether a process runs an epoch and is not waiting for a command."""
+    """Returns whether a process runs an epoch, and is not waiting for a command."""
     return bool(page["span"]["since"] and not page["idle"]["since"])

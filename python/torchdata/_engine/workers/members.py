@@ -1,8 +1,8 @@
 """The children of one loader and their links, which change when a child is replaced.
 
-Role: runs in the main process. `Group` creates it, and the owner of the group sends commands through it. `Restarts`
-replaces the processes and links of children that have exited. Sending requires a lock, because a reading thread may
-replace a child while another thread sends it a command.
+Role: runs in the main process. `Group` creates the `Members`, and the owner of the group sends commands through them.
+`Restarts` replaces the processes and links of children that have exited. Sending requires a lock, because a reading
+thread may replace a child while another thread sends it a command.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ CONTROL_RING = 64 << 10
 
 
 class Members:
-    """The children of a loader. Each list has one element per child, and the dispatching process is last.
+    """The children of a loader. Each list has one element for each child, and the dispatching process is last.
 
     Args:
-        num_workers: how many workers there are.
+        num_workers: the number of workers.
         num_shards: the number of shards that the children run. Worker `i % num_workers` runs shard i.
         dispatches: whether there is a dispatching process.
         bells: the bells of all processes.
         budget: bytes of shared memory for all items.
-        program_class: the class of the workers' program, which defines their names and the words for their exits.
+        program_class: the class of the workers' program, which defines the names of the workers and the messages about
+            their exits.
         commands: bytes of shared memory for the commands to each child; 0 if the ring is enough.
     """
 
@@ -53,9 +54,9 @@ class Members:
         self.setups: list[ChildSetup] = []
         self.processes: list[ChildProcess] = []
         self.commanders: list[Sender] = []
-        #: The number of commands that each child was sent.
+        #: The number of commands that were sent to each child.
         self.sent = [0] * len(self.names)
-        # A forked child never acquires this lock, because it sends no commands.
+        # In a forked child, this lock is never acquired, because the child sends no commands.
         self.sending = threading.RLock()
         self._per_link = budget // (2 * num_workers if dispatches else num_workers)
         self._commands, self.program_class = commands, program_class
@@ -63,7 +64,7 @@ class Members:
     def new_lines(self, indices: Sequence[int]) -> list[Lines]:
         """Creates the links of children: for commands, for sent items, and for dispatched items.
 
-        The dispatching process sends to all workers, so all of them receive new links together.
+        The dispatching process sends items to all workers, so all workers receive new links together.
         """
         dispatched = [Handle(Link(self._per_link)) for _ in range(self.num_workers)] if self.dispatches else []
         lines = []
@@ -79,11 +80,11 @@ class Members:
         return range(worker, self.num_shards, self.num_workers)
 
     def pids(self) -> list[int]:
-        """Returns the process numbers of the children that were started."""
+        """Returns the process ids of the children that were started."""
         return [process.pid for process in self.processes if process.pid is not None]
 
     def check_alive(self, indices: Sequence[int] | None = None) -> None:
-        """Raises an error if a child has exited. Checks the given children, or all of them."""
+        """Raises an error if a child has exited. The method checks the given children, or all children by default."""
         for index in range(len(self.processes)) if indices is None else indices:
             if self.processes[index].ended:
                 self.report_exit(index)
@@ -95,12 +96,13 @@ class Members:
         raise self.program_class.exit_error(process, index if index < self.num_workers else None)
 
     def starts_of(self, index: int, starts: Sequence[Resumption | None]) -> list[Resumption | None]:
-        """Returns where the shards of a child resume, given a list by shard that ends with the dispatching process."""
+        """Returns the positions where the shards of a child resume. The argument has one position for each shard,
+        followed by the dispatching process's position."""
         return [starts[shard] for shard in self.shards_of(index)] if index < self.num_workers else [starts[-1]]
 
     def seeds_of(self, index: int, commands: Callable[[int], tuple[Any, Any]]) -> tuple[list[Any], Any]:
-        """Returns the seeds of a child's shards, and its reset function, given a function that returns both for a
-        shard.
+        """Returns the seeds of a child's shards, and the child's reset function. The argument is a function that
+        returns both for a shard.
         """
         shards = self.shards_of(index) if index < self.num_workers else range(self.num_shards, self.num_shards + 1)
         each = [commands(shard) for shard in shards]
@@ -110,8 +112,8 @@ class Members:
         """Returns which snapshots a child sends at the beginning of an epoch.
 
         Args:
-            starts: where replacements resume, by shard and then the dispatching process. A process that resumes from a
-                snapshot sends none.
+            starts: the positions where replacements resume, by shard, followed by the dispatching process's position. A
+                process that resumes from a snapshot does not send one.
         """
         if starts is None:
             return Announced.DEALT if index == 0 and self.dispatches else Announced.OWN
@@ -124,7 +126,8 @@ class Members:
         return self.setups[worker].lines.outputs[0].shared
 
     def received_of(self, worker: int, received: Sequence[int]) -> int:
-        """Returns the number of items that were received from all shards of a worker, given a list by shard."""
+        """Returns the number of items that were received from all shards of a worker. The argument has one number for
+        each shard."""
         return sum(received[shard] for shard in self.shards_of(worker))
 
     def control(self, index: int) -> Link:
@@ -136,9 +139,7 @@ class Members:
         return Sender([self.control(index)], self.bells, MAIN, [1 + index])
 
     def close_descriptors(self, indices: Sequence[int]) -> None:
-        """Closes the descriptors of links that were passed to all processes that need them, so that the main process
-        keeps none.
-        """
+        """Closes the descriptors of links, once all processes that need these descriptors have received them."""
         for handle in [handle for index in indices for handle in self.setups[index].lines.all()]:
             handle.shared.close_descriptor()
 
@@ -159,7 +160,7 @@ class Members:
             number: the number of the epoch or of the function.
             content: the remaining parts of the command.
             seconds: seconds to wait for free space in the link; None for no limit.
-            tick: called repeatedly during the wait.
+            tick: a function that is called repeatedly during the wait.
         """
         with self.sending:
             self.sent[index] += 1
@@ -168,5 +169,5 @@ class Members:
 
 
 def begins(start: Resumption | None) -> bool:
-    """Returns whether a child must start at the epoch's beginning, for lack of a snapshot."""
+    """Returns whether a child must start at the beginning of the epoch, because there is no snapshot."""
     return start is None or start.content is None

@@ -3,8 +3,8 @@ commands for it.
 
 Role: the engine handles processes, links and commands. Three kinds of programs run in it: the graphs of `DataLoader2`,
 the datasets of `StatefulDataLoader` and the functions of nodes. The main process pickles a program once for all
-children that run it. The program's class names the runner, and defines the words that differ between the three in
-messages.
+children that run it. The program's class specifies the runner, and defines the words in messages that differ between
+the three kinds.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class Runner(Protocol):
     """Carries out the main process's commands in one child."""
 
-    #: Whether the pump returns between two items if a command is waiting. If False, the runner checks for commands
-    #: itself.
+    #: Whether the pump, which sends the items, returns between two items if a command is waiting. If this is False, the
+    #: runner checks for commands itself.
     is_interrupted: ClassVar[bool]
     #: The encoded exception that prevents the program from running; the runner sends it instead of items.
     failure: tuple[Any, ...] | None
@@ -35,10 +35,11 @@ class Runner(Protocol):
         """`child` is the `Child` that receives the commands."""
 
     def prepare(self, program: Any) -> None:
-        """Called once, before the first command. An exception that it raises becomes the `failure`."""
+        """The child calls this method once, before the first command. If the method raises an exception, this exception
+        becomes the `failure`."""
 
     def obey(self, command: tuple[Any, ...]) -> bool:
-        """Carries out a command; returns whether another one is to follow."""
+        """Carries out a command. Returns whether another command will follow."""
 
 
 class Program(ABC):
@@ -48,10 +49,10 @@ class Program(ABC):
     runner: ClassVar[type[Runner]]
     #: The name of each worker in messages, by its number.
     worker_name: ClassVar[str] = "worker process {}"
-    #: What a worker does, in the words of the error that reports its exit.
+    #: The activity of a worker, in the words of the error that reports its exit.
     stage: ClassVar[str] = "reading items"
-    #: Words for messages: the noun for a worker's results, since when these are counted, and what the user should fix
-    #: if one of them ends its process each time.
+    #: Words for messages: the noun for a worker's results, the moment since which these results are counted, and what
+    #: the user should fix if one result ends its process each time.
     item: ClassVar[str] = "item"
     counted: ClassVar[str] = " in the epoch"
     mended: ClassVar[str] = "pipe"
@@ -59,11 +60,12 @@ class Program(ABC):
     @abstractmethod
     def why_unpicklable(self, start_method: str, error: Exception) -> str:
         """Returns the message of the `TypeError` for a program that cannot be pickled although the start method
-        requires it.
+        requires this.
         """
 
     def holds_shared_memory(self) -> bool:
-        """Returns whether it contains objects that must not be copied, so that it must be pickled for each process."""
+        """Returns whether the program contains objects that must not be copied. If it does, it must be pickled for each
+        process."""
         return False
 
     @classmethod
@@ -76,7 +78,7 @@ class Program(ABC):
             process: the process that has exited.
             worker: the number of the worker.
             text: the message; None for the standard description and advice.
-            item: the number of the item during the exit, if restarts were allowed.
+            item: the number of the item at which the process exited, if restarts were allowed.
         """
         stage = cls.stage if worker is not None else "dispatching items"
         return WorkerExitedError(text or exit_message(process), worker, process.exitcode, stage, item)
@@ -84,7 +86,7 @@ class Program(ABC):
 
 @dataclass(frozen=True)
 class ChildInfo:
-    """Describes the process where a program runs.
+    """Describes the process in which a program runs.
 
     Args:
         worker_id: the number of the worker, from 0; 0 in the dispatching process as well.
@@ -98,7 +100,8 @@ class ChildInfo:
     num_workers: int
     dispatches: bool
     open_dispatched: Callable[[], Iterator[Any]] | None
-    #: Returns which part of the dispatched items was read: the pass, the number of items and their checksum.
+    #: Returns the position in the dispatched items: the pass, the number of items that were read in it, and their
+    #: checksum.
     share: Callable[[], tuple[int, tuple[int, int]]] | None = None
 
 
@@ -106,11 +109,11 @@ class Listener(Protocol):
     """Receives the notes of the workers, in the main process."""
 
     def begin(self) -> None:
-        """Called before each epoch."""
+        """The main process calls this method before each epoch."""
 
     def hear(self, worker: int, note: Any) -> None:
-        """Called for each note, before later items of that worker are delivered. Exceptions of this function reach the
-        user."""
+        """The main process calls this method for each note, before later items of that worker are delivered. Exceptions
+        of this method reach the user."""
 
 
 class EpochProgram(Program):
@@ -120,20 +123,20 @@ class EpochProgram(Program):
 
     #: The pipe that is iterated in each epoch.
     datapipe: Any
-    #: The number of the epoch, from 0. Set before `begin_epoch`.
+    #: The number of the epoch, from 0. The runner sets it before it calls `begin_epoch`.
     epoch: int = 0
 
     @abstractmethod
     def prepare(self, child: ChildInfo) -> None:
-        """Called once, before the first epoch."""
+        """The runner calls this method once, before the first epoch."""
 
     @abstractmethod
     def begin_epoch(self, seeds: bytes, iter_reset_fn: Callable[[Any], Any] | None) -> None:
-        """Called before each epoch.
+        """The runner calls this method before each epoch.
 
         Args:
-            seeds: the child's seed generator, exported.
-            iter_reset_fn: changes the graph before it is read; None leaves it as it is.
+            seeds: the exported seed generator of the child.
+            iter_reset_fn: a function that changes the graph before it is read; None leaves the graph unchanged.
         """
 
     @abstractmethod
@@ -143,40 +146,42 @@ class EpochProgram(Program):
         """
 
     def replicas(self, count: int) -> list[EpochProgram]:
-        """Returns `count` programs, one per shard, including this one. Called before any of them is prepared."""
+        """Returns `count` programs, one per shard, including this one. The runner calls this method before any of the
+        programs is prepared."""
         if count > 1:
             raise NotImplementedError(f"{type(self).__name__} runs one shard in a process")
         return [self]
 
     def enter(self) -> None:
-        """Called before this program runs in a process that has run another shard's program."""
+        """The runner calls this method before this program runs in a process that has run another shard's program."""
 
     def leave(self) -> None:
-        """Called before another shard's program runs."""
+        """The runner calls this method before another shard's program runs."""
 
     @abstractmethod
     def snapshot(self, most: int | None = None) -> tuple[int, tuple[int, int], bytes] | None:
-        """Called between two items.
+        """The runner calls this method between two items.
 
         Args:
             most: the largest number of bytes of the snapshot; None for no limit.
 
         Returns:
-            The part of the dispatched items that was read (the pass, the number of items and their checksum), and bytes
-            for `go_on_from`; None if no snapshot can be taken now.
+            The position in the dispatched items (the pass, the number of items that were read, and their checksum), and
+            bytes for `go_on_from`; None if no snapshot can be taken now.
 
         Raises:
-            TooLargeError: the snapshot has more bytes.
+            TooLargeError: the snapshot has more bytes than `most`.
         """
 
     def note(self) -> object:
-        """Returns a note for the main process, or None. Called with each snapshot and at the end of a pass."""
+        """Returns a note for the main process, or None. The runner calls this method with each snapshot, and at the end
+        of a pass."""
         return None
 
     @abstractmethod
     def go_on_from(self, snapshot: bytes | None, strict: bool = True) -> Iterator[Any]:
-        """Returns an iterator that resumes after a snapshot; None begins with the first item. Called after
-        `begin_epoch`.
+        """Returns an iterator that resumes after a snapshot; with None, the iterator begins with the first item. The
+        runner calls this method after `begin_epoch`.
 
         Args:
             snapshot: a result of the method `snapshot`.

@@ -1,13 +1,13 @@
 """Replaces children that exit in the middle of an epoch.
 
-Role: runs in the main process. The engine calls it in the reading thread, and the owner of the group calls it before
-sending a command. `protocol::Replacing` in the engine decides which children are replaced, and when that is given up;
-this module starts the replacements. Items that an exited worker had already sent count as received. The three kinds of
-groups differ in how a replacement resumes after these items, so each has a class for it: `EpochRestarts` does it for
-graphs.
+Role: runs in the main process. The engine calls this module in the reading thread, and the owner of the group calls it
+before it sends a command. `protocol::Replacing` in the engine decides which children are replaced, and when replacing
+is given up. This module starts the replacements. Items that an exited worker had already sent count as received. The
+three kinds of groups differ in how a replacement resumes after these items, so each kind has its own class, such as
+`EpochRestarts` for graphs.
 
-An interrupt (Ctrl-C, a warning that is turned into an error) leaves a replacement either complete or not started. The
-next attempt continues the interrupted replacement.
+If an interrupt occurs (Ctrl-C, or a warning that is turned into an error), a replacement is either complete or not
+started. The next attempt continues the interrupted replacement.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from torchdata._engine.workers.hangs import Hangs
 from torchdata._engine.workers.members import Members
 from torchdata._native import Collector, Link, OwnedDescriptor, Replacing
 
-#: How long, in seconds, starting a process is retried while the system lacks resources for it.
+#: The number of seconds during which the start of a process is retried while the system lacks resources for it.
 ROOM = 3.0
-#: Seconds between two checks of a condition that is waited for.
+#: Seconds between two checks while the main process waits for a condition.
 GLANCE = 0.01
 
 #: For each shard, the received items and the newest snapshot before that position; then the matching snapshot of the
@@ -45,18 +45,18 @@ Received = tuple[list[tuple[Account, Kept | None]], KeptDealt | None]
 
 
 class Gone(Exception):
-    """Raised if the process that a command is sent to has exited or was replaced, or if the loader is shut down."""
+    """Raised if the process that should receive a command has exited or was replaced, or if the loader is shut down."""
 
 
 class Restarts:
     """Replaces children that have exited or were killed.
 
     Args:
-        members: the children. The lists of children and links are updated.
+        members: the children. `Restarts` updates its lists of children and links.
         context: the multiprocessing context that starts the children.
         shutdown: the object that ends the children.
-        hangs: kills children that hang; None if children are never killed for hanging.
-        deaths: whether children that exit for any other reason are replaced, too.
+        hangs: the object that kills children that hang; None if children are never killed for hanging.
+        deaths: whether children that exit for any other reason are also replaced.
     """
 
     def __init__(
@@ -75,17 +75,17 @@ class Restarts:
         #: The number of the current epoch; 0 before the first epoch.
         self._epoch = 0
         self._replacing = Replacing(members.num_workers, members.dispatches)
-        #: For each child, the exit code of the last process that exited in its slot.
+        #: For each child, the exit code of the last process of this child that has exited.
         self._exitcodes: dict[int, int | None] = {}
-        #: Exits that were not warned about yet: a description, the argument that allows the restart, and the stack of a
+        #: Exits without a warning so far: a description, the argument that allows the restart, and the stack of a
         #: process that hung.
         self._untold: list[tuple[str, str, str]] = []
         #: Replacements that were started, but not reported to the engine yet.
         self._made: list[tuple[int, Link | None, int | OwnedDescriptor]] | None = None
 
     def keep_forker(self) -> None:
-        """Starts the process that forks replacements, under the start method "fork". The main process then drops the
-        programs.
+        """Starts the process that forks replacements, under the start method "fork". After this call, the main process
+        drops the programs.
         """
         if start_method_of(self._context) == "fork":
             members = self._members
@@ -97,12 +97,12 @@ class Restarts:
                 members.setups[index] = replace(setup, program=Inherited(index), common=common)
 
     def begin(self, epoch: int) -> None:
-        """Records that an epoch begins. Later replacements join this epoch."""
+        """Records that an epoch begins. Later replacements resume this epoch."""
         self._epoch = epoch
         self._replacing.begin()
 
     def rests(self, index: int) -> bool:
-        """Returns whether a child has exited and is not needed any more in this epoch."""
+        """Returns whether a child has exited and is no longer needed in this epoch."""
         return self._replacing.rests(index)
 
     def replace_dead(self, collector: Collector) -> bool:
@@ -119,8 +119,8 @@ class Restarts:
             time.sleep(GLANCE)  # a reading thread notices the exit by itself
 
     def look_at(self, index: int) -> Callable[[], None]:
-        """Returns a function that checks a child while a command is sent to it, and raises `Gone` if no process will
-        receive it.
+        """Returns a function that checks a child while a command is sent to it. The function raises `Gone` if no
+        process will receive the command.
         """
 
         def look() -> None:
@@ -146,7 +146,7 @@ class Restarts:
             dead: the numbers of the children that have exited.
             received: for each shard, the number of received items.
             ended: for each shard, whether it sends nothing more in this epoch.
-            paused: whether the workers are paused. An exit then does not count as a failed attempt.
+            paused: whether the workers are paused. If they are paused, the exit does not count as a failed attempt.
 
         Raises:
             WorkerExitedError: the child cannot be replaced.
@@ -169,14 +169,14 @@ class Restarts:
         return wanted
 
     def _ended(self, ended: Sequence[bool]) -> list[bool]:
-        """Returns for each worker whether all its shards have ended, given a list by shard."""
+        """Returns for each worker whether all its shards have ended. The argument has one value for each shard."""
         members = self._members
         return [all(ended[shard] for shard in members.shards_of(worker)) for worker in range(members.num_workers)]
 
     def _judge(self, index: int, received: Sequence[int], paused: bool) -> None:
         """Records an exit, and raises an error if the child has exited too often without progress."""
         members, process = self._members, self._members.processes[index]
-        if process.pid is None:  # no process was started in this slot
+        if process.pid is None:  # no process was started for this child
             return
         self._exitcodes[index] = process.exitcode
         is_worker, kind = index < members.num_workers, members.program_class
@@ -216,7 +216,7 @@ class Restarts:
         Args:
             indices: the numbers of the children.
             received: the items that were received from each shard.
-            ended: for each shard, whether this is everything that it sends in this epoch.
+            ended: for each shard, whether the received items are all items that it sends in this epoch.
 
         Returns:
             For each child: its number, the link over which it sends to the main process (if any), and the handle that
@@ -270,7 +270,7 @@ class Restarts:
         ]
 
     def _give_up(self, indices: Sequence[int], error: OSError) -> NoReturn:
-        """Leaves the slots empty and raises an error. The next epoch tries to fill them."""
+        """Leaves the children without processes, and raises an error. The next epoch tries to start these children."""
         members = self._members
         for index in indices:
             members.processes[index].kill()

@@ -2,11 +2,13 @@
 
 Role: runs in an observing process. The counters of a loader are in anonymous memory. The loader's main process holds a
 descriptor of this memory. `/proc` exposes the descriptor to users who may inspect the process: the same user, and root.
-The memory is mapped read-only, and nothing remains afterwards. Only reading a stack sends a signal (see `stacks`).
+The memory is mapped read-only, and the observed processes are not changed. Only reading a stack sends a signal (see
+`stacks`).
 
-If root inspects processes of other users, a supposed board may be anything. The memory must be sealed against
-shrinking, its numbers are compared with its size, and control characters are removed from its texts. A board that fails
-these checks is reported and left out. A loader in a container stores process ids of its container.
+If root inspects processes of other users, the memory that looks like a board of counters may contain anything. The
+memory must therefore be sealed against shrinking, the numbers in it are compared with its size, and control characters
+are removed from its texts. A board that fails these checks is reported and left out. If a loader runs in a container,
+its board contains process ids of this container.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ _told: set[str] = set()
 
 
 class NoLoaderError(LookupError):
-    """A loader to inspect was not found."""
+    """Raised if no loader to inspect was found."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +50,9 @@ class Attached:
     """A loader in another process.
 
     Attributes:
-        pid: the id of its main process.
+        pid: the id of the loader's main process.
         command: the command line of the main process, without secrets.
-        board: its counters.
+        board: the counters of the loader.
         numbers: a mapping from process ids in the loader's container to process ids here; None if these ids are the
             same.
     """
@@ -65,11 +67,11 @@ class Attached:
         return read_board(self.board, self.numbers)
 
     def stats(self, since: LoaderStats | None = None) -> ShownStats:
-        """Returns its statistics in the form of `DataLoader2.stats`."""
+        """Returns the statistics of the loader in the form of `DataLoader2.stats`."""
         return summarise(self.reading(), None if since is None else since.reading)
 
     def is_running(self) -> bool:
-        """Whether its main process is running."""
+        """Whether the loader's main process is running."""
         return kernel_state(self.pid) not in ("ended", "dead")
 
     def stacks(self) -> list[tuple[str, str]]:
@@ -94,7 +96,7 @@ class Attached:
 
 
 def _boards_of(pid: int) -> Iterator[tuple[tuple[int, int], str]]:
-    """Yields the boards that a process holds descriptors of, each with its identity and path."""
+    """Yields the boards of counters that a process holds descriptors of, each with its identity and path."""
     folder = f"/proc/{pid}/fd"
     for descriptor in os.listdir(folder):
         path = f"{folder}/{descriptor}"
@@ -102,7 +104,7 @@ def _boards_of(pid: int) -> Iterator[tuple[tuple[int, int], str]]:
             if os.readlink(path).startswith(_NAME):
                 found = os.stat(path)
                 yield (found.st_dev, found.st_ino), path
-        except OSError:  # closed in the meantime
+        except OSError:  # the descriptor was closed meanwhile
             continue
 
 
@@ -123,7 +125,7 @@ def _command(pid: int) -> str:
 def _numbers(pid: int) -> dict[int, int] | None:
     """Returns a mapping from the process ids in the container of a process to the process ids here.
 
-    Returns None outside of containers, or if this process is in the same container.
+    Returns None for a process outside of containers, or in the same container as this process.
     """
     try:
         inside = os.readlink(f"{_PROC}/{pid}/ns/pid")
@@ -136,7 +138,7 @@ def _numbers(pid: int) -> dict[int, int] | None:
         with contextlib.suppress(OSError, StopIteration, ValueError):
             if os.readlink(f"{_PROC}/{name}/ns/pid") == inside:
                 with open(f"{_PROC}/{name}/status") as file:
-                    # The innermost number is the last one.
+                    # The last number is the process id in the innermost container.
                     own = next(line.split()[-1] for line in file if line.startswith("NSpid:"))
                 found[int(own)] = int(name)
     return found
@@ -172,17 +174,18 @@ def find(pid: int | None = None) -> list[Attached]:
                 raise PermissionError(
                     f"process {pid} belongs to another user: only its own user, or root, may look into it"
                 ) from None
-        except (OSError, RuntimeError):  # it has ended in the meantime, or belongs to another version of this package
+        except (OSError, RuntimeError):  # the process has exited, or belongs to another version of this package
             continue
     return sorted(found.values(), key=lambda attached: attached.board.made()[1])
 
 
 def _attached(candidate: int, identity: tuple[int, int], path: str) -> Attached | None:
-    """Returns the loader of a process's board; None if another process is its main process, or if it is not a board."""
+    """Returns the loader of a process's board. Returns None if another process is the main process of the loader, or if
+    the memory is not a board."""
     try:
         board = StatsBoard.observe(path)
         damage = board.damage()
-    except (ValueError, RuntimeError) as error:  # malicious, or from another release
+    except (ValueError, RuntimeError) as error:  # the board is malicious, or from another release
         damage = str(error)
     if damage is not None:
         _warn(f"process {candidate} has counters that are left out: {printable(damage)}")
@@ -198,7 +201,7 @@ def _attached(candidate: int, identity: tuple[int, int], path: str) -> Attached 
 
 
 def _warn(message: str) -> None:
-    """Issues a warning once per process, because the continuous view reads every second."""
+    """Issues each warning once per process, because the continuous view reads the boards every second."""
     if message not in _told:
         _told.add(message)
         warnings.warn(message, RuntimeWarning, stacklevel=5)
@@ -212,7 +215,8 @@ def _holds(pid: int, identity: tuple[int, int]) -> bool:
 
 
 def attach(pid: int | None = None) -> list[Attached]:
-    """Like `find`. If a process does not have a loader, it may be a worker, so the loaders of its parent are returned.
+    """Does the same as `find`, but accepts a worker. If a process does not have a loader, it may be a worker, so this
+    function returns the loaders of its parent.
 
     Raises:
         NoLoaderError: no loader was found.

@@ -3,16 +3,16 @@
 Role: each process of a loader answers a real-time signal by writing the stack of its main thread to its own anonymous
 memory. The counters of the process name the signal and the descriptor, and a user who may signal the process reads the
 memory through `/proc`. `faulthandler` writes the answer in the signal handler, in C and without the interpreter's lock,
-so that a process that hangs in native code answers, too. The handler inspects only the main thread's own stack, which
-does not change meanwhile. Stacks of other threads change, and may be freed while they are read. Worker processes
-therefore answer a second signal in Python with the stacks of their other threads. This requires the interpreter's lock,
-so that all threads are paused, and works once the main thread runs Python code or checks for signals, as it does while
-it waits for a thread that hangs.
+so that a process that hangs in native code also answers. The handler inspects only the main thread's own stack, which
+does not change meanwhile. Stacks of other threads can change, and their memory can be freed while they are read. Worker
+processes therefore answer a second signal in Python. This answer contains the stacks of their other threads. The second
+answer requires the interpreter's lock, so that all threads are paused. It works once the main thread runs Python code
+or checks for signals, as it does while it waits for a thread that hangs.
 
-A signal would terminate a process before its handler is installed, or after it is removed. The page is therefore empty
-until the handler is installed, and the observer checks for the handler. Without a handler, the signal is ignored,
-permanently from the process's first loader on. Only the main thread can ignore signals. If another thread has created
-the first loader, the handler and its memory are kept.
+A signal would terminate a process that has not installed its handler yet, or has removed it. The page is therefore
+empty until the handler is installed, and the observer checks for the handler. From the process's first loader on, the
+signal is ignored whenever there is no handler. Only the main thread can ignore signals. If another thread has created
+the first loader, the process therefore keeps the handler and its memory.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ __all__ = [
     "where_it_stands",
 ]
 
-#: Maximum size of the answers in bytes. A process that has written more starts over with its next epoch.
+#: Maximum size of the answers in bytes. A process that has written more starts from an empty file in its next epoch.
 MOST = 1 << 20
 #: Seconds between two checks for a complete answer.
 LOOK = 0.005
 
-#: The first line of a stack by `faulthandler`.
+#: The first line of a stack that `faulthandler` writes.
 _HEAD = "Stack (most recent call first):"
 #: The end mark of the stacks of other threads, and the number of seconds to wait for them.
 _END, OTHERS = "\0", 0.5
-#: On a page, the number of the second signal is stored in the bits above that of the first signal.
+#: On a page, the number of the second signal is stored in the bits above the number of the first signal.
 _OTHERS_AT, _FIRST = 8, 0xFF
 
 #: The folder of the package's own frames in a worker process.
@@ -69,23 +69,25 @@ _STATES = {
 
 
 class _Answering:
-    """How this process answers."""
+    """The signals, the memory and the pages with which this process answers."""
 
     def __init__(self, inherited: _Answering | None = None) -> None:
         self.signal: int = 0 if inherited is None else inherited.signal
-        #: The signal for the stacks of a worker's other threads; 0 if it does not answer.
+        #: The signal for the stacks of a worker's other threads; 0 if the worker does not answer this signal.
         self.others: int = 0
         #: Whether the signal is ignored while the handler is missing.
         self.ignored: bool = inherited is not None and inherited.ignored
-        #: The memory's descriptor and inode, in one value, so that a fork by another thread sees both or neither.
+        #: The memory's descriptor and inode. The two numbers are one value, so that a fork by another thread copies
+        #: either both or neither.
         self.opened: tuple[int, int] = (-1, 0)
-        #: The descriptor and inode of the parent process, until they are closed here.
+        #: The descriptor and inode that were inherited from the parent process, until they are closed here.
         self.inherited: tuple[int, int] = (-1, 0)
         if inherited is not None:
             self.inherited = inherited.opened if inherited.opened[0] >= 0 else inherited.inherited
-        #: The pages with this information, for all loaders of this process.
+        #: The pages that contain the signals and the descriptor, for all loaders of this process.
         self.pages: set[tuple[int, int]] = set()
-        #: Threads create and end loaders concurrently, and garbage collection may end a loader at any point.
+        #: A lock is needed because threads create and end loaders concurrently, and garbage collection may end a loader
+        #: at any point.
         self.lock = threading.RLock()
 
 
@@ -111,12 +113,13 @@ def _free_signal() -> int:
 
 
 def answer_for_stacks(board: StatsBoard, page: int) -> None:
-    """Makes this process answer, and records this on its page. The page stays empty if the system does not allow it."""
+    """Makes this process answer, and records the signals and the descriptor on its page. The page stays empty if the
+    system does not allow it."""
     now = _answering
     if not hasattr(os, "memfd_create") or not hasattr(signal, "SIGRTMAX"):
         return
     with now.lock, contextlib.suppress(OSError):
-        now.pages.add((id(board), page))  # first, so that the end of another loader does not close it
+        now.pages.add((id(board), page))  # comes first, so that the end of another loader does not close the memory
         if not _is_open(now.opened) and not _open(now):
             now.pages.discard((id(board), page))
             return
@@ -127,7 +130,7 @@ def answer_for_stacks(board: StatsBoard, page: int) -> None:
 
 def _open(now: _Answering) -> bool:
     """Opens the memory and installs the handler that writes to it; returns False if no signal is free."""
-    # the program has taken the signal since
+    # the program has installed its own handler since
     if not now.signal or (now.ignored and signal.getsignal(now.signal) != signal.SIG_IGN):
         now.signal, now.ignored = _free_signal(), False
     if not now.signal:
@@ -135,8 +138,8 @@ def _open(now: _Answering) -> bool:
     descriptor = os.memfd_create("torchdata-stacks")
     fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_APPEND)
     if not now.ignored and threading.current_thread() is threading.main_thread():
-        faulthandler.unregister(now.signal)  # of a parent process, created by another thread there
-        signal.signal(now.signal, signal.SIG_IGN)  # remains when the handler is removed
+        faulthandler.unregister(now.signal)  # another thread of the parent process has installed it
+        signal.signal(now.signal, signal.SIG_IGN)  # this setting remains when the handler is removed
         now.ignored = True
     faulthandler.register(now.signal, file=descriptor, all_threads=False, chain=False)
     now.opened = (descriptor, os.fstat(descriptor).st_ino)
@@ -146,19 +149,19 @@ def _open(now: _Answering) -> bool:
 
 
 def _answer_for_others(now: _Answering) -> None:
-    """Makes a worker also answer for its other threads, from its main thread."""
+    """Makes a worker's main thread also answer with the stacks of the worker's other threads."""
     if now.others or threading.current_thread() is not threading.main_thread():
         return
     number = _free_signal()
     if number:
         signal.signal(number, lambda *_: _tell_others())
         signal.siginterrupt(number, False)
-        atexit.register(_ignore_others, now)  # before the interpreter removes its handler
+        atexit.register(_ignore_others, now)  # runs before the interpreter removes its handler
         now.others = number
 
 
 def _ignore_others(now: _Answering) -> None:
-    """Ignores late signals."""
+    """Ignores signals that arrive late."""
     if now is _answering and now.others and threading.current_thread() is threading.main_thread():
         signal.signal(now.others, signal.SIG_IGN)
         now.others = 0
@@ -169,7 +172,7 @@ def _tell_others() -> None:
     descriptor, _ = opened = _answering.opened
     if not _is_open(opened):
         return
-    # without its lock, which this thread may hold
+    # read without `threading`'s lock, which this thread may hold
     own, known = threading.get_ident(), getattr(threading, "_active", {})
     told = [
         f"Thread {getattr(known.get(ident), 'name', ident)}, {_listed(frame)}\n"
@@ -188,7 +191,7 @@ def _close(opened: tuple[int, int]) -> None:
 
 
 def _is_open(opened: tuple[int, int]) -> bool:
-    """Returns whether the descriptor still refers to the memory, because other code may have closed it."""
+    """Returns whether the descriptor still refers to the memory. Other code may have closed the descriptor."""
     descriptor, inode = opened
     try:
         return descriptor >= 0 and os.fstat(descriptor).st_ino == inode and _is_ours(descriptor)
@@ -202,26 +205,27 @@ def _is_ours(descriptor: int) -> bool:
 
 
 def answer_no_more(board: StatsBoard, page: int) -> None:
-    """Removes from a page that this process answers, if the page contains this."""
+    """Removes the signals and the descriptor of this process from a page, if the page contains them."""
     now = _answering
     with now.lock:
         if (id(board), page) not in now.pages:
             return
         board.set_stack(page, 0, 0)
         now.pages.discard((id(board), page))
-        # The handler runs in the main thread. Another thread cannot know whether it is handling a late signal.
+        # The handler runs in the main thread. Another thread cannot determine whether the main thread is handling a
+        # late signal.
         if now.pages or not now.ignored or threading.current_thread() is not threading.main_thread():
             return
-        if signal.getsignal(now.signal) != signal.SIG_IGN:  # the program has taken the signal and keeps it
+        if signal.getsignal(now.signal) != signal.SIG_IGN:  # the program has installed its own handler and keeps it
             return
         _ignore_others(now)
         faulthandler.unregister(now.signal)
         _close(now.opened)
-        now.opened = (-1, 0)  # last, so that a child forked in between closes the inherited descriptor
+        now.opened = (-1, 0)  # comes last, so that a child forked before closes the inherited descriptor
 
 
 def tidy() -> None:
-    """Removes unused answers, once there are many."""
+    """Removes unused answers, once there are many of them."""
     opened = _answering.opened
     with contextlib.suppress(OSError):  # another thread may be ending the last loader
         if opened[0] >= 0 and os.fstat(opened[0]).st_size > MOST and _is_open(opened):
@@ -229,21 +233,22 @@ def tidy() -> None:
 
 
 def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, wakes: bool = False) -> str | None:
-    """Returns the Python stacks of another process, innermost call first; None if it does not answer.
+    """Returns the Python stacks of another process, innermost call first; None if the process does not answer.
 
     The stack of the main thread is first. The stacks of further threads follow if the process is a worker and its main
     thread can run Python code.
 
     Args:
         pid: the id of the process.
-        number: the signals, as stored on its page.
-        descriptor: the descriptor that it writes to.
-        seconds: how long to wait. A process that is stopped, or blocked in the kernel, answers only when it continues.
+        number: the signals, as stored on the page of the process.
+        descriptor: the descriptor that the process writes to.
+        seconds: the number of seconds to wait for the answer. A process that is stopped, or blocked in the kernel,
+            answers only when it continues.
         wakes: whether to make a stopped process continue, so that it can answer.
 
     Raises:
         PermissionError: the process belongs to another user.
-        ProcessLookupError: it has ended.
+        ProcessLookupError: the process has exited.
     """
     try:
         answers = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDONLY)
@@ -251,7 +256,7 @@ def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, 
         return None
     try:
         if not _is_ours(answers):
-            return None  # it has ended, and its id belongs to another process
+            return None  # the process has exited, and its id belongs to another process
         before = os.fstat(answers).st_size
         first, others = number & _FIRST, number >> _OTHERS_AT
         if not _handles(pid, first):
@@ -266,7 +271,7 @@ def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, 
             last, size = size, os.fstat(answers).st_size
             if size == last > before:
                 answer = os.pread(answers, min(size - before, MOST), before).decode(errors="replace")
-                if _HEAD in answer:  # otherwise, it is the rest of an answer to another observer
+                if _HEAD in answer:  # a text without this line is the rest of an answer to another observer
                     return f"{_trimmed(answer)}\n{_others_of(pid, others, answers, size)}".rstrip()
         return None
     finally:
@@ -274,7 +279,8 @@ def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, 
 
 
 def _others_of(pid: int, number: int, answers: int, size: int) -> str:
-    """Returns the stacks of a process's other threads if they arrive in time; answers were read up to `size`."""
+    """Returns the stacks of a process's other threads if they arrive in time. The file was already read up to
+    `size`."""
     if not _handles(pid, number):
         return ""
     os.kill(pid, number)
@@ -284,7 +290,7 @@ def _others_of(pid: int, number: int, answers: int, size: int) -> str:
         time.sleep(LOOK)
         told = os.pread(answers, min(max(0, os.fstat(answers).st_size - size), MOST), size).decode(errors="replace")
     told, ended, _ = told.partition(_END)
-    begins = told.find("Thread ")  # an answer to another observer may precede it
+    begins = told.find("Thread ")  # an answer to another observer may precede this answer
     return told[begins:] if ended and begins >= 0 else ""
 
 
@@ -301,8 +307,8 @@ def _handles(pid: int, number: int) -> bool:
 
 
 def _trimmed(answer: str) -> str:
-    """Returns the first stack of an answer, because other observers may ask at the same time, without a worker's own
-    frames.
+    """Returns only the first stack of an answer, because other observers may ask at the same time. Removes a worker's
+    own frames.
     """
     stack = answer[answer.index(_HEAD) :].strip()
     head, *calls = stack.splitlines()
@@ -340,8 +346,8 @@ def where_it_stands(pid: int, number: int, descriptor: int, wakes: bool = False)
 
     Args:
         pid: the id of the process.
-        number: the signals, as stored on its page.
-        descriptor: the descriptor that it writes to.
+        number: the signals, as stored on the page of the process.
+        descriptor: the descriptor that the process writes to.
         wakes: whether a stopped process may be continued so that it can answer.
     """
     where = kernel_state(pid)

@@ -1,8 +1,10 @@
-"""Warns if no item arrives: names the processes that wait, and shows where the responsible process is.
+"""Warns if no item arrives for a long time: names the waiting processes, and shows what the responsible process is
+doing.
 
-Role: runs with the interpreter's lock. The main process's collector calls it in the thread that waits for workers. If
-the main process itself hangs, the extension's thread that monitors calls of `next` calls it. This thread ends before
-each fork and restarts with the next item, so that neither the child nor Python's own check for threads finds it.
+Role: the functions run with the interpreter's lock. The main process's collector calls this module in the thread that
+waits for workers. If the main process itself hangs, the extension's thread that monitors calls of `next` calls this
+module. This thread ends before each fork and restarts with the next item, so that neither the child nor Python's own
+check for threads finds it.
 """
 
 from __future__ import annotations
@@ -33,26 +35,28 @@ __all__ = [
     "warn_of_stalls",
 ]
 
-#: Default number of seconds without an item before the main process warns. `DataLoader2` repeats it in its signature.
+#: Default number of seconds without an item before the main process warns. The signature of `DataLoader2` repeats this
+#: value.
 STALL = 60.0
-#: Modules of debuggers that wait for their user.
+#: Modules of debuggers. A debugger pauses the program while it waits for its user.
 _DEBUGGERS = ("bdb", "pydevd")
 
-#: The recorders of the loaders with monitored calls, by number.
+#: The recorders of the loaders whose calls are monitored, by number.
 _watched: dict[int, weakref.ref[Any]] = {}
 _numbers = itertools.count(1)
 
 
 class StallWarning(RuntimeWarning):
-    """No item has arrived for a long time."""
+    """Warns that no item has arrived for a long time."""
 
 
 class WaitWarning(RuntimeWarning):
-    """The program spent much of an epoch waiting for its loader."""
+    """Warns that the program spent much of an epoch waiting for its loader."""
 
 
 def warn_of_stalls(children: Any, seconds: float | None) -> None:
-    """Makes the main process warn after this time without an item, and again each time that the wait has doubled."""
+    """Makes the main process warn after this number of seconds without an item, and again each time that the wait has
+    doubled."""
     children.stall_warning = seconds
     if seconds is None:
         return
@@ -72,17 +76,18 @@ class Patience:
 
     Args:
         children: the processes.
-        seconds: the time without an item before a warning is issued, and again each time that the wait has doubled.
+        seconds: the number of seconds without an item before a warning is issued; the warning is repeated each time
+            that the wait has doubled.
     """
 
     def __init__(self, children: Any, seconds: float) -> None:
         self._children, self._seconds = children, seconds
         self._lock = threading.Lock()
-        #: Returns whether an item of these processes is awaited.
+        #: Returns whether a thread waits for an item of these processes.
         self.is_awaited: Callable[[], bool] = bool
-        #: The number of items that have arrived, and the number at the last check.
+        #: The number of items that have arrived, and this number at the last check.
         self.came = self._seen = 0
-        #: For each process with a late item: since when this is known.
+        #: For each process with a late item, the time since which this is known.
         self._late: dict[int, float] = {}
         self._began, self._next = time.monotonic(), seconds
 
@@ -93,7 +98,8 @@ class Patience:
             self._late.pop(number, None)
 
     def look(self, number: int) -> None:
-        """Called repeatedly while waiting for a process. Warns, in one thread only, about the latest process."""
+        """The waiting thread calls this method repeatedly while it waits for a process. Warns, in one thread only,
+        about the process that is latest."""
         now = time.monotonic()
         self._late.setdefault(number, now)
         if self.came != self._seen or not self.is_awaited():
@@ -150,12 +156,13 @@ def _words(
 
 
 def warn_of_calls(recorder: Any, delivery: Delivery, seconds: float) -> int:
-    """Warns if the main process itself takes too long for an item, and again each time that the duration has doubled.
+    """Warns if the main process itself takes too long for an item. The warning is repeated each time that the duration
+    has doubled.
 
     Args:
         recorder: the recorder with the loader's counters.
         delivery: the loader's delivery.
-        seconds: the time before the first warning.
+        seconds: the number of seconds before the first warning.
 
     Returns:
         The argument of `warn_of_calls_no_more`.
@@ -173,7 +180,7 @@ def warn_of_calls_no_more(number: int, delivery: Delivery) -> None:
 
 
 def _on_call_stall(number: int, waited: float, thread: int) -> None:
-    """Called by the monitoring thread: the thread `thread` has been in a call for `waited` seconds."""
+    """The monitoring thread calls this function when the thread `thread` has been in a call for `waited` seconds."""
     reference = _watched.get(number)
     recorder = reference() if reference is not None else None
     frame = sys._current_frames().get(thread)
@@ -186,13 +193,13 @@ def _on_call_stall(number: int, waited: float, thread: int) -> None:
     while _is_ours(fault) and fault.f_back is not None:
         fault = fault.f_back
     module = fault.f_globals.get("__name__", "")
-    # Explicit, in order to name the main thread's position instead of this thread's. Without a registry, each one is
-    # shown.
+    # `warn_explicit` is used because the warning must name the position of the main thread, not of this thread. Without
+    # a registry, Python shows each of these warnings.
     warnings.warn_explicit(words, StallWarning, fault.f_code.co_filename, fault.f_lineno, module)
 
 
 def _is_debugged(frame: Any) -> bool:
-    """Returns whether a debugger controls the thread, so that its user expects no items."""
+    """Returns whether a debugger controls the thread, so that the user expects no items."""
     while frame is not None:
         if frame.f_globals.get("__name__") in _DEBUGGERS:
             return True
@@ -201,13 +208,14 @@ def _is_debugged(frame: Any) -> bool:
 
 
 def _is_ours(frame: Any) -> bool:
-    """Returns whether a call belongs to this package, or is a waiting call of the package's threads."""
+    """Returns whether a call belongs to this package, or is a wait in one of the package's threads."""
     file: str = frame.f_code.co_filename
     return file.startswith(PACKAGE) or frame.f_globals.get("__name__") == "threading"
 
 
 def _words_of_main(board: Any, waited: float, thread: int) -> str | None:
-    """Returns the warning; None if the main process waits for another process, which its collector reports."""
+    """Returns the text of the warning. Returns None if the main process waits for another process, because the
+    collector reports this case."""
     from torchdata._observe.outside.stacks import kernel_state, own_stack
     from torchdata._observe.show.table import duration
     from torchdata._observe.stats.reading import read_board, summarise

@@ -1,7 +1,7 @@
 """`python -m torchdata top`: a continuously updated view of running loaders, from another process.
 
-Role: an observing process. In a terminal, the command draws with `rich` on the alternate screen. If its output is not a
-    terminal, it prints one table.
+Role: runs in an observing process. In a terminal, the command draws with `rich` on the alternate screen. If its output
+    is not a terminal, it prints one table.
 Keys: `s` shows the stack of each process, `q` quits.
 """
 
@@ -34,7 +34,7 @@ from torchdata._optional import optional_import
 
 __all__ = ["live", "print_once"]
 
-#: Columns of the tables, most important first. Columns without room are left out.
+#: Columns of the tables, most important first. Columns that do not fit are left out.
 _PROCESS_COLUMNS = "process,items/s,busy,for items,for room,pid,state,in flight,items,memory"
 _PIPE_COLUMNS = "pipe,out,share,own,process,held,in,p50,p99"
 
@@ -50,7 +50,7 @@ class _View:
         self._past: deque[tuple[float, LoaderStats]] = deque()
 
     def look(self) -> LoaderStats:
-        """Returns its statistics for the last seconds, or since its start if that is more recent."""
+        """Returns the loader's statistics for the last seconds, or since the loader's start if it is more recent."""
         now = time.monotonic()
         whole = self.attached.stats()
         while self._past and now - self._past[0][0] > WINDOW:
@@ -60,12 +60,12 @@ class _View:
         return recent if recent.seconds > 0.2 or whole.items == 0 else whole
 
     def is_readable(self) -> bool:
-        """Returns whether its board is valid."""
+        """Returns whether the loader's board is valid."""
         return self.attached.board.damage() is None
 
 
 def print_once(pid: int | None, stacks: bool, write: Callable[[str], object] = print) -> None:
-    """Prints the table of each loader, and its diagnosis."""
+    """Prints the table and the diagnosis of each loader."""
     for attached in attach(pid):
         stats = attached.stats()
         write(f"loader of process {attached.pid}: {attached.command}")
@@ -132,7 +132,7 @@ def _keys() -> Iterator[Callable[[float], str]]:
 
 
 def _screen(views: list[_View], stacks: bool, console: Any) -> Any:
-    """Returns all loaders as far as there is room, and below them the keys and what was left out."""
+    """Returns as many loaders as fit on the screen, and below them the keys and a note about what was left out."""
     from rich.console import Group
     from rich.segment import SegmentLines
     from rich.text import Text
@@ -175,7 +175,7 @@ def _loader(view: _View, stacks: bool, width: int) -> list[Any]:
 
 
 def _table(rows: list[list[str]], columns: str, width: int) -> Any:
-    """Returns a table with those columns that fit, most important first."""
+    """Returns a table with the columns that fit, chosen by importance."""
     from rich.table import Table
 
     kept: list[int] = []

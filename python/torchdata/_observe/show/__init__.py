@@ -1,1 +1,2 @@
-"""Displays of a loader: tables, pictures, notebooks, progress, words. Imported only when they are used."""
+"""Displays of a loader: tables, pictures, notebooks, progress, words. The modules are imported only when they are
+used."""

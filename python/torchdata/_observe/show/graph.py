@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 __all__ = ["graph_of_stats"]
 
 _ROLES = {"main": 1, "worker": 2, "dispatching": 3}
-#: From top to bottom.
+#: The roles of processes, from the top of the picture to the bottom.
 _COLUMNS = ("dispatching", "worker", "main")
-#: Up to this many workers are drawn separately if one has this many times the items of another.
+#: If one worker has `_UNEVEN` times the items of another, up to `_DRAWN_APART` workers are drawn separately.
 _DRAWN_APART, _UNEVEN = 4, 1.5
 
-#: The last pipe of a group of processes, and these processes.
+#: The last pipe of a group of processes, and the processes of this group.
 _End = tuple["Node", "list[ProcessStats]"]
 
 
@@ -115,7 +115,7 @@ def _rate(process: ProcessStats, pipe: PipeStats) -> float:
 
 
 def _node(pipes: list[PipeStats]) -> Node:
-    """Combines the numbers of a pipe in all processes that run it."""
+    """Combines the counts of a pipe in all processes that run this pipe."""
     first = pipes[0]
     lines = [first.location] if first.location else []
     items = sum(pipe.items_out for pipe in pipes)
@@ -131,7 +131,7 @@ def _node(pipes: list[PipeStats]) -> Node:
 
 
 def _heat(nodes: list[Node], processes: list[ProcessStats]) -> None:
-    """Sets each pipe's share of the work of its processes, and its heat, which is its share of their time."""
+    """Sets each pipe's share of the work of its processes, and its heat, which is the share of the processes' time."""
     own = [sum(p.pipes[i].own_seconds or 0.0 for p in processes) for i in range(len(nodes))]
     known = [any(p.pipes[i].own_seconds is not None for p in processes) for i in range(len(nodes))]
     work = sum(time for time, node in zip(own, nodes, strict=True) if node.kind != "waits")

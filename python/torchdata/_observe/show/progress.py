@@ -1,7 +1,8 @@
 """`loader.progress()`: a progress bar for an epoch, with the item rate and the waiting time.
 
 Role: wraps the loader's iterator in the main process. The bar is drawn by tqdm or rich. The loader counts the waiting
-times, which are read from time to time. Outside terminals and notebooks, nothing is drawn and items cost nothing extra.
+times, and the bar reads them from time to time. Outside terminals and notebooks, nothing is drawn, and items have no
+additional cost.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _BACKENDS = ("tqdm", "rich")
 
 
 class _Bar(Protocol):
-    """A bar that is drawn."""
+    """An object that draws a progress bar."""
 
     def advance(self, items: int, words: str | None) -> None: ...
 
@@ -30,7 +31,7 @@ class _Bar(Protocol):
 
 
 class _Loader(Protocol[T_co]):
-    """The part of a loader that a bar needs."""
+    """The part of a loader that a progress bar needs."""
 
     def __len__(self) -> int: ...
 
@@ -40,7 +41,7 @@ class _Loader(Protocol[T_co]):
 
 
 class ProgressBar(Generic[T_co]):
-    """See `DataLoader2.progress`. Iterating over it begins an epoch, and its `len` is the loader's."""
+    """See `DataLoader2.progress`. Iterating over this object begins an epoch, and its `len` is the loader's length."""
 
     def __init__(
         self,

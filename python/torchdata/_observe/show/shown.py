@@ -1,6 +1,7 @@
 """Statistics that display themselves: as a text table, as a picture, and in notebooks.
 
-Role: the result of `DataLoader2.stats`. `reading` creates this object. `table`, `graph` and `html` create the displays.
+Role: the result of `DataLoader2.stats`. The module `reading` creates this object. `table`, `graph` and `html` create
+the displays.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class ShownStats(LoaderStats):
     def picture(self) -> Picture:
         """Draws the pipes of each process, colored by their own time, with rates on the arrows.
 
-        A notebook displays the result. `.svg()` returns it as SVG, and `.save(path)` writes it to a file.
+        A notebook displays the result. `.svg()` returns the picture as SVG, and `.save(path)` writes it to a file.
         """
         from torchdata._drawing.picture import Picture
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 __all__ = ["amount", "as_table", "duration", "network_line", "percent", "pipe_rows", "process_rows", "size"]
 
 
-#: The fraction of a unit that rounds up to one with three digits.
+#: A number of at least this fraction of a unit rounds up to one unit when it has three digits.
 _ROUNDS_UP = 0.9995
 
 
@@ -32,7 +32,7 @@ def size(number: float) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Formats a duration: "4.1 ms"; a dash if it is unknown."""
+    """Formats a duration: "4.1 ms"; a dash if the duration is unknown."""
     if seconds is None:
         return "-"
     for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
@@ -42,7 +42,7 @@ def duration(seconds: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """Formats a fraction: "62 %"; a dash if it is unknown."""
+    """Formats a fraction: "62 %"; a dash if the fraction is unknown."""
     return "-" if share is None else f"{100 * share:.0f} %"
 
 

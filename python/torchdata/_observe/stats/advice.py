@@ -18,17 +18,17 @@ __all__ = ["Advice", "advice_for"]
 class Advice:
     """The loader arguments that advice mentions."""
 
-    #: How to set a number of workers if there are none.
+    #: The advice on setting a number of workers if there are none.
     workers: str
-    #: How to measure the time of each pipe.
+    #: The advice on measuring the time of each pipe.
     full: str
-    #: What helps if shared memory is full.
+    #: The advice if shared memory is full.
     memory: str
-    #: How to make items larger.
+    #: The advice on making items larger.
     larger: str
-    #: What helps if one worker has much more work.
+    #: The advice if one worker has much more work than the other workers.
     shares: str
-    #: How to start faster, or less often.
+    #: The advice on starting faster, or less often.
     start: str
 
 

@@ -1,6 +1,6 @@
 """The counters of a `StatefulDataLoader`: the times for reading the samples of batches and for collating them.
 
-Role: `bind_reading` registers both on the page of the reading process, which is a worker or the main process.
+Role: `bind_reading` registers both times on the page of the reading process, which is a worker or the main process.
 `BatchClock` times some of the batches. `BatchRecorder` belongs to the loader, in the main process. With
 `persistent_workers=False`, each epoch has new workers with a new board, so the statistics cover the current or last
 epoch.
@@ -28,11 +28,12 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchClock", "BatchRecorder", "bind_reading"]
 
-#: Batches that take at least this many nanoseconds are all timed, which costs less than 0.3 % of their time.
+#: If batches take at least this many nanoseconds, all batches are timed, which costs less than 0.3 % of their time.
 _EACH = 500_000
 #: Maximum number of batches between two timed batches.
 _MOST = 256
-#: Maximum number of counted pipes in a dataset. Three further rows are for the dataset, `collate_fn` and the loader.
+#: Maximum number of counted pipes in a dataset. Three further rows on the page are for the dataset, `collate_fn` and
+#: the loader.
 _ROOM = PIPES - 3
 
 
@@ -51,20 +52,20 @@ class BatchClock:
     def __init__(self, board: StatsBoard, page: int, read: int | None, collated: int) -> None:
         self._board, self._page, self._read, self._collated = board, page, read, collated
         self._full = board.full
-        #: The number of batches that the next timed batch represents, and the maximum.
+        #: The number of batches that the next timed batch represents, and the maximum of this number.
         self._gap = self._longest = 1
         self._random = random.Random()
 
     def __reduce__(self) -> tuple[Any, tuple[()]]:
-        return type(None), ()  # a copy of the timed object is timed once it begins
+        return type(None), ()  # after copying the timed object, the copy is timed once it begins
 
     def note(self, samples: int, reading: int, collating: int) -> int:
         """Records a timed batch; returns the number of batches after which to time the next one.
 
         Args:
             samples: the number of samples in the batch.
-            reading: the nanoseconds for reading them.
-            collating: the nanoseconds for collating them.
+            reading: the nanoseconds for reading the samples.
+            collating: the nanoseconds for collating the samples.
         """
         gap = self._gap
         if self._read is not None:
@@ -74,7 +75,7 @@ class BatchClock:
             return 1
         mean = min(_EACH // max(1, reading + collating), self._longest)
         self._longest = min(2 * self._longest, _MOST)
-        # random, to avoid coinciding with a rhythm of the dataset
+        # random, so that the timing does not follow a rhythm of the dataset
         self._gap = 1 if mean <= 1 else self._random.randrange(1, 2 * mean)
         return self._gap
 
@@ -87,7 +88,7 @@ def bind_reading(
     Args:
         counting: the page.
         dataset: the dataset.
-        is_iterable: whether it is iterated over, rather than read by index.
+        is_iterable: whether the dataset is iterated over, rather than read by index.
         collate_fn: the function that collates samples.
         hands_out: whether the loader returns the batches in this process.
 
@@ -96,7 +97,7 @@ def bind_reading(
     """
     board = counting.board
     rows: list[_Row] = []
-    if board.full and isinstance(dataset, IterDataPipe):  # its pipes are timed separately
+    if board.full and isinstance(dataset, IterDataPipe):  # the pipes of the dataset are timed separately
         rows = describe_pipes(dataset, True)[-_ROOM:]
         rows[-1] = (*rows[-1][:3], len(rows), *rows[-1][4:])
     read = None if rows else 0
@@ -154,13 +155,14 @@ class BatchRecorder(Recorder):
 
     def __init__(self, level: StatsLevel | None, wait_warning: float | None) -> None:
         super().__init__(level, None, wait_warning)
-        #: The number of epochs that have begun, and how many of them precede the current board.
+        #: The number of epochs that have begun, and the number of epochs that began before the current board.
         self._epochs = self._before = 0
         #: The counters at the time when the workers of the last epoch were stopped.
         self._final: Reading | None = None
 
     def begin_here(self, iterator: Any, dataset: Any, is_iterable: bool, collate_fn: Any) -> BatchClock | None:
-        """Begins an epoch that is read in this process; returns the clock for its batches, if they are counted."""
+        """Begins an epoch that is read in this process. Returns the clock for its batches; None if the batches are not
+        counted."""
         if self._counting is None or self._processes is not None or self._pid != os.getpid():
             try:
                 board = StatsBoard(1, 1, PIPES, self.full)
@@ -197,7 +199,7 @@ class BatchRecorder(Recorder):
         self._counting.board.count_items(iterator, MAIN_PAGE, row)
 
     def end(self) -> None:
-        """Ends an epoch, before its workers exit unless they are persistent."""
+        """Ends an epoch. If the workers are not persistent, this is called before they exit."""
         if self._counting is None or self._pid != os.getpid():
             return
         self._counting.end()
@@ -206,7 +208,7 @@ class BatchRecorder(Recorder):
         self._warn_if_slow()
 
     def reading(self) -> Reading:
-        """Returns the current counters, or for workers that have exited, their last counters."""
+        """Returns the current counters. If the workers have exited, returns their last counters."""
         return self._final or super().reading()
 
     def stats(self, since: LoaderStats | None = None) -> ShownStats:

@@ -17,10 +17,11 @@ __all__ = ["free_of_main", "processors_of", "workers_that_fit"]
 
 
 def processors_of(processes: Iterable[ProcessStats], before: float = 0.0) -> tuple[float, float] | None:
-    """Returns how many processors a process would keep busy while it works if no other programs ran: a lower and an
+    """Returns how many processors a process would keep busy while it works, if no other programs ran: a lower and an
     upper bound.
 
-    Other programs make a process wait for a processor and take longer. This does not count as its own waiting.
+    If other programs run, a process must wait for a processor, and takes longer. This wait does not count as the
+    process's own waiting.
 
     Args:
         processes: the processes.
@@ -28,7 +29,7 @@ def processors_of(processes: Iterable[ProcessStats], before: float = 0.0) -> tup
             from the start of a process, and includes imports.
 
     Returns:
-        The two numbers; None if they are unknown.
+        The two bounds; None if they are unknown.
     """
     processes = list(processes)
     busy = sum(one.busy_seconds for one in processes)
@@ -40,7 +41,7 @@ def processors_of(processes: Iterable[ProcessStats], before: float = 0.0) -> tup
 
 
 def _share(ran: float, stood: float, busy: float) -> float:
-    if ran + stood >= busy:  # several threads at once
+    if ran + stood >= busy:  # several threads run at the same time
         return (ran + stood) / busy
     return ran / (busy - stood)
 
@@ -53,5 +54,6 @@ def free_of_main(stats: LoaderStats, cores: int) -> float:
 
 
 def workers_that_fit(processors: float, free: float) -> float:
-    """Returns how many workers fill the free cores, if each uses `processors` of them. More would not be faster."""
+    """Returns how many workers fill the free cores, if each worker uses `processors` cores. More workers would not be
+    faster."""
     return max(1, math.floor(free / processors + 0.5)) if processors > 0 else math.inf

@@ -21,13 +21,13 @@ __all__ = ["MAIN_PAGE", "PIPES", "Counting"]
 
 #: The page of the main process. Pages of the child processes follow, with the dispatching process last.
 MAIN_PAGE = 0
-#: Maximum number of counted pipes per process, which always include the last one.
+#: The maximum number of counted pipes per process. The last pipe is always counted.
 PIPES = 60
 MAIN, WORKER, DISPATCHER = 1, 2, 3
 
 
 def _exchanged(rows: list[Any], one: int, other: int) -> list[Any]:
-    """Returns the described pipes with two of them exchanged, including references to them."""
+    """Returns the descriptions of the pipes after exchanging two pipes, including references to them."""
     places = {one: other, other: one}
     rows = [(*row[:3], places.get(row[3], row[3]), *row[4:]) for row in rows]
     rows[one], rows[other] = rows[other], rows[one]
@@ -54,7 +54,8 @@ class Counting:
         Args:
             setup: the `ChildSetup`.
             sender: the link over which the process sends its items.
-            dispatched: the link over which a worker receives items of the dispatching process, if any.
+            dispatched: the link over which a worker receives items of the dispatching process; None if there is no such
+                link.
             commands: the link over which the process receives its commands.
         """
         self.board.adopt(self.page, DISPATCHER if setup.dispatches else WORKER, setup.worker_id)
@@ -76,18 +77,18 @@ class Counting:
         collector.count_into(self.board, self.page, first, pages, True)
 
     def bind(self, datapipe: Any, shard: int = 0) -> None:
-        """Counts the pipes of the graph that ends in `datapipe`, unless they are already counted.
+        """Counts the pipes of the graph that ends in `datapipe`, except when they are already counted.
 
         Args:
             datapipe: the last pipe.
-            shard: the shard of this process. The counts of its shards are added.
+            shard: the shard of this process. The counts of all shards of a process are added up.
         """
         if datapipe is self._bound.get(shard):
             return
         self._bound[shard] = datapipe
         rows = describe_pipes(datapipe, self.board.full)
         end = max(0, len(rows) - 1)  # a service may provide an iterator that is not a pipe
-        if end >= PIPES:  # its items are the loader's items, so it replaces another pipe
+        if end >= PIPES:  # the last pipe yields the loader's items, so it replaces another pipe
             rows, end = _exchanged(rows, end, PIPES - 1), PIPES - 1
         self.board.bind(self.page, rows, end)
 

@@ -24,11 +24,11 @@ class Family:
     """A metric family: measurements with the same name.
 
     Args:
-        name: the name without the prefix `torchdata_`, and for counters without `_total`. "" in a declaration uses the
-            field's.
+        name: the name without the prefix `torchdata_`; names of counters are also without the suffix `_total`. If a
+            declaration contains "", the name of the field is used.
         kind: "counter" for values that only increase, or "gauge".
-        help: the meaning.
-        labels: the labels that distinguish its measurements, besides the rank.
+        help: the meaning of the measurement.
+        labels: the labels, in addition to the rank, that distinguish its measurements.
     """
 
     name: str
@@ -52,7 +52,7 @@ def told(meaning: str, family: Family | None = None, *, summed: str = "", **opti
 
     Args:
         meaning: the text for the class docstring and for exporters.
-        family: the exported measurement; None for none.
+        family: the exported measurement; None if the field is not exported.
         summed: what the field is a sum over, or "most" for the maximum.
         options: further arguments of `dataclasses.field`.
     """

@@ -1,7 +1,8 @@
 """The diagnosis: describes in one sentence what limits a loader, and what would help.
 
-Role: evaluates a `LoaderStats`. Each rule recognizes one situation and returns a diagnosis or None. The first diagnosis
-counts. The thresholds of the rules are far from random fluctuations, so that a diagnosis is meaningful.
+Role: evaluates a `LoaderStats`. Each rule recognizes one situation and returns a diagnosis or None. The first rule that
+returns a diagnosis determines the result. The thresholds of the rules are far from random fluctuations, so that a
+diagnosis is reliable.
 """
 
 from __future__ import annotations
@@ -27,23 +28,23 @@ __all__ = ["RULES", "Verdict", "diagnose"]
 FEWEST = 10
 #: Minimum number of items for a diagnosis that concerns about a millisecond.
 MANY = 1000
-#: A program that spends less than this fraction of its time in the loader is limited by itself.
+#: If a program spends less than this fraction of its time in the loader, the program limits itself.
 LITTLE = 0.10
 #: A single wait of this many seconds counts as a stall.
 STALL = 5.0
-#: Minimum share of the cores for workers that compete for them. With less, they wait for other programs.
+#: Minimum share of the cores for workers that compete for them. With a smaller share, they wait for other programs.
 OWN_CORES = 0.1
-#: Pipes that only pass items on.
+#: Pipes that only pass items to the next pipe.
 _LITTLE = frozenset(
     {"IterableWrapper", "MapToIterConverter", "SequenceWrapper", "Shuffler", "Batcher", "Enumerator", "Prefetcher"}
 )
 #: Maximum number of workers to suggest.
 MOST_WORKERS = 64
-#: The smallest fraction of a pipe's time that is realistic after optimization. Less is not suggested.
+#: The smallest fraction of a pipe's time that is realistic after optimization. A smaller fraction is not suggested.
 WITHIN_REACH = 0.1
 #: Minimum seconds per item for suggesting workers. Receiving an item from a worker takes at least half a microsecond.
 WORTH_A_WORKER = 2e-6
-#: Minimum seconds for sending an item that may count as the limit of a program.
+#: The minimum number of seconds that sending an item takes if sending may count as the limit of a program.
 WORTH_PACKING = 1e-3
 
 
@@ -76,7 +77,7 @@ def _blaming(kind: str, text: str, process: str | None, pipe: PipeStats | None) 
 
 
 def diagnose(stats: LoaderStats) -> Verdict:
-    """Determines the limit of the loader with these statistics."""
+    """Determines the limit of a loader from its statistics."""
     for rule in RULES:
         verdict = rule(stats)
         if verdict is not None:
@@ -100,7 +101,7 @@ def empty(stats: LoaderStats) -> Verdict | None:
     """Recognizes an epoch without items."""
     if stats.items or stats.running or not stats.epochs:
         return None
-    # the main process reads from the remaining workers
+    # The main process reads from the other processes, so it comes last.
     processes = sorted(stats.processes, key=lambda process: process.role == "main")
     pipes = [pipe for process in processes for pipe in process.pipes]
     dry = next((pipe for pipe in pipes if not pipe.items_out), None)
@@ -114,7 +115,7 @@ def empty(stats: LoaderStats) -> Verdict | None:
 
 
 def too_early(stats: LoaderStats) -> Verdict | None:
-    """Recognizes that too little was counted."""
+    """Recognizes that too few items were counted for a diagnosis."""
     if stats.items >= FEWEST and stats.seconds > 0:
         return None
     idle = idle_workers(stats)
@@ -126,7 +127,7 @@ def too_early(stats: LoaderStats) -> Verdict | None:
 
 
 def stalled(stats: LoaderStats) -> Verdict | None:
-    """Recognizes that items no longer arrive."""
+    """Recognizes that items have stopped arriving."""
     main = stats.main
     if main is None or main.waits_seconds < STALL:
         return None
@@ -149,7 +150,7 @@ def stalled(stats: LoaderStats) -> Verdict | None:
 
 
 def blame(processes: Mapping[str, ProcessStats], name: str) -> list[ProcessStats]:
-    """Returns the chain of processes that wait for each other, starting with one. The last one is responsible."""
+    """Returns a chain of processes; each process waits for the next process. The last process is responsible."""
     chain: list[ProcessStats] = []
     while name in processes and processes[name] not in chain and processes[name].role != "main":
         chain.append(processes[name])
@@ -265,7 +266,7 @@ def _input_of(stats: LoaderStats) -> float:
 
 
 def network(stats: LoaderStats) -> Verdict | None:
-    """Recognizes a slow network: remote workers wait for room, while the main process waits for items."""
+    """Recognizes a slow network: remote workers wait for free space, while the main process waits for items."""
     far = [worker for worker in stats.workers if worker.node is not None]
     if not far or stats.waiting < 0.5 or stats.dispatching is not None:
         return None
@@ -300,8 +301,9 @@ def sending(stats: LoaderStats) -> Verdict | None:
         return None
     items = max(1, sum(worker.items for worker in workers))
     # A worker counts as busy while it waits for a core. On a busy machine, this time would exceed the time of tiny
-    # items, and the system does not count the time that the host gives to other virtual machines. The times of pipes
-    # are therefore used if they are known. `packing` recognizes items that take long outside of the pipes.
+    # items, and the system does not count the time that the host gives to other virtual machines. If the times of pipes
+    # are known, they are therefore used instead. The rule `packing` recognizes items that take long outside of the
+    # pipes.
     worked = sum(max(0.0, worker.busy_seconds - (worker.waits_for_cpu_seconds or 0.0)) for worker in workers)
     in_pipes = [pipe.own_seconds for worker in workers for pipe in worker.pipes]
     each = worked / items
@@ -413,7 +415,7 @@ def _maps(pipe: PipeStats) -> bool:
 
 
 def skewed_shard(stats: LoaderStats) -> Verdict | None:
-    """Recognizes a worker that has much more work than the remaining workers, which finish earlier."""
+    """Recognizes a worker that has much more work than the other workers, which finish earlier."""
     workers = stats.workers
     if len(workers) < 2:
         return None
@@ -432,7 +434,7 @@ def skewed_shard(stats: LoaderStats) -> Verdict | None:
 
 
 def slow_worker(stats: LoaderStats) -> Verdict | None:
-    """Recognizes the slowest worker, if all workers wait for it because of strict order."""
+    """Recognizes the slowest worker, if all workers wait for it because items are taken in strict order."""
     workers = [worker for worker in stats.workers if worker.items]
     if len(workers) < 2 or not stats.waiting_seconds:
         return None
@@ -441,8 +443,8 @@ def slow_worker(stats: LoaderStats) -> Verdict | None:
     others = [worker for worker in workers if worker is not slow]
     usual = median(other.busy_seconds / other.items for other in others)
     blamed = stats.waited_for.get(slow.name, 0.0) / stats.waiting_seconds
-    # On a busy machine, the main process also waits for workers that the system has suspended. But they are ahead,
-    # unlike this one.
+    # On a busy machine, the main process also waits for workers that the system has suspended. Such workers are ahead
+    # of the main process, unlike the slow worker.
     behind = median(other.room for other in others) - slow.room > 0.3
     if each < 1.7 * usual or (blamed < 0.6 and not behind):
         return None
@@ -459,7 +461,7 @@ def slow_worker(stats: LoaderStats) -> Verdict | None:
 
 
 def loading(stats: LoaderStats) -> Verdict | None:
-    """Applies to everything else: the pipes are slower than the training step."""
+    """Applies if no other rule does: the pipes are slower than the training step."""
     return _loading_in_workers(stats) if stats.workers else _loading_in_main(stats)
 
 
@@ -548,8 +550,8 @@ def _limit(step: float | None) -> str:
 
 
 def _workers_that_fit(stats: LoaderStats) -> tuple[float, float]:
-    """Returns how many workers have cores, as a lower and an upper bound. Remote workers use the cores of their
-    machines.
+    """Returns the number of workers for which there are enough cores, as a lower and an upper bound. Remote workers use
+    the cores of their machines.
     """
     if any(worker.node is not None for worker in stats.workers):
         return math.inf, math.inf

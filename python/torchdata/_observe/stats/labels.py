@@ -40,7 +40,7 @@ class Flag(enum.IntFlag):
     PUT_OFF = 32
 
 
-#: Pipes that yield each item that they read, by class name. Subclasses count as the same class.
+#: Pipes that yield each item that they read, by class name. A subclass counts as the same class.
 _HOLDERS = {
     "_PrefetchBase": Flag.HOLDS | Flag.THREAD,
     "Shuffler": Flag.HOLDS,
@@ -51,12 +51,12 @@ _HOLDERS = {
 
 
 def describe_pipes(datapipe: Any, full: bool) -> list[tuple[IterationToken, str, str, int | None, int, int]]:
-    """Returns the counted pipes of a graph, sources first: token, name, location, number of the reader, flags,
-    capacity.
+    """Returns a description of each counted pipe of a graph, sources first: token, name, location, number of the
+    reader, flags, capacity.
 
     Args:
         datapipe: the last pipe, or the graph.
-        full: whether their times are measured.
+        full: whether the times of the pipes are measured.
     """
     graph = graph_of(datapipe)
     put_off = _put_off(graph)
@@ -90,7 +90,7 @@ def describe_pipes(datapipe: Any, full: bool) -> list[tuple[IterationToken, str,
 def _codes_of(pipe: Any, full: bool) -> list[UsersCode]:
     """Returns the code of the user's dataset that a pipe reads, if the pipe does nothing else.
 
-    If map-style pipes are not timed, the pipe that reads them represents them.
+    If map-style pipes are not timed, the pipe that reads them represents them in the statistics.
     """
     if not isinstance(pipe, IterDataPipe):
         return codes_of_dataset(pipe, INDEXED)
@@ -116,7 +116,7 @@ def _is_timed(pipe: Any, graph: Graph) -> bool:
 
 
 def _put_off(graph: Graph) -> set[int]:
-    """Returns the ids of the pipes that a `sharding_filter` postpones the work of."""
+    """Returns the ids of the pipes whose work a `sharding_filter` postpones."""
     found: set[int] = set()
     for pipe in graph:
         if hasattr(pipe, "apply_sharding"):

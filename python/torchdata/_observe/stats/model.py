@@ -1,7 +1,7 @@
 """The statistics of a loader as plain, immutable values.
 
-Role: the data that `DataLoader2.stats` returns. `reading` creates it from the counters of the processes. Times are in
-seconds, sizes in bytes, fractions between 0 and 1. None means that a value was not measured.
+Role: the data that `DataLoader2.stats` returns. The module `reading` creates it from the counters of the processes.
+Times are in seconds, sizes in bytes, and fractions between 0 and 1. None means that a value was not measured.
 """
 
 from __future__ import annotations
@@ -146,7 +146,8 @@ class ProcessStats:
 
     @property
     def called(self) -> str:
-        """The name of the process, and its machine if it is not the main process's machine."""
+        """The name of the process. If the process runs on another machine than the main process, the name includes the
+        machine."""
         return self.name if self.node is None else f"{self.name} on node {self.node}"
 
 
@@ -157,8 +158,9 @@ class Reading:
     Attributes:
         at: the time, in nanoseconds of the monotonic clock.
         full: whether the time of each pipe is measured.
-        pages: by index, the counters of each process.
-        cpu: by index, the seconds of processor time, of waiting for a processor, and since the start; None if unknown.
+        pages: the counters of each process, by the index of its page.
+        cpu: for each process, by the index of its page, the seconds of processor time, of waiting for a processor, and
+            since its start; None if unknown.
         alive: the indices of running processes.
     """
 
@@ -174,7 +176,7 @@ class Reading:
 class LoaderStats:
     """The statistics of a loader, from its beginning or since an earlier `LoaderStats`."""
 
-    #: The counters that these statistics were created from. Later statistics can count from here.
+    #: The counters that these statistics were created from. Later statistics can start counting from these counters.
     reading: Reading = field(repr=False, compare=False)
     full: bool = told("whether the time of each pipe was measured")
     epoch: int = told("the number of the current or last epoch, from 1; 0 before the first epoch", gauge())
@@ -263,7 +265,7 @@ class LoaderStats:
         return tuple(pipe for process in self.processes for pipe in process.pipes)
 
     def merged_pipes(self) -> tuple[PipeStats, ...]:
-        """Returns the pipes of all processes. Replicas of a pipe in several workers are merged.
+        """Returns the pipes of all processes. If several workers run replicas of a pipe, the replicas are merged.
 
         Counts and times are sums; `p50` and `p99` are taken from the slowest worker.
         """
@@ -285,7 +287,7 @@ class LoaderStats:
 
 
 def added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Returns the sums of counts by kind."""
+    """Returns the sums of counts, by kind."""
     sums: Counter[str] = Counter()
     for one in counts:
         sums.update(one)

@@ -29,8 +29,8 @@ def processor_times(pid: int) -> tuple[float, float, float] | None:
 
 
 def working_time(pid: int) -> float | None:
-    """Returns the number of seconds that a process's threads ran or, where known, waited for a processor; None for no
-    such process.
+    """Returns the number of seconds that a process's threads ran or, where known, waited for a processor; None if there
+    is no such process.
 
     The result decreases if a thread ends, because its share is then unknown.
     """
@@ -45,7 +45,8 @@ def working_time(pid: int) -> float | None:
 
 
 def _fields(pid: int) -> list[int]:
-    """Returns the numbers in `/proc/PID/stat` after the name, as in proc_pid_stat(5). The state letter becomes 0."""
+    """Returns the numbers in `/proc/PID/stat` after the name, as in proc_pid_stat(5). The state letter is replaced by
+    0."""
     with open(f"/proc/{pid}/stat") as file:
         return [0, *map(int, file.read().rpartition(")")[2].split()[1:])]
 

@@ -1,7 +1,7 @@
 """Computes the statistics of a loader from the counters of its processes.
 
-Role: reads a board and computes sums. Runs in the main process, or in a process that observes a loader. Counters are
-not all read at the same moment, so sums may deviate slightly.
+Role: reads a board of counters, and computes sums. Runs in the main process, or in a process that observes a loader.
+Counters are not all read at the same moment, so sums may deviate slightly.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def read_board(board: StatsBoard, numbers: Mapping[int, int] | None = None) -> R
 
     Args:
         board: the board.
-        numbers: a mapping from process ids on the board to process ids here; None if they are the same.
+        numbers: a mapping from process ids on the board to process ids here; None if both ids are the same.
     """
     pages = {page["page"]: _as_seen_here(page, numbers) for page in board.read()}
     alive = frozenset(i for i, page in pages.items() if _is_alive(page))
@@ -43,8 +43,8 @@ def read_board(board: StatsBoard, numbers: Mapping[int, int] | None = None) -> R
 
 
 def _as_seen_here(page: Page, numbers: Mapping[int, int] | None) -> Page:
-    """Returns a page with texts that are safe to show, and with the process id that is valid here; 0 if it is
-    unknown."""
+    """Returns a page with texts that are safe to show, and with the process id that is valid in this process's
+    container; 0 if the id is unknown."""
     for pipe in page["pipes"]:
         pipe["label"], pipe["location"] = printable(pipe["label"]), printable(pipe["location"])
     page["place"] = printable(page["place"])
@@ -55,7 +55,7 @@ def _as_seen_here(page: Page, numbers: Mapping[int, int] | None) -> Page:
 
 def _is_alive(page: Page) -> bool:
     pid = page["pid"]
-    if page["place"]:  # its id belongs to a process on another machine
+    if page["place"]:  # the id belongs to a process on another machine
         return not page["gone"]
     if pid == os.getpid():
         return True
@@ -76,7 +76,7 @@ def _cpu(page: Page) -> tuple[float, float, float] | None:
 
 
 def _elapsed(wait: Mapping[str, int], at: int) -> int:
-    """Returns the nanoseconds of waits, including the current one."""
+    """Returns the nanoseconds of all waits, including the current wait."""
     return wait["total"] + (max(0, at - wait["since"]) if wait["since"] else 0)
 
 
@@ -108,7 +108,7 @@ class _Since:
         return max(0, _elapsed(self.page[name], self.at) - before)
 
     def average(self, name: str) -> float | None:
-        """Returns the average seconds of completed waits; None if there were none."""
+        """Returns the average number of seconds of completed waits; None if there were none."""
         now, before = self.page[name], self.before[name] if self.before else {"total": 0, "count": 0}
         times = now["count"] - before["count"]
         return (now["total"] - before["total"]) * _NS / times if times > 0 else None
@@ -141,7 +141,7 @@ def summarise(now: Reading, earlier: Reading | None = None) -> ShownStats:
 
     Args:
         now: the reading.
-        earlier: a reading of the same board, to count from there; None counts from the beginning.
+        earlier: a reading of the same board, where counting starts; None counts from the beginning.
     """
     names = {index: name_of_process(page) for index, page in now.pages.items()}
     sinces = {index: _Since(now, earlier, index) for index in sorted(now.pages)}
@@ -163,7 +163,7 @@ def summarise(now: Reading, earlier: Reading | None = None) -> ShownStats:
     slowest = [
         SlowItem(names[index], epoch, item, took * _NS)
         for index, page_ in ((index, since.page) for index, since in sinces.items())
-        if page_["role"] != 1 or not workers  # the item that main waits for was created in a worker
+        if page_["role"] != 1 or not workers  # the item that the main process waits for was created in a worker
         for epoch, took, item in page_["slow"]
     ]
     return ShownStats(
@@ -293,7 +293,7 @@ def _process(since: _Since, now: Reading, names: Mapping[int, str]) -> ProcessSt
 
 
 def _state(page: Page, now: Reading, names: Mapping[int, str]) -> tuple[str, str | None, float]:
-    """Returns the current state of a process, the process that it waits for, and for how long."""
+    """Returns the current state of a process, the process that it waits for, and the duration of the wait."""
 
     def since(wait: Mapping[str, int]) -> float:
         return max(0, now.at - wait["since"]) * _NS
@@ -316,7 +316,7 @@ def _state(page: Page, now: Reading, names: Mapping[int, str]) -> tuple[str, str
 
 
 def _in_flight(page: Page, now: Reading) -> tuple[int, int]:
-    """Returns how many items of a process are sent but not received, and the maximum."""
+    """Returns how many items of a process are sent but not received, and the maximum of this number."""
     items = limit = 0
     for flow in page["flows"]:
         if not flow["sends"] or flow["peer"] not in now.pages:
@@ -382,10 +382,10 @@ def _skipped_kinds(pipe: Page, before: Page | None) -> dict[str, int]:
 
 
 def pipe_at_work(page: Page) -> str | None:
-    """Returns the pipe that a process is running: from times if measured, otherwise from an item that was not yielded
-    yet.
+    """Returns the pipe that a process is running. The pipe follows from times if they are measured, otherwise from an
+    item that was not yielded yet.
 
-    Returns None if it is unknown.
+    Returns None if the pipe is unknown.
     """
     pipes, current = page["pipes"], page["current"]
     if 0 < current <= len(pipes):

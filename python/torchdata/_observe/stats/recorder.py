@@ -1,7 +1,7 @@
 """The recorder of a loader's statistics: finds or creates the board, registers the pipes, and reads the board.
 
-Role: owned by one `DataLoader2`, in the main process. If the service starts processes, the board belongs to them.
-Otherwise, it has one page. Loading never fails because of statistics.
+Role: owned by one `DataLoader2`, in the main process. If the service starts processes, the board of counters belongs to
+these processes. Without such processes, the board has one page. Loading never fails because of statistics.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["Recorder", "StatsLevel"]
 
 StatsLevel = Literal["counts", "full"]
 _LEVELS = ("counts", "full")
-#: The environment variable for the level, if the loader's argument does not set it.
+#: The environment variable for the level of detail, which is used if the loader's argument does not set the level.
 VARIABLE = "TORCHDATA_STATS"
 #: The environment variable that disables the warning about long waits with the value "0".
 WAIT_VARIABLE = "TORCHDATA_WAIT_WARNING"
@@ -65,7 +65,7 @@ class Recorder:
             None disables it.
     """
 
-    #: The class of the loader.
+    #: The name of the loader's class.
     name = "DataLoader2"
 
     def __init__(
@@ -89,13 +89,13 @@ class Recorder:
         #: The loader's delivery while its calls are monitored, and its number in the monitor.
         self._watched: tuple[int, Delivery] | None = None
         self._counting: Counting | None = None
-        #: The counters when the loader was shut down, and the time of the shutdown.
+        #: The counters at the time when the loader was shut down, and the time of the shutdown.
         self._last: tuple[int, bool, list[Any]] | None = None
         #: Whether a warning about damaged pages was issued.
         self._is_damage_told = False
         #: The processes that ran the graph in the last epoch.
         self._processes: Any = None
-        #: The service's sentences below the table.
+        #: Returns the service's sentences for the space below the table.
         self._notes: Callable[[], Sequence[str]] = tuple
 
     def begin(self, service: CountedService, datapipe: Any, delivery: Delivery) -> None:
@@ -153,7 +153,7 @@ class Recorder:
             self._is_wait_told = True
             try:
                 warn_outside(words, WaitWarning)
-            except Warning as error:  # the epoch has ended regularly, even if warnings are errors
+            except Warning as error:  # if warnings are errors, the epoch has nevertheless ended regularly
                 threading.excepthook(threading.ExceptHookArgs((type(error), error, None, threading.current_thread())))
 
     def close(self) -> None:
@@ -164,8 +164,8 @@ class Recorder:
         self._processes = None
         counting = self._counting
         if counting is not None and self._pid == os.getpid():
-            # Stored unprocessed, because nothing can be imported at interpreter exit. Stored before the board is
-            # released, because another thread may request statistics in between.
+            # The counters are stored unprocessed, because nothing can be imported at interpreter exit. They are stored
+            # before the board is released, because another thread may request statistics in between.
             board = counting.board
             self._warn_of_damage(board)
             self._last = time.monotonic_ns(), board.full, board.read()
@@ -176,7 +176,7 @@ class Recorder:
 
     @property
     def board(self) -> StatsBoard | None:
-        """The counters; None before the first epoch and after the end."""
+        """The board of counters; None before the first epoch and after the end of the loader."""
         counting = self._counting  # read once, because another thread may shut the loader down
         return None if counting is None else counting.board
 
@@ -192,7 +192,8 @@ class Recorder:
         return _reading_of(at, full, read)
 
     def _warn_of_damage(self, board: StatsBoard) -> None:
-        """Warns once if pages are left out. Never raises, even if warnings are errors."""
+        """Warns once if damaged pages are left out. The method never raises an exception, even if warnings are
+        errors."""
         damage = None if self._is_damage_told else board.damage()
         if damage is not None:
             self._is_damage_told = True
@@ -218,7 +219,7 @@ class Recorder:
         """See `DataLoader2.stats`."""
         earlier = None if since is None else since.reading
         if earlier is not None and earlier.at < self._made:
-            earlier = None  # belongs to earlier workers, whose counters no longer exist
+            earlier = None  # the argument belongs to earlier workers, whose counters no longer exist
         return replace(self._summary(earlier), choices=tuple(self._notes()))
 
     def copied(self) -> Recorder:
@@ -229,13 +230,13 @@ class Recorder:
         """See `DataLoader2.diagnose`.
 
         Args:
-            since: earlier statistics, to count from there.
-            ended: how many epochs have ended, if none is running.
+            since: earlier statistics, where counting starts.
+            ended: the number of epochs that have ended, if no epoch is running.
         """
         from torchdata._observe.stats.diagnosis import diagnose
 
         stats = self.stats(since)
-        if not stats.epoch:  # an epoch begins with its first item, and there was none
+        if not stats.epoch:  # an epoch begins with its first item, and no item was requested
             stats = replace(stats, epoch=ended, epochs=ended)
         return diagnose(stats)
 
@@ -246,7 +247,7 @@ class Recorder:
 
     @property
     def _made(self) -> int:
-        """Returns when the current counters were created, in nanoseconds; 0 if there are none."""
+        """Returns the time when the current counters were created, in nanoseconds; 0 if there are none."""
         board = self.board
         return 0 if board is None else board.made()[1]
 

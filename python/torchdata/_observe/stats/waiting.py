@@ -1,4 +1,5 @@
-"""The message about an epoch that spent much time waiting for its loader. Pure functions over statistics."""
+"""The message about an epoch that spent much time waiting for its loader. The functions are pure functions over
+statistics."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ __all__ = ["waited_for_long"]
 
 
 def waited_for_long(stats: LoaderStats, loader: str, share: float) -> str | None:
-    """Returns a line about an epoch that waited for its loader for more than `share` of its time; None if it did not.
+    """Returns a line about an epoch if the program waited for its loader for more than `share` of the time; None if it
+    waited less.
 
     Args:
         stats: the statistics of the epoch.

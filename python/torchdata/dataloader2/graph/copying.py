@@ -3,17 +3,17 @@
 Role: decides what a copy shares with its original. Runs in the main process, in the thread that creates a loader or
 loads a state.
 
-A loader changes the graph that it reads, because it shards, seeds and iterates the pipes. The loader therefore reads a
-copy, and the user's graph stays unchanged. The data in the graph is not copied, because a copy costs memory and time,
-and because not every object can be copied: some lose their contents, their shared memory or their open files.
+A loader shards, seeds and iterates the pipes of its graph, which changes them. The loader therefore reads a copy, and
+the user's graph stays unchanged. The data in the graph is not copied, because a copy costs memory and time, and because
+not every object can be copied: some lose their contents, their shared memory or their open files.
 
 - A pipe of the graph is copied, and so is an object that refers to one: a list of pipes, a method of a pipe, an
   instance with a pipe in an attribute.
 - A list, a dict or another container of the standard library is copied with the same members, because pipes keep the
   items of an iteration in containers. Nested containers are also copied, up to `LARGEST_STRUCTURE` members in all.
 - A random generator is copied.
-- Everything else is shared with the copy: a dataset, a function, an array, an open file. The same applies to the
-  attributes that the class of the pipe names in `data_attributes`, unless they refer to a pipe.
+- Everything else is shared with the copy: a dataset, a function, an array, an open file. Attributes that the class of
+  the pipe names in `data_attributes` are also shared, if they do not refer to a pipe.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def duplicate(obj: T) -> T:
     sharing = _Sharing(graph)
     for pipe in graph:
         sharing.pin_attributes(pipe)
-    for pipe in graph:  # sources first, so that a long chain needs no deep recursion
+    for pipe in graph:  # sources come first, so that a long chain needs no deep recursion
         end = _copied_pipe(pipe, sharing.memo)
     result: T = end
     return result
@@ -126,7 +126,7 @@ class _Sharing:
         if kind in _ATOMS or id(value) in self.memo or id(value) in self._pipes:
             return
         if kind in _CONTAINERS:
-            if len(value) > self._left:  # data, as in the search for pipes
+            if len(value) > self._left:  # a container this large counts as data, as in the search for pipes
                 self.memo[id(value)] = copy.copy(value)
                 return
             self._left -= len(value)
@@ -189,7 +189,7 @@ def _copied(generator: Any) -> Any:
         return twin
     try:
         return copy.deepcopy(generator)
-    except Exception as error:  # for example, a generator of the system or of a device
+    except Exception as error:  # for example, the generator belongs to the operating system or to a device
         if is_of_handler(error):
             raise
         return generator

@@ -20,7 +20,7 @@ from torchdata.datapipes.iter.ordering.sharding import ShardingRoundRobinDispatc
 
 
 class DispatchedSource(IterDataPipe[Any]):
-    """Represents the part that runs in the dispatching process in a worker's graph.
+    """Represents, in a worker's graph, the part of the graph that runs in the dispatching process.
 
     The dispatching process stores its position in the stream. The state of this pipe contains only a count and a
     checksum of the items that it has read.
@@ -28,8 +28,8 @@ class DispatchedSource(IterDataPipe[Any]):
     Attributes:
         open_stream: creates an iterator over the items for this worker. The worker runtime sets this attribute, and
             pickling omits it.
-        share: returns the pass, and the count and checksum of the items read in the pass. The worker runtime also sets
-            this attribute, and pickling omits it.
+        share: returns the number of the pass, and the count and checksum of the items that were read in this pass. The
+            worker runtime also sets this attribute, and pickling omits it.
     """
 
     open_stream: Callable[[], Iterator[Any]] | None = state(saved=False, lasts=True)
@@ -55,7 +55,8 @@ class _DummyIterDataPipe(IterDataPipe[Any]):
     """In 0.9, the placeholder in a worker's graph that the worker's main function connected to the dispatching process.
 
     Functions that users wrote to replace `process_init_fn` search for this pipe. The worker runtime connects a
-    `DispatchedSource` instead, so they find none and do nothing. In their own graphs, it represents dispatched items.
+    `DispatchedSource` instead, so these functions do not find the placeholder and do nothing. In the graphs of these
+    users, the placeholder represents the dispatched items.
     """
 
 
@@ -63,8 +64,8 @@ def find_lca_round_robin_sharding_dp(graph: Graph | DataPipeGraph) -> DataPipe |
     """Returns the last pipe that runs in the dispatching process, or None if nothing is dispatched.
 
     This is the first pipe (from the sources) through which all items of all `sharding_round_robin_dispatch` pipes pass.
-    If a branch shares a source with a dispatched branch, both are dispatched. Pipes that read from each other in a
-    cycle are dispatched together.
+    If a branch shares a source with a dispatched branch, both branches are dispatched. Pipes that read from each other
+    in a cycle are dispatched together.
 
     Args:
         graph: the graph, or a result of `traverse_dps`.
@@ -82,7 +83,7 @@ def find_lca_round_robin_sharding_dp(graph: Graph | DataPipeGraph) -> DataPipe |
         if id(pipe) in dispatched:
             return pipe
         if id(pipe) not in cuts:
-            cuts[id(pipe)] = None  # if the search returns to this pipe in a cycle
+            cuts[id(pipe)] = None  # this value is used if the search returns to this pipe in a cycle
             found = {id(cut): cut for cut in map(cut_of, graph.sources(pipe)) if cut is not None}
             cuts[id(pipe)] = pipe if len(found) > 1 else next(iter(found.values()), None)
         return cuts[id(pipe)]
@@ -104,10 +105,10 @@ def skipping_as_before(part: Graph, graph: Graph) -> Graph:
     """Appends an `on_error` to a part that runs in other processes, if an `on_error` after the cut applies to this
     part.
 
-    Exceptions are skipped in the process that raises them, so each process needs such a pipe.
+    Exceptions are skipped in the process in which they are raised, so each process needs an `on_error`.
 
     Args:
-        part: the part.
+        part: the part that runs in other processes.
         graph: the whole graph before the cut.
     """
     for skipper in graph:
@@ -134,7 +135,7 @@ def find_non_dispatching_branches(graph: Graph | DataPipeGraph) -> list[DataPipe
         graph: a worker's graph, or a result of `traverse_dps` for it.
 
     Returns:
-        Only the last pipe of the graph if nothing is dispatched, and an empty list if everything is.
+        Only the last pipe of the graph if nothing is dispatched; an empty list if all items are dispatched.
     """
     graph = whole(graph)
     dispatched = (DispatchedSource, _DummyIterDataPipe)
@@ -152,9 +153,10 @@ def _is_replicable(datapipe: DataPipe) -> bool:
 def find_replicable_branches(graph: Graph | DataPipeGraph) -> list[DataPipe]:
     """Returns the ends of the branches that may be copied to worker processes.
 
-    A pipe with `is_replicable()` False must exist only once, and so must all its direct and indirect readers. The
-    remaining pipes form branches. If one branch reads from another, only the branch closer to the end is returned.
-    If pipes refer to each other in a cycle, a pipe does not count as a reader of another one that is closer to the end.
+    A pipe with `is_replicable()` False must exist only once, and so must all pipes that read from it, directly or
+    indirectly. The remaining pipes form branches. If one branch reads from another branch, only the branch closer to
+    the end is returned. If pipes refer to each other in a cycle, a pipe does not count as a reader of a pipe that is
+    closer to the end.
 
     Args:
         graph: the graph, or a result of `traverse_dps`.

@@ -54,8 +54,8 @@ class GraphTemplate:
         return clone(self._kept)
 
     def serialize(self) -> bytes:
-        """Returns the object as bytes for `deserialize_datapipe`, by pickle if possible, otherwise by cloudpickle
-        (lambdas, local classes).
+        """Returns the object as bytes for `deserialize_datapipe`. Uses pickle if possible, otherwise cloudpickle, which
+        supports lambdas and local classes.
         """
         try:
             return pickle.dumps(self._kept, protocol=pickle.HIGHEST_PROTOCOL)
@@ -65,7 +65,8 @@ class GraphTemplate:
             return _cloudpickled(self._kept)
 
     def fits(self, most: int) -> bool:
-        """Returns whether the object can be pickled in at most this many bytes. No more bytes are created."""
+        """Returns whether the object can be pickled in at most this many bytes. Pickling stops once the maximum is
+        exceeded."""
         try:
             return _fits(pickle.Pickler, self._kept, most)
         except Exception as error:  # a user's __getstate__ may raise anything; the second attempt decides
@@ -105,7 +106,7 @@ def _fits(base: Any, obj: Any, most: int) -> bool:
     class MeasuringPickler(base):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
             if torch is not None and isinstance(obj, torch.Tensor) and obj.nbytes > file.left:
-                raise _TooLargeError  # before torch copies the tensor
+                raise _TooLargeError  # stops before torch copies the tensor
             return NotImplemented if base is pickle.Pickler else super().reducer_override(obj)
 
     try:
@@ -119,7 +120,7 @@ def clone(obj: T) -> T:
     """Returns a copy of a pipe with all its sources, over the same data; or a copy of a reading service.
 
     Raises:
-        TypeError: it cannot be copied; the message names the responsible pipe and attribute.
+        TypeError: `obj` cannot be copied; the message names the responsible pipe and attribute.
     """
     try:
         return duplicate(obj)
@@ -133,7 +134,7 @@ def serialize_datapipe(datapipe: Any) -> bytes:
     """Returns the pipe (or the pipe in a `GraphTemplate`) and all its sources as bytes.
 
     Raises:
-        TypeError: it cannot be pickled; the message names the responsible pipe and attribute.
+        TypeError: the pipe cannot be pickled; the message names the responsible pipe and attribute.
     """
     snapshot = datapipe if isinstance(datapipe, GraphTemplate) else GraphTemplate(extract_wrapper(datapipe))
     return snapshot.serialize()
@@ -162,21 +163,21 @@ class _DataPipeSerializationWrapper:
         self._datapipe = deserialize_datapipe(state)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return type(self)(copy.deepcopy(self._datapipe, memo))  # without pickling
+        return type(self)(copy.deepcopy(self._datapipe, memo))  # the copy is made without pickling
 
     def __len__(self) -> int:
         return length_of(self, self._datapipe)
 
 
 class _IterDataPipeSerializationWrapper(_DataPipeSerializationWrapper, IterDataPipe[Any]):
-    """An iterable-style pipe that was pickled in this way."""
+    """Wraps an iterable-style pipe."""
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._datapipe)
 
 
 class _MapDataPipeSerializationWrapper(_DataPipeSerializationWrapper, MapDataPipe[Any]):
-    """A map-style pipe that was pickled in this way."""
+    """Wraps a map-style pipe."""
 
     def __getitem__(self, index: Any) -> Any:
         return self._datapipe[index]
@@ -192,7 +193,7 @@ def attach_wrapper(datapipe: Any) -> Any:
 
 
 def extract_wrapper(datapipe: Any) -> Any:
-    """Returns the pipe in such a wrapper; other objects unchanged."""
+    """Returns the pipe in a wrapper of `attach_wrapper`; returns other objects unchanged."""
     return datapipe._datapipe if isinstance(datapipe, _DataPipeSerializationWrapper) else datapipe
 
 
@@ -235,7 +236,7 @@ def unpickled(field: str, pickled: Any) -> Any:
     """Unpickles a field of a state.
 
     Raises:
-        ValueError: it cannot be unpickled; the message distinguishes damage from missing modules.
+        ValueError: the field cannot be unpickled; the message distinguishes damage from missing modules.
     """
     if not isinstance(pickled, bytes):
         raise damaged(field, f"it holds an object of type {type(pickled).__name__} where bytes should be")

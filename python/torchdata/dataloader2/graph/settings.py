@@ -147,7 +147,7 @@ def apply_sharding(
     told: set[int] = set()
 
     def descend(graph: DataPipeGraph, behind: Any) -> None:
-        """Visits a part of the graph. `behind` is the next filter after it in the graph, if any."""
+        """Visits a part of the graph. `behind` is the next filter toward the end of the graph, if any."""
         for pipe, sources in graph.values():
             if (id(pipe), id(behind)) in seen:
                 continue
@@ -179,7 +179,7 @@ def _takes_group(datapipe: Any, sharding_group: Any) -> bool:
 
 
 def _tell_share(datapipe: Any, num_of_instances: int, instance_id: int, sharding_group: Any) -> None:
-    if len(signature_of(datapipe.apply_sharding).parameters) < 3:  # from before groups existed
+    if len(signature_of(datapipe.apply_sharding).parameters) < 3:  # without sharding groups
         datapipe.apply_sharding(num_of_instances, instance_id)
     else:
         datapipe.apply_sharding(num_of_instances, instance_id, sharding_group=sharding_group)
@@ -214,14 +214,14 @@ def apply_shuffle_settings(datapipe: DataPipe, shuffle: bool | None = None) -> D
 
 
 def pause_pipes(datapipe: DataPipe) -> None:
-    """Calls `pause()` of all pipes of the graph that have it, the last pipe first."""
+    """Calls `pause()` of all pipes of the graph that have this method, starting with the last pipe of the graph."""
     for pipe in whole(datapipe).breadth_first():
         if has_method(pipe, "pause"):
             pipe.pause()
 
 
 def resume_pipes(datapipe: DataPipe) -> None:
-    """Calls `resume()` of all pipes of the graph that have it, the last pipe last."""
+    """Calls `resume()` of all pipes of the graph that have this method, ending with the last pipe of the graph."""
     for pipe in reversed(whole(datapipe).breadth_first()):
         if has_method(pipe, "resume"):
             pipe.resume()

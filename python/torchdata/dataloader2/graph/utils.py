@@ -36,7 +36,7 @@ DataPipeGraph = dict[int, tuple[DataPipe, "DataPipeGraph"]]
 
 
 def has_method(datapipe: Any, name: str) -> TypeGuard[Any]:
-    """Returns whether the pipe itself defines the method `name`; a functional form of this name does not count."""
+    """Returns whether the pipe itself defines the method `name`; a functional form with this name does not count."""
     return callable(getattr(type(datapipe), name, None)) or callable(getattr(datapipe, "__dict__", {}).get(name))
 
 
@@ -49,9 +49,9 @@ def traverse_dps(datapipe: DataPipe) -> DataPipeGraph:
         datapipe: the last pipe of the graph.
 
     Returns:
-        `{id(datapipe): (datapipe, sources)}`, where `sources` is such a dictionary with an entry for each source. A
-        pipe that several pipes read from appears below each of them. If pipes read from each other in a circle, each
-        path ends before it would contain a pipe twice.
+        `{id(datapipe): (datapipe, sources)}`, where `sources` is a dictionary of the same form with an entry for each
+        source. A pipe that several pipes read from appears below each of them. If pipes read from each other in a
+        circle, each path ends before it would contain a pipe twice.
 
     Raises:
         TypeError: `datapipe` is not a pipe.
@@ -68,10 +68,10 @@ def traverse_dps(datapipe: DataPipe) -> DataPipeGraph:
 
 
 def whole(end: DataPipe | Graph | DataPipeGraph) -> Graph:
-    """Returns the graph that ends in a pipe, or that is given as a result of `traverse_dps`.
+    """Returns the whole graph of a pipe, or of a result of `traverse_dps`.
 
     Raises:
-        TypeError: the value is neither.
+        TypeError: the value is neither a pipe nor a graph.
     """
     if isinstance(end, Graph):
         return end
@@ -87,7 +87,7 @@ def nested(graph: Graph) -> DataPipeGraph:
     finished: dict[int, DataPipeGraph] = {}
 
     def sources(pipe: DataPipe, path: set[int]) -> tuple[DataPipeGraph, bool]:
-        """Returns the graph of the pipe's sources, and whether it is the same on every path to the pipe."""
+        """Returns the graph of the pipe's sources, and whether this graph is the same on every path to the pipe."""
         if id(pipe) in finished:
             return finished[id(pipe)], True
         path.add(id(pipe))
@@ -101,7 +101,7 @@ def nested(graph: Graph) -> DataPipeGraph:
             found[id(source)] = (source, below)
             everywhere &= same
         path.discard(id(pipe))
-        if everywhere:  # shared by all readers, so that a chain of forks and zips has linear size
+        if everywhere:  # all readers share one dictionary, so that a chain of forks and zips has linear size
             finished[id(pipe)] = found
         return found, everywhere
 
@@ -139,8 +139,8 @@ def find_dps(graph: DataPipeGraph, dp_type: type[Any]) -> list[DataPipe]:
 
     Args:
         graph: a result of `traverse_dps`.
-        dp_type: the type; instances of subclasses are not found. A class of torch with the same name as one of this
-            package, such as `torch.utils.data.datapipes.iter.Shuffler`, finds the pipes of both.
+        dp_type: the type; instances of subclasses are not found. A class of torch that has the same name as a class of
+            this package, such as `torch.utils.data.datapipes.iter.Shuffler`, finds the pipes of both classes.
 
     Returns:
         The pipes; an empty list if there are none.
@@ -195,15 +195,15 @@ def list_dps(graph: DataPipeGraph, exclude_dps: DataPipe | Iterable[DataPipe] | 
 
 
 def replace_dp(graph: DataPipeGraph, old_datapipe: DataPipe, new_datapipe: DataPipe) -> DataPipeGraph:
-    """Replaces `old_datapipe` by `new_datapipe` in every pipe of the graph that reads from it.
+    """Replaces `old_datapipe` by `new_datapipe` in every pipe of the graph that reads from `old_datapipe`.
 
-    The new pipe and its sources may read from the old pipe and continue to do so, so you can insert a pipe into the
-    middle of a graph. The given pipes are modified.
+    If the new pipe or one of its sources reads from the old pipe, it continues to do so. You can therefore insert a
+    pipe into the middle of a graph. The given pipes are modified.
 
     Args:
         graph: a result of `traverse_dps`.
         old_datapipe: a pipe of the graph, possibly its last one.
-        new_datapipe: the pipe that replaces it.
+        new_datapipe: the replacement for `old_datapipe`.
 
     Returns:
         The new graph.
@@ -229,7 +229,7 @@ def replace_dp(graph: DataPipeGraph, old_datapipe: DataPipe, new_datapipe: DataP
 
 
 def put_in_place(graph: Graph, old_datapipe: Any, new_datapipe: Any) -> Any:
-    """Replaces a pipe of a graph by another one; returns the new end of the graph."""
+    """Replaces a pipe of a graph by another pipe, and returns the new end of the graph."""
     # In a cycle, the readers of the old pipe are also reachable from the old pipe, and must read the new pipe
     # nevertheless.
     kept = _reached(new_datapipe, old_datapipe, sources_of)
@@ -240,7 +240,8 @@ def put_in_place(graph: Graph, old_datapipe: Any, new_datapipe: Any) -> Any:
 
 
 def _reached(end: DataPipe, without: DataPipe, sources: Callable[[DataPipe], list[DataPipe]]) -> dict[int, DataPipe]:
-    """Returns `end` and its direct and indirect sources by id, reached without passing the pipe `without`."""
+    """Returns `end` and its direct and indirect sources by id, without sources that are reached only through the pipe
+    `without`."""
     found: dict[int, DataPipe] = {}
     waiting = [end]
     while waiting:
@@ -252,7 +253,7 @@ def _reached(end: DataPipe, without: DataPipe, sources: Callable[[DataPipe], lis
 
 
 def remove_dp(graph: DataPipeGraph, datapipe: DataPipe) -> DataPipeGraph:
-    """Removes a pipe from the graph: the pipes that read from it read from its source instead.
+    """Removes a pipe from the graph: its readers read from its source instead.
 
     Args:
         graph: a result of `traverse_dps`.
@@ -306,7 +307,7 @@ def _require_member(pipes: list[DataPipe], datapipe: DataPipe) -> None:
 def _rewire(datapipe: DataPipe, choose: Callable[[Any], Any]) -> None:
     """Replaces every source of the pipe by the result of `choose`.
 
-    Modifies only attributes that contain, as found by the bounded search, a pipe to replace.
+    Modifies only attributes in which the bounded search has found a pipe to replace.
     """
     opened: set[int] = set()
     for name, value in list(vars(datapipe).items()):
@@ -337,7 +338,7 @@ def _rewired_container(obj: Any, exchange: Callable[[Any], Any]) -> Any:
         before: Any = list(obj.items())
         pairs = [(exchange(key), exchange(value)) for key, value in before]
         if any(k is not key or v is not value for (k, v), (key, value) in zip(pairs, before, strict=True)):
-            obj.clear()  # all pairs are added again, so that the order of the keys is kept
+            obj.clear()  # all pairs are inserted a second time, so that the order of the keys is kept
             obj.update(pairs)
         return obj
     before = list(obj)

@@ -1,4 +1,5 @@
-"""The generator of 0.9 under its old name, based on the present generator, with different numbers.
+"""The generator of torchdata 0.9 under its old name, based on the present generator. It draws other numbers than in
+0.9.
 
 Role: for old code that uses `PhiloxEngine` to create seeds. This package itself does not use the class.
 """
@@ -14,7 +15,8 @@ _UINT64 = (1 << 64) - 1
 
 
 class PhiloxEngine:
-    """A stream of seeds derived from one number. Deprecated: use `SeedGenerator`. This class is based on it.
+    """A stream of seeds derived from one number. Deprecated: use `SeedGenerator`. This class draws its numbers from a
+    `SeedGenerator`.
 
     Args:
         seed: an integer; its lower 64 bits are used; None requires a call of `seed` before numbers are drawn.

@@ -26,9 +26,9 @@ class SeedGenerator:
     """Draws seeds that are all derived from one number.
 
     The generator has two streams. *Shared* seeds are equal in all generators with the same seed: on every rank and in
-    every worker. The second stream also yields the same seeds in the same order, until `spawn` makes it independent of
-    all other generators. A shuffle that is read in one process therefore has the same order as a shuffle before a
-    `sharding_filter` in workers. ChaCha12 generates both streams.
+    every worker. Seeds of the second stream are also equal in all these generators, until `spawn` makes the stream
+    independent of all other generators. A shuffle that is read in one process therefore has the same order as a shuffle
+    before a `sharding_filter` in workers. ChaCha12 generates both streams.
 
     Args:
         seed: an integer from 0 to 2**64 - 1; None (the default) draws one from torch's global generator if torch is
@@ -96,7 +96,7 @@ class SeedGenerator:
         """Returns the generator with an exported state.
 
         Raises:
-            ValueError: `state` is not such a state.
+            ValueError: `state` was not returned by `exported`.
         """
         return cls(_rngs=_native.SeedGenerator.from_state(state))
 

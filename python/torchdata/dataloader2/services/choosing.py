@@ -22,7 +22,7 @@ _logger = logging.getLogger("torchdata")
 
 @dataclass(frozen=True)
 class WorkerChoice:
-    """A number of workers, and the line that explains it."""
+    """A number of workers, and a line of text that explains it."""
 
     number: int
     line: str
@@ -40,7 +40,8 @@ def choose_workers() -> WorkerChoice:
 
 
 def refuse_ranks(graph: Graph) -> None:
-    """Raises ValueError if the items are distributed among ranks, because each rank might choose another number."""
+    """Raises ValueError if the items are distributed among ranks, because each rank might choose another number of
+    workers."""
     for pipe in graph:
         if isinstance(pipe, FullSync) or _is_shared_by_ranks(pipe):
             raise ValueError(
@@ -56,7 +57,7 @@ def _is_shared_by_ranks(pipe: object) -> bool:
 
 
 def say(line: str) -> None:
-    """Logs a line, or prints it to stderr if logging is not set up."""
+    """Logs a line. If logging is not set up, prints the line to stderr."""
     if _logger.hasHandlers():
         _logger.info("%s", line)
     else:

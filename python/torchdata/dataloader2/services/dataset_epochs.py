@@ -18,7 +18,7 @@ _ResetFn = Callable[[DataPipe], DataPipe]
 
 
 class DatasetEpochs:
-    """The epochs of the objects in a graph that also runs, as copies, in other processes.
+    """The epochs of the objects in a graph of which other processes run copies.
 
     Args:
         graph: the graph; None for a graph without such objects.
@@ -33,9 +33,9 @@ class DatasetEpochs:
         return [epoch_of(holder) for holder in self._holders]
 
     def and_then(self, reset_fn: _ResetFn | None) -> _ResetFn | None:
-        """Returns the function that sets the epochs in a copy of the graph, and then resets it.
+        """Returns a function that sets the epochs in a copy of the graph, and then calls `reset_fn`.
 
-        Until the user sets an epoch, this is `reset_fn`, because the copies may count epochs themselves.
+        Until the user sets an epoch, the result is `reset_fn` itself, because the copies may count epochs themselves.
         """
         before, self._last = self._last, self._now()
         self._has_changed = self._has_changed or self._last != before
@@ -43,9 +43,9 @@ class DatasetEpochs:
 
 
 def _set_epochs(epochs: list[int | None], reset_fn: _ResetFn | None, datapipe: DataPipe) -> DataPipe:
-    """Sets epochs in a graph."""
+    """Sets the epochs of the objects in a graph."""
     holders = [*_holders(Graph(datapipe))]
-    if len(holders) == len(epochs):  # otherwise, a user's function has changed the graph
+    if len(holders) == len(epochs):  # the numbers differ if a user's function has changed the graph
         for holder, epoch in zip(holders, epochs, strict=True):
             if epoch is not None and epoch != epoch_of(holder):
                 holder.set_epoch(epoch)
@@ -53,7 +53,7 @@ def _set_epochs(epochs: list[int | None], reset_fn: _ResetFn | None, datapipe: D
 
 
 def _holders(graph: Graph) -> Iterator[Any]:
-    """Yields the datasets and samplers in the pipes of a graph that expose an epoch."""
+    """Yields the datasets and samplers in the pipes of a graph that have an epoch."""
     seen: set[int] = set()
     for pipe in graph:
         for value in vars(pipe).values():

@@ -1,8 +1,8 @@
 """Sharding among the ranks of a distributed job, over `torch.distributed` or an object from the user.
 
 Role: divides the pipe graph by rank, gives all ranks the same shared seeds, and ends the graph in `fullsync`, so that
-their epochs end together. Runs in the main process of every rank and owns two groups of ranks: one for seeds, one for
-`fullsync`, because messages of its thread must not mix with messages of the main thread.
+their epochs end together. Runs in the main process of every rank, and owns two groups of ranks: one for seeds, and one
+for the thread of `fullsync`, whose messages must not mix with messages of the main thread.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 class DistributedReadingService(ReadingServiceInterface):
     """Gives each rank of a distributed job its share of the items. All ranks use the same order before sharding.
 
-    To use workers on every rank, put it before a `MultiProcessingReadingService` in a `SequentialReadingService`: items
-    are divided by rank, then by worker. All ranks end an epoch after the same number of items (see `FullSync`).
+    To use workers on every rank, put this service before a `MultiProcessingReadingService` in a
+    `SequentialReadingService`: items are divided by rank, then by worker. All ranks end an epoch after the same number
+    of items (see `FullSync`).
 
     Args:
         timeout: seconds after which an operation between the ranks fails. A process group or device mesh of torch may
@@ -73,7 +74,7 @@ class DistributedReadingService(ReadingServiceInterface):
         if process_group is None and members_of(timeout, whose) is not None:
             timeout, process_group = DEFAULT_TIMEOUT, timeout  # type: ignore[assignment]
         check_timeout(timeout, whose)
-        #: The ranks in a process group of torch, by their numbers in the job.
+        #: The ranks in a process group of torch, by their numbers in the whole job.
         self._members = members_of(process_group, whose)
         given: Any = None if self._members is not None else process_group
         if given is not None:
@@ -90,7 +91,7 @@ class DistributedReadingService(ReadingServiceInterface):
         self._pg: RankGroup | None = None
         self._sync_group: RankGroup | None = None
         self._fullsync: Any = None
-        #: Whether the epoch that begins next, and the running epoch, have the seeds of a run without ranks.
+        #: Whether the next epoch, and the running epoch, have the seeds of a run without ranks.
         self._keeps_next = self._keeps_seeds = False
         self._resumed: Callable[[], Sequence[Shard] | None] | None = None
         #: Whether the epoch that begins has shards that other ranks began.
@@ -115,7 +116,7 @@ class DistributedReadingService(ReadingServiceInterface):
 
         Raises:
             RuntimeError: `torch.distributed` is not initialised.
-            ValueError: the graph runs in worker processes already, out of reach of the sharding by rank.
+            ValueError: the graph already runs in worker processes, where this service cannot shard it.
         """
         from torchdata.dataloader2.services.worker_output import WorkerOutput
         from torchdata.datapipes.iter import FullSync
@@ -136,7 +137,7 @@ class DistributedReadingService(ReadingServiceInterface):
         self._sync_group = group if self._given_group is not None else self._open(datapipe.timeout)
         datapipe.set_process_group(self._sync_group)
         self._fullsync = self._datapipe = datapipe
-        resumed, self._resumed = self._resumed, None  # which refers to the loader
+        resumed, self._resumed = self._resumed, None  # the function refers to the loader, so the reference is dropped
         self._has_moved = any(shard.moved for shard in (resumed and resumed()) or ())
         return datapipe
 
@@ -144,7 +145,7 @@ class DistributedReadingService(ReadingServiceInterface):
         """Returns the number of ranks, also before the first epoch.
 
         Raises:
-            TypeError: the job has not begun yet.
+            TypeError: the process group is not initialized yet.
         """
         if self._datapipe is not None:
             return self._world_size
@@ -162,7 +163,7 @@ class DistributedReadingService(ReadingServiceInterface):
         return Shares(ranks=self.count_ranks())
 
     def rank_in_epoch(self) -> RankInEpoch | None:
-        """Returns the rank, once the graph is sharded; None before."""
+        """Returns the rank once the graph is sharded; None before the graph is sharded."""
         if self._datapipe is None:
             return None
         return RankInEpoch(self._rank, self._world_size, self._keeps_seeds)
@@ -175,27 +176,28 @@ class DistributedReadingService(ReadingServiceInterface):
     def initialize_iteration(
         self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn | None = None
     ) -> IterResetFn | None:
-        """Takes the shared seed of rank 0 on all ranks, and seeds the graph.
+        """Receives the shared seed of rank 0 on all ranks, and seeds the graph.
 
         Raises:
             ValueError: the ranks resume from different states.
         """
         if self._datapipe is None or self._pg is None:
             raise RuntimeError("DistributedReadingService.initialize must be called before initialize_iteration")
-        # First ends the read-ahead of the last epoch, so that no other messages are in transit.
+        # Before any other message, this ends the read-ahead of the last epoch, so that none of its messages is in
+        # transit.
         self._fullsync.reset()
         self._keeps_seeds, self._keeps_next = self._keeps_next, False
         seed = (copy.copy(seed_generator) if self._keeps_seeds else seed_generator).generate_shared_seed()
         shared = self._pg.broadcast(seed - 2**64 if seed >= 2**63 else seed)
         if self._sync_group is not None and self._sync_group is not self._given_group:
-            self._sync_group.show_life()  # not before: workers are forked when services are initialised
+            self._sync_group.show_life()  # only now, because workers are forked before
         if not self._keeps_seeds:
             seed_generator.seed(shared % 2**64)
         elif shared % 2**64 != seed:
             raise ValueError(
                 f"rank {self._rank} resumes from another state than rank 0: load the same one on all ranks"
             )
-        # Seeds are drawn from a copy, as in workers, because seeds drawn for this epoch must not change the next epoch.
+        # Seeds are drawn from a copy, because seeds drawn for this epoch must not change the next epoch.
         own = seed_generator.spawn(self._rank, inplace=not self._has_moved)
         self._has_moved = False
         set_graph_random_seed(self._datapipe, copy.copy(own))
@@ -218,7 +220,8 @@ class DistributedReadingService(ReadingServiceInterface):
             seed_generator.__setstate__(bytes.fromhex(self._pg.agree(seed_generator.exported().hex())))
 
     def keep_seeds(self) -> None:
-        """Makes the next epoch use the seeds without ranks, because it resumes an epoch that began without ranks."""
+        """Makes the next epoch use the seeds of a run without ranks, because it resumes an epoch that began without
+        ranks."""
         self._keeps_next = True
 
     def finalize(self) -> None:

@@ -77,8 +77,8 @@ class InProcessReadingService(ReadingServiceInterface):
         return datapipe
 
     def _with_prefetching(self, datapipe: DataPipe) -> DataPipe:
-        """Returns the graph with a thread that reads ahead. The thread is before `fullsync`, because pausing after
-        `fullsync` waits for other ranks.
+        """Returns the graph with a thread that reads ahead. The thread comes before `fullsync`, because a thread that
+        is paused after `fullsync` would wait for other ranks.
         """
         if not isinstance(datapipe, FullSync):
             return cast("IterDataPipe[Any]", datapipe).prefetch(self._prefetch_cnt)
@@ -89,8 +89,8 @@ class InProcessReadingService(ReadingServiceInterface):
     def initialize_iteration(
         self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn | None = None
     ) -> IterResetFn | None:
-        """Seeds the pipes; returns the given reset function, followed by `reset_fn` if there is one."""
-        # Seeds are drawn from a copy, as in workers, because seeds drawn for this epoch must not change the next epoch.
+        """Seeds the pipes. Returns the given reset function, followed by `reset_fn` if the user gave one."""
+        # Seeds are drawn from a copy, because seeds drawn for this epoch must not change the next epoch.
         seed_generator = copy.copy(seed_generator)
         set_graph_random_seed(self._end("initialize_iteration"), seed_generator)
         if self._reset_fn is None:
@@ -104,7 +104,7 @@ class InProcessReadingService(ReadingServiceInterface):
         return MultiProcessingReadingService.without_workers(self._init_fn, self._reset_fn)
 
     def count_items(self, datapipe: DataPipe) -> int | None:
-        """Returns the length of the graph, unless the user's functions may still change the graph."""
+        """Returns the length of the graph; None if the user's functions may still change the graph."""
         keeps_graph = self._init_fn is None and self._reset_fn is None
         return len(cast("Any", datapipe)) if keeps_graph or self._end_datapipe is not None else None
 
@@ -143,7 +143,7 @@ class InProcessReadingService(ReadingServiceInterface):
 def _reset(
     reset_fn: _ResetFn, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn | None, datapipe: DataPipe
 ) -> DataPipe:
-    """Resets the graph of an in-process service. This is a module function so that it can be pickled."""
+    """Resets the graph of an in-process service. `_reset` is a module function so that it can be pickled."""
     if iter_reset_fn is not None:
         datapipe = iter_reset_fn(datapipe)
     return reset_fn(datapipe, _ONLY_WORKER, seed_generator)

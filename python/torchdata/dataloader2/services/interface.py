@@ -42,7 +42,7 @@ class Shares(NamedTuple):
 
 
 class RankInEpoch(NamedTuple):
-    """The rank as which a loader runs an epoch.
+    """The rank of a loader in one epoch.
 
     Args:
         rank: the number of this rank, from 0.
@@ -70,10 +70,11 @@ class ReadingServiceInterface(ABC):
     of the pipe that `initialize` returns, by its `state_dict` and `load_state_dict`.
 
     Attributes:
-        _pause: stops reading ahead, as `_pause(pause_fn=None)`; a function that it returns is applied to the graph.
-            None if the service cannot be paused.
+        _pause: stops reading ahead, as `_pause(pause_fn=None)`; if `pause_fn` returns a function, that function is
+            applied to the graph. None if the service cannot be paused.
         _resume: continues to read ahead, as `_resume(resume_fn=None)`; None if the service cannot be paused.
-        _limit: receives a limit, as `_limit(num_batches, limit_fn=None)`, or None. The loader counts the items.
+        _limit: receives a limit, as `_limit(num_batches, limit_fn=None)`; None if the service does not receive limits.
+            The loader itself counts the items.
 
     Example:
         >>> from torchdata.dataloader2 import DataLoader2, ReadingServiceInterface
@@ -93,40 +94,41 @@ class ReadingServiceInterface(ABC):
 
     @abstractmethod
     def initialize(self, datapipe: DataPipe) -> DataPipe:
-        """Takes over the pipe graph. Called before the first epoch.
+        """Takes over the pipe graph. The loader calls this method before the first epoch.
 
         Args:
             datapipe: the last pipe of the loader's graph.
 
         Returns:
-            The pipe that the loader reads: the same pipe, or one that represents the graph in other processes.
+            The pipe that the loader reads: `datapipe` itself, or a pipe that represents the graph in other processes.
         """
 
     def finalize(self) -> None:  # noqa: B027 - optional
-        """Releases everything that the service holds. Called once, when the loader shuts down."""
+        """Releases everything that the service holds. The loader calls this method once, when it shuts down."""
 
     def initialize_iteration(
         self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn | None = None
     ) -> IterResetFn | None:
-        """Prepares an epoch. Called before the loader creates the iterator of the epoch.
+        """Prepares an epoch. The loader calls this method before it creates the iterator of the epoch.
 
         Args:
-            seed_generator: the loader's source of seeds. Draw all seeds from it to make runs repeatable.
+            seed_generator: the loader's source of seeds. To make runs repeatable, draw all seeds from this source.
             iter_reset_fn: the return value of the previous service in a `SequentialReadingService`.
 
         Returns:
-            A function that the next service, or finally the loader, applies to the graph; or None.
+            A function that the next service, or finally the loader, applies to the graph; None for no function.
         """
         return iter_reset_fn
 
     def finalize_iteration(self) -> None:  # noqa: B027 - optional
-        """Ends an epoch. Called once for every epoch: at its end, after an error, or when the epoch is abandoned."""
+        """Ends an epoch. The loader calls this method once for every epoch: at its end, after an error, or when the
+        epoch is abandoned."""
 
     def set_prefetch_counts(self, main: PrefetchCount | None, worker: PrefetchCount | None) -> None:  # noqa: B027 - optional
         """Sets the number of items that are read ahead in the main process and in each worker.
 
-        None leaves a number as it is, and "auto" lets the service choose. `PrefetchPolicy` calls this before
-        `initialize`. Services that read nothing ahead ignore it.
+        None leaves a number unchanged, and "auto" lets the service choose the number. `PrefetchPolicy` calls this
+        before `initialize`. Services that do not read ahead ignore the call.
         """
 
     # -- what the loader asks ----------------------------------------------------------------------
@@ -137,7 +139,8 @@ class ReadingServiceInterface(ABC):
         resumed: Callable[[], Sequence[Shard] | None],
         ranks: Callable[[], RankInEpoch | None],
     ) -> None:
-        """Passes settings of the run to the service. Called once, before `initialize` or `restore`.
+        """Passes settings of the run to the service. The loader calls this method once, before `initialize` or
+        `restore`.
 
         Args:
             full_stats: whether the time of each pipe is measured.
@@ -147,7 +150,8 @@ class ReadingServiceInterface(ABC):
         """
 
     def with_shards(self) -> ReadingServiceInterface:
-        """Returns the service that runs an epoch with shards that workers have begun. By default this service."""
+        """Returns the service that runs an epoch with shards that workers have begun. The default implementation
+        returns this service."""
         return self
 
     def runs_shards(self) -> bool:
@@ -169,10 +173,12 @@ class ReadingServiceInterface(ABC):
         return None
 
     def count_shares(self) -> Shares:
-        """Returns among how many processes `sharding_filter` divides the items. Called at any time; starts nothing.
+        """Returns the numbers of processes among which `sharding_filter` divides the items. This method may be called
+        at any time, and starts no processes.
 
         Raises:
-            TypeError: the numbers are unknown, and therefore the length of the loader; the message gives the reason.
+            TypeError: the numbers are unknown, so the length of the loader is unknown as well; the message gives the
+                reason.
         """
         raise TypeError(f"it depends on how {type(self).__name__} shares out the items")
 
@@ -181,27 +187,30 @@ class ReadingServiceInterface(ABC):
         return False
 
     def rank_in_epoch(self) -> RankInEpoch | None:
-        """Returns the rank as which the loader runs; None without ranks, and before `initialize`."""
+        """Returns the rank of the loader. Returns None without ranks, and before `initialize`."""
         return None
 
     def agree_on_seeds(self, seed_generator: SeedGenerator) -> None:  # noqa: B027 - optional
-        """Makes the seeds equal to the seeds of other loaders that read the same items, before a new epoch begins.
+        """Makes the seeds equal to the seeds of other loaders that read the same items. The loader calls this method
+        before a new epoch begins.
 
         Args:
             seed_generator: the loader's source of seeds, which is changed.
         """
 
     def keep_seeds(self) -> None:  # noqa: B027 - optional
-        """Keeps the seeds of the next epoch, because it continues the epoch of a loader without ranks."""
+        """Keeps the seeds of the next epoch, because this epoch continues the epoch of a loader without ranks."""
 
     def stats_notes(self) -> Sequence[str]:
-        """Returns sentences to print below the table of `DataLoader2.stats`. Called at any time, in any thread."""
+        """Returns sentences to print below the table of `DataLoader2.stats`. This method may be called at any time, in
+        any thread."""
         return ()
 
     def engine_processes(self) -> Any:
-        """Returns the processes of this package's engine that run the graph. The loader shows their counters.
+        """Returns the processes of this package's engine that run the graph. The loader shows the counters of these
+        processes.
 
-        Returns None if the service starts no such processes; the loader then counts in the main process.
+        Returns None if the service starts no processes of the engine; the loader then counts in the main process.
         """
         return None
 
@@ -232,11 +241,12 @@ class CheckpointableReadingServiceInterface(ReadingServiceInterface):
 
     @abstractmethod
     def checkpoint(self) -> bytes:
-        """Returns the state of the service. Called by `DataLoader2.state_dict`."""
+        """Returns the state of the service. `DataLoader2.state_dict` calls this method."""
 
     @abstractmethod
     def restore(self, datapipe: DataPipe, serialized_state: bytes) -> DataPipe:
-        """Takes over the pipe graph in the state that `checkpoint` saved. Called once instead of `initialize`.
+        """Takes over the pipe graph, and restores the state that `checkpoint` saved. The loader calls this method once,
+        instead of `initialize`.
 
         Args:
             datapipe: the last pipe of the loader's graph.
@@ -248,7 +258,7 @@ class CheckpointableReadingServiceInterface(ReadingServiceInterface):
 
 
 class _NoService(ReadingServiceInterface):
-    """The service of a loader without a service: it reads the graph with the pipes' own seeds."""
+    """The service of a loader without a service. It reads the graph with the pipes' own seeds."""
 
     def initialize(self, datapipe: DataPipe) -> DataPipe:
         return datapipe
@@ -261,10 +271,10 @@ class _NoService(ReadingServiceInterface):
 
 
 class _Answers(ReadingServiceInterface):
-    """The defaults for a service of another class, which has only the methods of torchdata 0.9.
+    """The default answers for a service of another class, which has only the methods of torchdata 0.9.
 
     Args:
-        service: the service. The loader calls its methods of torchdata 0.9 itself.
+        service: the service. The loader itself calls the service's methods of torchdata 0.9.
     """
 
     def __init__(self, service: Any) -> None:
@@ -281,10 +291,12 @@ class _Answers(ReadingServiceInterface):
 
 
 def contract_of(service: Any) -> ReadingServiceInterface:
-    """Returns the object that answers a loader for its service: the service itself, if it has this interface.
+    """Returns the object that answers the loader's requests for a service: the service itself, if it has this
+    interface.
 
     Args:
-        service: the service; None reads the graph as it is. A service of another class has the defaults.
+        service: the service; with None, the loader reads the graph as it is. For a service of another class, the object
+            gives the default answers.
     """
     if isinstance(service, ReadingServiceInterface):
         return service

@@ -1,8 +1,8 @@
 """Shards in the main process: completes an epoch that workers began, in a loader without workers.
 
-Role: replaces the worker processes for a `WorkerOutput`. Runs in the threads that read the loader, one at a
-time, and owns a copy of the pipes for each shard. While a shard runs, the process has the shard's worker info and
-global generators. Between two items, it has its own.
+Role: replaces the worker processes for a `WorkerOutput`. Runs in the threads that read the loader, one at a time, and
+owns a copy of the pipes for each shard. While a shard runs, the process has the shard's worker info and global
+generators. Between two items, the process has its own worker info and generators.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from torchdata.datapipes._pipe.state.exchanging import one_at_a_time
 from torchdata.datapipes.iter.threads.prefetching import end_threads
 from torchdata.datapipes.state import load_generators, save_generators
 
-#: The number of items for which the order of the shards is kept.
+#: The number of latest items for which the shard is remembered.
 _REMEMBERED = 1 << 12
 
 
 class _Delivered(NamedTuple):
-    """The number of items delivered by this run, the shard of the last one, and by shard the items of the epoch."""
+    """The number of items that this run has delivered, the shard of the last item, and the number of items that each
+    shard has delivered in the epoch."""
 
     total: int
     shard: int
@@ -37,7 +38,8 @@ class _Delivered(NamedTuple):
 
 
 class LocalShards:
-    """Runs the shards of one epoch in this process, one item of each in turn. Acts as `Children` and their collector.
+    """Runs the shards of one epoch in this process, and yields one item of each shard in turn. This object replaces
+    `Children` and their collector.
 
     Args:
         program: the program of the shards.
@@ -54,15 +56,16 @@ class LocalShards:
         self.stall_warning: float | None = None
         self._programs = program.replicas(num_shards)
         self._iterators: list[Iterator[Any] | None] = []
-        #: The positions after the last items. One call of `append` completes an item, even if Ctrl-C comes.
+        #: The positions after the latest items. A single call of `append` completes an item, so that Ctrl-C cannot
+        #: interrupt this step.
         self._positions: deque[_Delivered] = deque(maxlen=_REMEMBERED)
         #: The numbers of delivered items at which snapshots were made, with the snapshots of all shards: first the
         #: position where this run began, then at most the last two.
         self._snapshots: list[tuple[int, Sequence[Kept | None]]] = []
-        #: Whether an item is being computed, or was interrupted. No snapshots can be made then.
+        #: Whether an item is being computed, or was interrupted. In both cases, no snapshots can be made.
         self._is_busy = self._is_stopped = False
-        #: Whether this run has continued after an interrupted item. Recomputing would not lose that item, so only
-        #: later snapshots count.
+        #: Whether this run has continued after an interrupted item. Recomputing would yield the interrupted item, so
+        #: only later snapshots can be used.
         self._has_lost = False
         for shard, each in enumerate(self._programs):
             with self._as_shard(each, enters=False):
@@ -70,7 +73,7 @@ class LocalShards:
 
     @contextmanager
     def _as_shard(self, program: EpochProgram, *, enters: bool = True) -> Iterator[None]:
-        """Context that gives the process the globals of a shard."""
+        """Context in which the process has the worker info and the generators of a shard."""
         with one_at_a_time(), torch_as_it_was():
             generators, awaited, replica, worker, witness = (
                 save_generators(),
@@ -135,8 +138,8 @@ class LocalShards:
     # -- as a collector --------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
-        """Returns this object, which yields the items of all shards, one of each in turn. A generator would end if
-        Ctrl-C interrupted it.
+        """Returns this object, which yields one item of each shard in turn. A generator would be unsuitable, because it
+        would end if Ctrl-C interrupted it.
         """
         return self
 
@@ -167,11 +170,11 @@ class LocalShards:
             raise StopIteration
 
     def delivered(self) -> int:
-        """Returns the number of items since the epoch began here."""
+        """Returns the number of items that were delivered since this run began."""
         return self._positions[-1].total
 
     def places(self, delivered: int | None = None) -> tuple[list[tuple[Account, Any]], int, None] | None:
-        """Returns the positions of all shards when `delivered` items had been delivered; None if that is too long ago.
+        """Returns the positions of all shards after `delivered` items; None if that moment is too long ago.
 
         Args:
             delivered: the number of items; None for the current position.
@@ -191,7 +194,7 @@ class LocalShards:
                 following = ((last + 1 + step) % self.num_shards for step in range(self.num_shards))
                 turn = next((shard for shard in following if self._iterators[shard] is not None), 0)
             given = [*given]
-            for shard, snapshot in enumerate(snapshots):  # nothing computes the checksum of later items
+            for shard, snapshot in enumerate(snapshots):  # no checksum is computed for later items
                 items, checksum = given[shard]
                 given[shard] = items, checksum if snapshot is not None and snapshot[0][0] == items else 0
             return list(zip(given, snapshots, strict=True)), turn, None
@@ -209,7 +212,7 @@ class LocalShards:
         self._snapshots[1:] = [*self._snapshots[1:][-1:], (total, snapshots)]
 
     def follow(self, delivery: object) -> None:
-        """Does nothing, because every item is delivered at once."""
+        """Does nothing, because every item is delivered as soon as it is computed."""
 
     def stop(self) -> None:
         """Stops yielding items of the epoch."""

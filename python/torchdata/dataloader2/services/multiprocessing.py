@@ -1,7 +1,7 @@
 """`MultiProcessingReadingService`: the pipe graph in worker processes, over the Rust engine.
 
-Role: divides the graph between the dispatching process, the workers and main, starts the processes, and turns the
-loader's calls into commands to them. Runs in main; owns the `Children`.
+Role: divides the graph between the dispatching process, the workers and the main process, starts the processes, and
+turns the loader's calls into commands to these processes. Runs in the main process, and owns the `Children`.
 """
 
 from __future__ import annotations
@@ -64,16 +64,17 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     original traceback.
 
     With `on_worker_exit="restart"`, no item is lost or repeated, and the order stays the same. Items that the main
-    process has received are recomputed, compared by checksum and dropped, so the pipeline must repeat itself. Each
-    restart is a `RuntimeWarning`. Three exits at the same item raise `WorkerExitedError` with the item's number. If
-    there is a dispatching process, all processes are replaced together. Under "fork", a helper process is forked at the
-    start. Replacements are forked from the helper process, so that threads and CUDA of the main process do no harm.
+    process has received are recomputed, compared by checksum and dropped, so the pipeline must yield the same items
+    when it runs a second time. Each restart causes a `RuntimeWarning`. Three exits at the same item raise
+    `WorkerExitedError` with the item's number. If there is a dispatching process, all processes are replaced together.
+    Under "fork", a helper process is forked at the start. Replacements are forked from the helper process, so that
+    threads and CUDA in the main process cause no problems.
 
-    `on_timeout="restart"` does the same for processes that hang, with their Python stacks in the warning. A process
-    hangs if the main process has waited for it for `timeout` seconds, and no pipe in it has yielded an item. A filter
-    that drops all items is therefore slow and does not hang. A function that needs this long for one item hangs, unless
-    `patience` gives it more time. The timeout doubles for each process that was killed at the same item, and is at
-    least a minute while a process starts.
+    `on_timeout="restart"` also replaces processes that hang, and the warning shows the Python stacks of these
+    processes. A process hangs if the main process has waited for it for `timeout` seconds, and no pipe in it has
+    yielded an item. A filter that drops all items is therefore slow and does not hang. A process whose function needs
+    `timeout` seconds for one item counts as hanging, except when `patience` gives it more time. The timeout doubles for
+    each process that was killed at the same item, and is at least a minute while a process starts.
 
     Args:
         num_workers: number of worker processes; 0 (the default) runs everything in the main process. "auto" chooses the
@@ -96,16 +97,16 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             budget are copied, which is slower.
         timeout: seconds to wait for an item before the action of `on_timeout`; None (the default) or 0 for no limit.
         on_worker_exit: "error" raises `WorkerExitedError` if a worker or the dispatching process exits. "restart"
-            replaces it by a process that resumes from its last snapshot.
+            replaces the process that has exited. The new process resumes from the last snapshot.
         on_timeout: "error" raises TimeoutError after `timeout` seconds without an item. "restart" kills the process
-            that hangs and replaces it. "restart" does not replace processes that exit for other reasons.
+            that hangs and replaces it. This option does not replace processes that exit for other reasons.
         patience: with `on_timeout="restart"`, the seconds that a process gets if its threads have used, or waited for,
-            a processor for a tenth of the time. None (the default) for `timeout`.
+            a processor for at least a tenth of the time. None (the default) for `timeout`.
         snapshot_budget: bytes that the snapshots of all workers may use in the main process; 64 MiB by default, None
-            for no limit. A worker whose pipes hold more (a `shuffle` or `in_memory_cache` of large items) sends no
-            snapshot before a state was requested. A restart then recomputes the items since an earlier snapshot, or
-            since the beginning of the epoch. A snapshot at the start of an epoch, for pipes that keep state beyond an
-            epoch, is always sent.
+            for no limit. A worker whose pipes hold more (`shuffle` or `in_memory_cache` of large items) sends no
+            snapshot until a state is requested. A restart then recomputes the items since an earlier snapshot, or since
+            the beginning of the epoch. A snapshot at the start of an epoch, for pipes that keep state beyond an epoch,
+            is always sent.
 
     Example:
         >>> from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
@@ -176,8 +177,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         if snapshot_budget is not None:
             check_int(_NAME, "snapshot_budget", snapshot_budget, least=0)
         self.snapshot_budget = snapshot_budget
-        self._children: Children | LocalShards | None = None  # once initialised
-        #: The choice for "auto", once made.
+        self._children: Children | LocalShards | None = None  # None until the service is initialized
+        #: The number of workers that was chosen for "auto"; None before the choice.
         self._choice: WorkerChoice | None = None
         #: Returns the shards of the epoch that the loader resumes, if it has loaded a state.
         self._resumed: Callable[[], Sequence[Shard] | None] = _none
@@ -197,14 +198,14 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     # -- the graph ---------------------------------------------------------------------------------
 
     def initialize(self, datapipe: DataPipe) -> DataPipe:
-        """Cuts the graph, starts the processes and returns the part of the graph that stays in main."""
+        """Cuts the graph, starts the processes and returns the part of the graph that stays in the main process."""
         if self._end_datapipe is not None:
             raise RuntimeError("this reading service is in use: give each DataLoader2 its own")
         if self._num_workers == "auto":
             refuse_ranks(Graph(datapipe))
             say(self._chosen().line)
         resumed, self._rank = self._resumed(), self._ask_rank() or (0, 1, False)
-        self._resumed, self._ask_rank = _none, _none  # both hold references to the loader
+        self._resumed, self._ask_rank = _none, _none  # both functions hold references to the loader
         if self.num_workers == 0 and resumed is None and self.splits is None:
             self._end_datapipe = function_in_use("process_init_fn")(datapipe, WorkerInfo(1, 0), self.worker_init_fn)
             return self._end_datapipe
@@ -241,7 +242,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return end
 
     def _warn_of_copies(self, graph: Graph) -> None:
-        """Warns of items that several workers would yield, unless functions of the user may divide them."""
+        """Warns about items that several workers would yield, except when a function of the user may divide these
+        items."""
         from torchdata.dataloader2.linter import warn_of_silent_findings
 
         no_functions = self.worker_init_fn is None and self.worker_reset_fn is None
@@ -254,7 +256,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return multiprocessing.get_context(self.multiprocessing_context)
 
     def _workers_for(self, shards: int) -> int:
-        """Returns how many workers run these shards. With dispatched items, each worker runs one shard."""
+        """Returns the number of workers that run these shards. If items are dispatched, each worker runs one shard."""
         return shards if self._dispatches else min(shards, self.num_workers)
 
     def _own_shards(self) -> Sequence[Shard]:
@@ -299,7 +301,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
     @property
     def num_workers(self) -> int:
-        """The number of worker processes, also before they start."""
+        """The number of worker processes. It is also known before the processes start."""
         return self._chosen().number if self._num_workers == "auto" else self._num_workers
 
     @num_workers.setter
@@ -332,13 +334,14 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
     @classmethod
     def without_workers(cls, init_fn: Any = None, reset_fn: Any = None) -> MultiProcessingReadingService:
-        """Returns a service that runs shards in this process."""
+        """Returns a service that runs shards in the main process."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return cls(0, worker_init_fn=init_fn, worker_reset_fn=reset_fn)
 
     def count_shares(self) -> Shares:
-        """Returns one share for each worker, unless a function of the user may change the graph in the workers."""
+        """Returns one share for each worker. Raises TypeError if a function of the user may change the graph in the
+        workers."""
         refuse_functions(self, worker_init_fn=self.worker_init_fn, worker_reset_fn=self.worker_reset_fn)
         if replaced_functions():
             raise TypeError(f"{', '.join(replaced_functions())} may change the graph in the workers")
@@ -347,15 +350,15 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return Shares(workers=self.splits or self.num_workers)
 
     def has_workers(self) -> bool:
-        """Whether there is a worker; without workers the graph runs in main."""
+        """Whether there is at least one worker; without workers, the graph runs in the main process."""
         return self.num_workers > 0
 
     def stats_notes(self) -> Sequence[str]:
-        """Returns the choice for "auto"."""
+        """Returns the sentence about the number of workers that was chosen for "auto"."""
         return () if self._choice is None else (self._choice.line,)
 
     def engine_processes(self) -> Children | None:
-        """Returns the running processes, once initialized."""
+        """Returns the running processes; None before the service is initialized."""
         return None if isinstance(self._children, LocalShards) else self._children
 
     def _running(self) -> Children | LocalShards:
@@ -368,16 +371,16 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     def initialize_iteration(
         self, seed_generator: SeedGenerator, iter_reset_fn: ResetFn | None = None
     ) -> ResetFn | None:
-        """Seeds the pipes in main and starts the epoch in all processes."""
+        """Seeds the pipes in the main process, and starts the epoch in all processes."""
         end = self._initialised()
         set_graph_random_seed(end, copy.copy(seed_generator))  # the next epoch must not depend on the seeds drawn here
         if self._worker_output is not None:
             generator = copy.copy(seed_generator)
-            # As bytes, because pickling an object calls each reducer that torch has registered.
+            # The functions are sent as bytes, because pickling an object calls each reducer that torch has registered.
             in_workers, dispatching = (epochs.and_then(iter_reset_fn) for epochs in self._epochs)
             self._divide_anew(self._worker_output)
-            # The last seed is for the dispatching process. Its number does not matter, because that process draws only
-            # shared seeds.
+            # The last seed is for the dispatching process. The number of this seed does not matter, because the
+            # dispatching process draws only shared seeds.
             seeds = [*(seeds_of(generator, shard) for shard in self._shards), generator.spawn(len(self._shards))]
             number = len(self._shards)
             self._worker_output.start_epoch(
@@ -386,7 +389,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return None
 
     def _divide_anew(self, output: WorkerOutput) -> None:
-        """Starts other workers if a new epoch has other shards.
+        """Starts other workers if a new epoch has other shards than the last epoch.
 
         State that lasts beyond an epoch belongs to its shard, so a graph with such state keeps its shards.
         """
@@ -401,7 +404,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         output.adopt(self._children, None if self.splits is None else own)
 
     def finalize_iteration(self) -> None:
-        """Ends the epoch, so that no process reads ahead for this epoch."""
+        """Ends the epoch, so that no process continues to read ahead."""
         if self._children is not None:
             self._children.collector.stop()
 
@@ -415,7 +418,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             self.worker_prefetch_cnt = check_int(_NAME, "worker", worker, least=0)
 
     def finalize(self) -> None:
-        """Ends all processes; bounded and idempotent."""
+        """Ends all processes. The duration is limited, and repeated calls have no effect."""
         children: Children | None = getattr(self, "_children", None)
         if children is not None:
             children.shutdown()
@@ -423,7 +426,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     # -- pausing -----------------------------------------------------------------------------------
 
     def _pause(self, pause_fn: ResetFn | None = None) -> None:
-        """Stops prefetching in main and in the workers; `pause_fn` is then applied to the graph of each."""
+        """Stops prefetching in the main process and in the workers, and then applies `pause_fn` to the graph of each
+        process."""
         pause_pipes(self._main_graph())
         self._running().collector.pause()
         if pause_fn is not None:
@@ -463,12 +467,12 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
 
 def _limit(limit_fn: Callable[[DataPipe, int | None], DataPipe], num_batches: int | None, datapipe: DataPipe) -> None:
-    """Limits the graph of a child, which keeps its graph. This is a module function so that it can be pickled."""
+    """Limits the graph of a child. This function is at module level so that it can be pickled."""
     limit_fn(datapipe, num_batches)
 
 
 def _countable(items: int) -> int:
-    """Returns a valid window: at least one item, and at most the engine's maximum."""
+    """Returns the argument as a valid window: at least one item, and at most the engine's maximum."""
     return min(max(1, items), sys.maxsize)
 
 
@@ -480,10 +484,10 @@ def seeds_of(generator: SeedGenerator, shard: Shard) -> SeedGenerator:
     """Returns the seeds of a shard.
 
     Args:
-        generator: the seeds of the loader on its rank; if the shard was moved, the seeds of the whole job.
-        shard: the shard. A shard that main began has the seeds of the loader itself.
+        generator: the seeds of the loader on its rank; for a moved shard, the seeds of the whole job.
+        shard: the shard. A shard that the main process began has the seeds of the loader itself.
     """
-    if shard.splits:  # these seeds are the same on all ranks
+    if shard.splits:  # these seeds are equal on all ranks
         return SeedGenerator(copy.copy(generator).generate_shared_seed()).spawn(shard.worker)
     if shard.moved and shard.ranks > 1:
         generator = generator.spawn(shard.rank)

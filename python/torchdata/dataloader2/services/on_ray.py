@@ -2,7 +2,7 @@
 
 Role: checks the user's settings of the cluster, and starts the workers on the cluster. The graph in the workers, the
     order of
-the items and the contents of states are the same as with workers on this machine. Runs in main.
+the items and the contents of states are the same as with workers on this machine. Runs in the main process.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from torchdata.dataloader2.state.position import Shard
 from torchdata.datapipes._pipe.checks import check_int
 
 _NAME = "RayReadingService"
-#: Items that a worker is ahead: more than on one machine, because a message from main takes milliseconds to arrive.
+#: The number of items that a worker may be ahead. It is larger than on one machine, because a message from the main
+#: process takes milliseconds to arrive.
 _AHEAD = 1_000
-#: Options of an actor that the user must not set, and the reasons.
+#: The options of an actor that the user must not set, with the reasons.
 _OWN = {
     "concurrency_groups": "the service has its own",
     "max_concurrency": "the service has its own",
@@ -42,12 +43,12 @@ class RayReadingService(MultiProcessingReadingService):
 
     The items, their order and the state of the loader are the same as with `MultiProcessingReadingService` and the same
     number of workers. A state that was saved with one service can be loaded with the other service. Each worker is a
-    process next to a Ray actor, and ends with the loader. The service joins a running cluster
+    process next to a Ray actor, and exits when the loader is shut down. The service joins a running cluster
     (`ray.init(address="auto")`), unless the program has called `ray.init()` itself.
 
-    The pipeline is pickled, with functions of the main program by value. All machines must have the modules that it
-    imports (`runtime_env`), the same versions of Python, NumPy and this package, and its files. A
-    `sharding_round_robin_dispatch` runs in a process of this machine.
+    The pipeline is pickled; functions of the main program are pickled by value. All machines must have the modules that
+    the pipeline imports (`runtime_env`), the files that it reads, and the same versions of Python, NumPy and this
+    package. A `sharding_round_robin_dispatch` runs in a process of this machine.
 
     Args:
         num_workers: number of workers; "auto" is not supported and raises an error.
@@ -61,7 +62,8 @@ class RayReadingService(MultiProcessingReadingService):
         scheduling: how Ray distributes the workers: the name of a strategy ("SPREAD", "DEFAULT"), a strategy of
             `ray.util.scheduling_strategies` or a placement group.
         runtime_env: the environment of the actors, as for Ray.
-        chunk_bytes: bytes of available items until a worker sends them as one message; 8 MiB by default.
+        chunk_bytes: the number of bytes of finished items after which a worker sends these items as one message; 8 MiB
+            by default.
         in_order: see `MultiProcessingReadingService`.
         memory_budget: bytes of shared memory for items in the main process, and the same amount in flight at the
             workers; None (the default) for a quarter of the machine's memory.
@@ -70,8 +72,8 @@ class RayReadingService(MultiProcessingReadingService):
             makes Ray start a new worker, which resumes from the last snapshot.
         on_timeout: "error" raises TimeoutError after `timeout` seconds without an item. "restart" ends the worker that
             hangs, reports its stack, and makes Ray start a new worker.
-        patience: with `on_timeout="restart"`, the seconds that a worker gets if it uses a processor, according to its
-            host. None (the default) for `timeout`.
+        patience: with `on_timeout="restart"`, the seconds that a worker gets if its host reports that it uses a
+            processor. None (the default) for `timeout`.
 
     Examples:
         >>> import ray  # call `ray.init` to choose the cluster; otherwise the service joins the running one

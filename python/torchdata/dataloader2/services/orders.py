@@ -2,10 +2,10 @@
 
 Role: runs in the main process. Receives the samples that each worker takes before its `sharding_filter`
 (`_pipe/witnessing.py`), and raises an exception if workers read the same items in different orders. A different value
-at one position proves nothing, because a source may augment its items at random. The same value at another position is
-evidence if the workers also disagree at positions that both have sampled.
+at one position proves nothing, because a source may augment its items at random. If a value occurs at another position,
+the orders differ, provided that the workers also disagree at positions that both have sampled.
 
-If a source is assumed to split itself among the workers, the reverse applies: equal items are an error.
+If a source is assumed to split itself among the workers, equal items are an error instead.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 from torchdata.datapipes._pipe.witnessing import Note
 
-#: How many items at different positions, and positions with different items, prove that two orders differ. If the items
-#: are random draws from a few values, this many coincidences occur once in a million epochs.
+#: The number of items at different positions, and of positions with different items, that proves that two orders
+#: differ. For items that are random draws from a few values, this many coincidences occur once in a million epochs.
 _PROOF = 20
 
 
@@ -28,16 +28,17 @@ class _Order:
         self._positions: dict[int, dict[int, int]] = {}
         self._at: dict[int, dict[int, int]] = {}
         #: For each pair of neighboring workers, by the first: the number of positions with different items, and the
-        #: number of items at different positions. Each is counted once, with the first note that arrives from any
-        #: worker.
+        #: number of items at different positions. Each position and each item is counted once, with the first note that
+        #: arrives from any worker.
         self._differs: Counter[int] = Counter()
         self._moved: Counter[int] = Counter()
-        #: For each worker, all its checksums, while they may cover a short source completely.
+        #: For each worker, all its checksums, as long as these may cover a short source completely.
         self._begun: dict[int, list[int]] = {}
         self._whole: dict[int, list[int]] = {}
 
     def differs(self, worker: int, note: Note) -> tuple[int, int, int] | None:
-        """Adds a note. If the orders differ, returns an item's position, another worker, and the position there."""
+        """Adds a note from a worker. If the orders differ, returns an item's position, another worker, and the item's
+        position in that worker."""
         found: tuple[int, int, int] | None = None
         positions, at = self._positions.setdefault(worker, {}), self._at.setdefault(worker, {})
         for position, checksum in note.samples:
@@ -55,7 +56,7 @@ class _Order:
         return found or self._of_short_ones(worker, note)
 
     def _of_short_ones(self, worker: int, note: Note) -> tuple[int, int, int] | None:
-        """Compares sources once all their items were sampled."""
+        """Compares short sources after all their items were sampled."""
         if note.start == 0:
             self._begun.setdefault(worker, []).extend(checksum for _, checksum in note.samples)
         if note.length is None or len(mine := self._begun.pop(worker, [])) != note.length:
@@ -78,7 +79,7 @@ class _Shares:
         self._is_whole: dict[int, bool] = {}
 
     def same(self, worker: int, note: Note) -> int | None:
-        """Adds a note. If another worker has read the same items, returns its number."""
+        """Adds a note from a worker. If another worker has read the same items, returns its number."""
         mine = self._samples.setdefault(worker, set())
         mine.update(checksum for _, checksum in note.samples)
         self._is_whole[worker] = note.start == 0 and note.length == len(mine) > 0

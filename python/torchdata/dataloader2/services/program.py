@@ -56,9 +56,9 @@ if TYPE_CHECKING:
     from torchdata.datapipes.datapipe import IterDataPipe
 
 _LOCKS = "torchdata.datapipes.iter.disk_cache.locks"
-#: The name of a limit in the standard library for the number of entries in a stack text.
+#: The name of the standard library's limit for the number of entries in a printed stack.
 _LIMIT = "tracebacklimit"
-#: Where users find the functions of this module, and replace them.
+#: The module in which users find the functions of this module, and replace them.
 _FACE = "torchdata.dataloader2.reading_service"
 
 
@@ -95,7 +95,8 @@ def process_init_fn(
 ) -> DataPipe:
     """Prepares a graph for a worker: shards the graph, calls the user's function, and adds a `prefetch` pipe.
 
-    Branches that read from the dispatching process are not sharded, because that process distributes their items.
+    Branches that read from the dispatching process are not sharded, because the dispatching process distributes their
+    items.
 
     Args:
         datapipe: the last pipe of the graph.
@@ -104,7 +105,7 @@ def process_init_fn(
             read.
         worker_prefetch_cnt: number of items that a thread of this process reads ahead; 0 (the default) for no thread.
         dispatching_req_queue: must be None; a `DispatchedSource` in the graph replaces the queues.
-        dispatching_res_queue: must be None, for the same reason.
+        dispatching_res_queue: must be None; a `DispatchedSource` in the graph replaces the queues.
 
     Returns:
         The pipe to read.
@@ -152,7 +153,7 @@ def process_reset_fn(
         worker_info: the number of this worker, and the number of workers.
         seed_generator: the generator for drawing seeds; each worker has one (`SeedGenerator.spawn`).
         distributed_shared_seed: whether all seeds are drawn from the stream that workers and ranks share. The
-            dispatching process uses True, because there is only one dispatching process.
+            dispatching process passes True, because there is only one dispatching process.
         iter_reset_fn: the reset function of the reading services before this one, such as that of a
             `DistributedReadingService`.
         custom_reset_fn: the user's reset function, which is called last.
@@ -186,14 +187,16 @@ def process_reset_fn(
 
 
 def function_in_use(name: str) -> Callable[..., Any]:
-    """Returns `process_init_fn` or `process_reset_fn`, or the user's replacement under its public name."""
-    face = loaded(_FACE)  # a process that has not imported it has nothing in its place
+    """Returns `process_init_fn` or `process_reset_fn`. If the user has replaced the public function, returns the
+    replacement."""
+    face = loaded(_FACE)  # if the process has not imported the public module, nothing was replaced
     function: Callable[..., Any] = globals()[name] if face is None else getattr(face, name)
     return function
 
 
 def replaced_functions() -> dict[str, Callable[..., Any]]:
-    """Returns the user's replacements of the two functions, by name. A spawned process has the original functions."""
+    """Returns the user's replacements of the two functions, by name. A spawned process has only the original
+    functions."""
     ours = {"process_init_fn": process_init_fn, "process_reset_fn": process_reset_fn}
     return {name: function_in_use(name) for name in ours if function_in_use(name) is not ours[name]}
 
@@ -209,9 +212,9 @@ class _Share(NamedTuple):
     """The position where a share of dispatched items resumes.
 
     Args:
-        number: the number of the pass, from 1; 0 if nothing is dispatched.
-        read: the count and checksum of the items that were read.
-        is_read_out: whether these are all items of the share, and its end was reached.
+        number: the number of the pass, from 1; 0 if no items are dispatched.
+        read: the count and checksum of the items that were read from the share.
+        is_read_out: whether all items of the share were read, and its end was reached.
     """
 
     number: int
@@ -245,17 +248,18 @@ class GraphProgram(EpochProgram):
         self.replaced = replaced_functions()
         self._witness: Witness | None = None
         self._passes = 0
-        #: The random numbers of this shard, while another shard runs in the process.
+        #: The random numbers of this shard, which are stored here while another shard runs in the process.
         self._own = ShardGlobals()
-        #: How to describe the shard to torch; None if it is not described.
+        #: The method of describing the shard to torch; None if torch receives no description.
         self._telling: Telling | None = None
-        #: Stops this shard's threads that read ahead while another shard runs, because they draw random numbers, too.
+        #: While another shard runs, this stops the threads that read ahead for this shard, because they also draw
+        #: random numbers.
         self._held = ExitStack()
-        #: The pipes of these threads; None until they are searched for.
+        #: The pipes whose threads read ahead; None until these pipes were searched for.
         self._reading_ahead: list[Any] | None = None
-        #: The graph that replaces this one in the next epoch.
+        #: The graph that replaces the current graph in the next epoch.
         self._successor: DataPipe | None = None
-        #: Why no snapshot can be made in this epoch.
+        #: The reason why no snapshot can be made in this epoch; None if there is no such reason.
         self._unsaved: Exception | None = None
         #: Whether a snapshot was made in this epoch.
         self._saved = False
@@ -265,7 +269,7 @@ class GraphProgram(EpochProgram):
         self._watched: tuple[DataPipe, list[tuple[Any, str]]] | None = None
 
     def why_unpicklable(self, start_method: str, error: Exception) -> str:
-        """Names the attribute that keeps the graph from being pickled, and what to do."""
+        """Names the attribute that prevents pickling of the graph, and the remedy."""
         from torchdata._by_value import dumps
 
         return (
@@ -274,7 +278,7 @@ class GraphProgram(EpochProgram):
         )
 
     def replicas(self, count: int) -> list[EpochProgram]:
-        """Programs over copies of the graph."""
+        """Returns programs over copies of the graph."""
         graphs = [replica(self.datapipe) for _ in range(count - 1)]
         return [self, *(GraphProgram(graph, self.init_fn, self.reset_fn, self.shards) for graph in graphs)]
 
@@ -296,10 +300,10 @@ class GraphProgram(EpochProgram):
         if self._reading_ahead is None:
             self._reading_ahead = pipes_with_threads(self.datapipe)
         for pipe in self._reading_ahead:
-            with suppress(TimeoutError):  # a thread that takes this long for an item is not stopped
+            with suppress(TimeoutError):  # if a thread takes too long for an item, the thread is not stopped
                 self._held.enter_context(pipe.standing_still())
         if _LOCKS in sys.modules and (locks := loaded(_LOCKS)) is not None:
-            locks.release_all_of(None)  # another shard may need the files; the stopped threads do not write to them
+            locks.release_all_of(None)  # another shard may need the files; stopped threads do not write
         self._own.leave()
 
     def prepare(self, child: ChildInfo) -> None:
@@ -316,7 +320,7 @@ class GraphProgram(EpochProgram):
             source.share = child.share
         self._tell_torch()
         own_random.is_replica = True
-        # Includes all arguments that users' replacements may expect.
+        # This call passes all arguments that users' replacements may expect.
         self.datapipe = self._in_use("process_init_fn")(
             self.datapipe,
             worker_info=self._info,
@@ -368,8 +372,8 @@ class GraphProgram(EpochProgram):
         return None if witness is None else witness.notes()
 
     def beginning_unread(self) -> AbstractContextManager[None]:
-        """Context that keeps threads from reading. A thread that waits for a dispatched item would delay the snapshot.
-        The other workers wait for that snapshot, and the item waits for them."""
+        """Context that keeps threads from reading. A thread that waits for a dispatched item would delay the snapshot
+        of this worker. The other workers wait for this snapshot, and the item arrives only after they continue."""
         return beginning_unread()
 
     def snapshot(self, most: int | None = None) -> tuple[int, tuple[int, int], bytes] | None:
@@ -379,13 +383,13 @@ class GraphProgram(EpochProgram):
         from an earlier snapshot, or from the epoch's beginning.
 
         Raises:
-            TooLargeError: the state has more than `most` bytes. It was not kept in memory.
+            TooLargeError: the state has more than `most` bytes. The oversized state was not kept in memory.
         """
         if self._unsaved is not None or self._passes > 1:
             return None
         try:
             graph = Graph(self.datapipe)
-            with standing_still(graph.pipes), bounded(most):  # threads draw random numbers, too
+            with standing_still(graph.pipes), bounded(most):  # threads also draw random numbers
                 entries, generators = save_entries(graph), self._own.generators()
             share = self._share_in(graph, entries)
             if share is None:
@@ -398,11 +402,11 @@ class GraphProgram(EpochProgram):
             raise
         except Exception as error:
             self._unsaved = error
-            # The reason is sent only if a snapshot is missing, because an earlier snapshot is more useful.
+            # A reason is sent only if no snapshot was made earlier, because an earlier snapshot is more useful.
             return None if self._saved else (int(self._child.share is not None), (0, 0), reason(error))
 
     def _share_in(self, graph: Graph, entries: Sequence[PipeEntry]) -> _Share | None:
-        """Returns the position where dispatched items resume for a state of the graph."""
+        """Returns the position where the dispatched items resume for a state of the graph."""
         if self._child.share is None:
             return _Share(0)
         reached, read = self._child.share()
@@ -410,7 +414,7 @@ class GraphProgram(EpochProgram):
             return None
         source = graph.first(_is_dispatched)
         if source is None or reached == 0:
-            return _Share(1, read)  # a pipe may yield items that it holds first, and open the share later
+            return _Share(1, read)  # a pipe may first yield items that it holds, and open the share later
         entry = entries[graph.index(source)]
         if entry.restores and not entry.finished:
             items, checksum = (entry.state or {})["share"]
@@ -420,36 +424,36 @@ class GraphProgram(EpochProgram):
             return None if entry.restores else _Share(1)
         if self._is_behind_share or token_of(source).finished:
             return _Share(1, read, is_read_out=True)
-        return _Share(2)  # reading stopped in the middle: the next pass would be the second
+        return _Share(2)  # reading stopped in the middle of the pass, so the next pass would be the second
 
     def go_on_from(self, snapshot: bytes | None, strict: bool = True) -> Iterator[Any]:
-        """Returns an iterator over the graph after a snapshot; None starts with the first item."""
+        """Returns an iterator over the graph after a snapshot; with None, the iterator starts with the first item."""
         set_strictness(self.datapipe, strict)
         self._passes += 1
         if snapshot is None:
             return iterate(self.datapipe)
-        witnessing.current = None  # this worker's filters may be in another pass than those of the other workers
+        witnessing.current = None  # filters of other workers may be in another pass
         self._saved = True
         return self._go_on(opened(snapshot, "the snapshot of a worker"))
 
     def _go_on(self, saved: Content) -> Iterator[Any]:
         entries = saved.entries or ()
         if saved.read_out:
-            self._read_share_out()  # first: if another epoch interrupts this, that epoch must not resume from the state
+            self._read_share_out()  # before the load: an epoch that interrupts this must not resume
         if len(entries) > len(Graph(self.datapipe).pipes) and self._shard.of_main:
-            self.datapipe = cast("IterDataPipe[Any]", self.datapipe).prefetch("auto")  # as main read ahead
+            self.datapipe = cast("IterDataPipe[Any]", self.datapipe).prefetch("auto")  # as the main process read ahead
             self._reading_ahead = None
         load_entries(self.datapipe, entries)
         if saved.generators is not None:
-            load_generators(saved.generators)  # first: threads begin with the iterator
+            load_generators(saved.generators)  # before the iterator, which starts threads
         return iterate(self.datapipe)
 
     def _read_share_out(self) -> None:
-        """Waits for the end of the dispatched items, which no pipe requests. The dispatching process may keep state
-        beyond this epoch, so it must reach the end.
+        """Waits for the end of the dispatched items, because no pipe requests this end. The dispatching process may
+        keep state beyond this epoch, so it must also reach the end.
 
         Raises:
-            RuntimeError: another item arrived.
+            RuntimeError: another dispatched item arrived.
         """
         source = Graph(self.datapipe).first(_is_dispatched)
         for _ in source.open_stream():
@@ -460,20 +464,22 @@ class GraphProgram(EpochProgram):
         self._is_behind_share = True
 
     def call(self, function: Callable[[DataPipe], DataPipe | None]) -> None:
-        """Applies a function to the graph; a pipe that it returns replaces the graph in the next epoch."""
+        """Applies a function to the graph. If the function returns a pipe, this pipe replaces the graph in the next
+        epoch."""
         self._watched = self._reading_ahead = None  # the function may change the graph
         replaced = function(self.datapipe if self._successor is None else self._successor)
         if replaced is not None:
-            self._successor = replaced  # snapshots are taken of the graph that runs
+            self._successor = replaced  # until the next epoch, snapshots are taken of the graph that runs
 
     def _in_use(self, name: str) -> Callable[..., Any]:
         return self.replaced.get(name) or function_in_use(name)
 
 
 def _seed_global_generators(seed_generator: SeedGenerator, shared: bool) -> None:
-    """Seeds `random`, torch and NumPy. A child seeds a library that is not loaded yet when it is imported.
+    """Seeds `random`, torch and NumPy. If a library is not loaded yet, a child seeds it when it is imported.
 
-    Always draws three seeds, so that the seeds of the pipes do not depend on the libraries that a process has loaded.
+    The function always draws three seeds, so that the seeds of the pipes do not depend on the libraries that a process
+    has loaded.
     """
     draw = seed_generator.generate_shared_seed if shared else seed_generator.generate_seed
     python_seed, torch_seed, numpy_seed = draw(), draw(), draw()
@@ -489,17 +495,18 @@ def _seed_global_generators(seed_generator: SeedGenerator, shared: bool) -> None
         numpy_random.seed(numpy_seed >> 32)  # the legacy generator takes 32 bits
     else:
         awaited["numpy.random"] = numpy_seed >> 32
-    if parent_process() is not None or own_random.is_replica:  # the main process imports for the user, or for a shard
+    # A library that the main process imports outside of a shard is the user's.
+    if parent_process() is not None or own_random.is_replica:
         seed_when_imported(awaited)
 
 
 def _seed_torch(torch: Any, seed: int) -> None:
-    """Does the same as `torch.manual_seed(seed)`, without texts of the stack.
+    """Does the same as `torch.manual_seed(seed)`, without creating texts of the stack.
 
-    `torch.manual_seed` also seeds devices that were not used yet. For each kind of device, it stores the text of the
-    caller's stack, for the error message of a device that cannot be seeded later. Creating these texts (by walking the
-    stack and checking each source file on disk) takes ten to fifty times as long as the seeding itself. A worker seeds
-    at the start of every epoch, when its first item is awaited.
+    `torch.manual_seed` also seeds devices that were not used yet. For each kind of device, `torch.manual_seed` stores
+    the text of the caller's stack, for the error message of a device that cannot be seeded later. Creating these texts
+    (by walking the stack and checking each source file on disk) takes ten to fifty times as long as the seeding itself.
+    A worker seeds at the start of every epoch, while the main process waits for the first item.
     """
     missing = object()
     limit = getattr(sys, _LIMIT, missing)

@@ -32,18 +32,19 @@ if TYPE_CHECKING:
 
 
 def holds_nothing(serialized_state: Any) -> bool:
-    """Whether a state that `SequentialReadingService.checkpoint` returned belongs to services without a state."""
+    """Returns whether a result of `SequentialReadingService.checkpoint` contains no state of any service."""
     try:
         return not any(_states_in(serialized_state))
     except ValueError:
-        return False  # the state belongs to another service
+        return False  # the state was not saved by a `SequentialReadingService`
 
 
 def _states_in(serialized_state: Any) -> list[Any]:
-    """Returns the states of the services from a result of `SequentialReadingService.checkpoint`, here or in 0.9.
+    """Returns the states of the services from a result of `SequentialReadingService.checkpoint`, of this version or of
+    0.9.
 
     Raises:
-        ValueError: the state has another origin, or is damaged.
+        ValueError: the state was not saved by a `SequentialReadingService`, or is damaged.
     """
     if is_sealed(serialized_state):
         saved = unseal(serialized_state, "the state of the reading services")
@@ -97,7 +98,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
     def initialize_iteration(
         self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn | None = None
     ) -> IterResetFn | None:
-        """Prepares an epoch in each service, which gets the reset function that the previous service returned."""
+        """Prepares an epoch in each service, which receives the reset function that the previous service returned."""
         for service in self.reading_services:
             iter_reset_fn = service.initialize_iteration(seed_generator=seed_generator, iter_reset_fn=iter_reset_fn)
         return iter_reset_fn
@@ -135,7 +136,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         """Restores each service from its own state, or initializes a service without a state.
 
         Raises:
-            ValueError: the state was saved from another number of services, or has another origin, or is damaged.
+            ValueError: the state was saved with another number of services, has another origin, or is damaged.
         """
         states = _states_in(serialized_state)
         if len(states) != len(self.reading_services) and not any(states):
@@ -167,7 +168,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
             service.before_initialize(full_stats, resumed, ranks)
 
     def count_shares(self) -> Shares:
-        """Returns the shares of all services: each rank has its workers."""
+        """Returns the combined shares of all services; each rank has its own workers."""
         workers, ranks = 0, None
         for service in self._contracts:
             shares = service.count_shares()
@@ -175,7 +176,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         return Shares(workers, ranks)
 
     def with_shards(self) -> ReadingServiceInterface:
-        """Returns the services, each with shards."""
+        """Returns a service whose members run shards."""
         return SequentialReadingService(*(service.with_shards() for service in self._contracts))
 
     def runs_shards(self) -> bool:
@@ -192,7 +193,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         return any(service.has_workers() for service in self._contracts)
 
     def rank_in_epoch(self) -> RankInEpoch | None:
-        """Returns the rank from the first service that has one."""
+        """Returns the rank from the first service that has a rank."""
         return next(filter(None, (service.rank_in_epoch() for service in self._contracts)), None)
 
     def agree_on_seeds(self, seed_generator: SeedGenerator) -> None:
@@ -240,7 +241,7 @@ def in_shards(service: Any) -> ReadingServiceInterface:
         return MultiProcessingReadingService.without_workers()
     contract = contract_of(service).with_shards()
     if contract.runs_shards() or (contract is not service and not isinstance(service, ReadingServiceInterface)):
-        return contract  # it runs shards itself, or does not belong to this package
+        return contract  # the service runs shards itself, or does not belong to this package
     return SequentialReadingService(contract, MultiProcessingReadingService.without_workers())
 
 

@@ -1,4 +1,5 @@
-"""Finds the sharding filters that sample the items they read, so that main can compare the orders of the workers.
+"""Finds the sharding filters that sample the items they read, so that the main process can compare the orders of the
+workers.
 
 Role: pure functions over graphs, which run once per graph in each worker.
 """
@@ -33,11 +34,12 @@ def watched_filters(graph: Graph, *, is_seeded: bool) -> list[tuple[Any, str]]:
 
     Args:
         graph: the graph of a worker.
-        is_seeded: whether only functions of this package have prepared it, so that its shuffles have the shared seed.
+        is_seeded: whether only functions of this package have prepared the graph, so that its shuffles have the shared
+            seed.
     """
-    # Torch's own filter, a virtual subclass, does not take samples.
+    # The filter of torch is a virtual subclass, and does not take samples.
     filters = [pipe for pipe in graph if ShardingFilter in type(pipe).__mro__]
-    # If items that raise are skipped, functions of users determine the number of items.
+    # If items that raise are skipped, the functions of the user determine the number of items.
     is_known = is_seeded and not any(isinstance(pipe, OnError) for pipe in graph)
     return [
         (pipe, _sources_of(graph, pipe))
@@ -49,7 +51,7 @@ def watched_filters(graph: Graph, *, is_seeded: bool) -> list[tuple[Any, str]]:
 def _has_known_order(pipe: Any) -> bool:
     """Whether the order of a pipe's items is the same in all workers if the order of its sources is.
 
-    Functions of users may change items, but neither their number nor their order.
+    Functions of users may change the items themselves, but neither their number nor their order.
     """
     if type(pipe) is IterableWrapper:
         return _is_plain(pipe.iterable)

@@ -1,6 +1,7 @@
-"""The pipe that represents, in main's graph, the branch that runs in the workers.
+"""The pipe that represents, in the main process's graph, the branch that runs in the workers.
 
-Role: runs in main, and reads from the children. The reading service that created this pipe owns them.
+Role: runs in the main process, and reads from the children. The reading service that created this pipe owns the
+children.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torchdata.datapipes.datapipe import IterDataPipe
 
 @dataclass(frozen=True)
 class WorkersEpoch:
-    """The epoch that workers run, as one value, so that other threads see either this epoch or the previous one.
+    """The epoch that the workers run, as one value, so that other threads see either this epoch or the previous epoch.
 
     Args:
         children: the processes.
@@ -34,17 +35,17 @@ class WorkersEpoch:
 
 
 class WorkerOutput(IterDataPipe[Any]):
-    """Represents the branch that runs in the workers, in main's graph. This pipe yields the items of the workers in
-    turn.
+    """Represents, in the main process's graph, the branch that runs in the workers. This pipe yields the items of the
+    workers in turn.
 
     Args:
         children: the processes.
-        lasts: whether a pipe in the children keeps state beyond an epoch. If so, each later epoch begins with
+        lasts: whether a pipe in the children keeps state beyond an epoch. If this is True, each later epoch begins with
             snapshots.
-        in_order: whether main takes items in strict turn.
+        in_order: whether the main process takes one item of each worker in turn.
         lasts_in_workers: the names of the pipes in the workers that keep state beyond an epoch.
-        lasts_dealt: the names of such pipes in the dispatching process.
-        shards: the shards of the running epoch, if it was begun with other workers.
+        lasts_dealt: the names of the pipes in the dispatching process that keep state beyond an epoch.
+        shards: the shards of the running epoch, if other workers had begun it.
         pipes: the number of pipes that each worker runs.
     """
 
@@ -62,7 +63,7 @@ class WorkerOutput(IterDataPipe[Any]):
         pipes: int = 0,
     ) -> None:
         self.pipes_in_workers = pipes
-        #: The shards of the running epoch, if it was begun with other workers.
+        #: The shards of the running epoch, if other workers had begun it.
         self.shards_begun = shards
         self.run = WorkersEpoch(children, iter(()))
         self.lasts = lasts
@@ -74,9 +75,10 @@ class WorkerOutput(IterDataPipe[Any]):
         self._fresh = False
         #: Whether an earlier run began the epoch that begins now.
         self.resumes = False
-        #: The number of epochs begun in the processes, and of passes, if a pipe in main reads an epoch more than once.
+        #: The number of epochs begun in the processes, and the number of passes, which is larger if a pipe in the main
+        #: process reads an epoch more than once.
         self._epochs = self._passes = self._passes_before = 0
-        #: Why a process could not make a snapshot, according to the position that was taken last.
+        #: The reason why a process could not make a snapshot, according to the position that was taken last.
         self.unsaved: str | None = None
         self._resume_at: tuple[WorkersPosition, bool] | None = None
         self._delivery: Delivery | None = None
@@ -96,7 +98,8 @@ class WorkerOutput(IterDataPipe[Any]):
         return self.in_order or min(self._children.num_workers, self.num_shards) <= 1
 
     def adopt(self, children: Children | LocalShards, shards: Sequence[Shard] | None) -> None:
-        """Reads from other processes, which run these shards, from the next epoch on. The old processes have ended."""
+        """Reads from other processes, which run the given shards, from the next epoch on. The previous processes have
+        already ended."""
         self.shards_begun = shards
         self.run = WorkersEpoch(children, iter(()))
         children.collector.follow(self._delivery)
@@ -115,20 +118,20 @@ class WorkerOutput(IterDataPipe[Any]):
         return self._children.dispatches
 
     def go_on_at(self, position: WorkersPosition, strict: bool) -> None:
-        """Makes the next epoch resume at a position that an earlier run has reached.
+        """Makes the next epoch resume at a position of an earlier run.
 
         Args:
             position: a result of `position`.
             strict: whether the recomputed items are compared, with an error if the graph does not repeat itself.
 
         Raises:
-            ValueError: it was reached with other processes.
+            ValueError: the position belongs to other processes.
         """
         resumptions(position, self._children.num_shards, self._children.dispatches, strict)
         self._resume_at = position if strict else unverified(position), strict
 
     def start_epoch(self, commands: Callable[[int], tuple[Any, Any]]) -> None:
-        """Starts an epoch in the workers, which begin to run ahead; the next iteration reads it."""
+        """Starts an epoch in the workers, which begin to compute items. The next iteration reads this epoch."""
         self._commands = commands
         self._epochs += 1
         self._passes_before = self._passes
@@ -143,7 +146,7 @@ class WorkerOutput(IterDataPipe[Any]):
         resume = partial(_resume, children.num_shards, children.dispatches, self.in_order, strict)
         left, announced = None, self.lasts and self._passes > 1
         if position is not None:
-            self.want_large_snapshots()  # the caller of the loader uses states
+            self.want_large_snapshots()  # the user saves states of the loader
             starts = resumptions(position, children.num_shards, children.dispatches, strict)
             given, kept = [shard.given for shard in position.shards], [shard.snapshot for shard in position.shards]
             left, announced = StopPosition(given, position.turn, starts, (kept, position.dispatching)), False
@@ -151,8 +154,9 @@ class WorkerOutput(IterDataPipe[Any]):
         self.run = WorkersEpoch(children, iter(children.collector))
 
     def follow(self, delivery: Delivery | None) -> None:
-        """Gives the children's books the counter of items that the user has received; None if nothing counts them."""
-        if delivery is not self._delivery:  # a thread that reads may hold the collector
+        """Connects the children's books to the counter of items that the user has received; None if nothing counts
+        these items."""
+        if delivery is not self._delivery:  # a thread that reads may hold the lock of the collector
             self._delivery = delivery
             self._children.collector.follow(delivery)
 
@@ -167,13 +171,14 @@ class WorkerOutput(IterDataPipe[Any]):
 
     @property
     def delivered(self) -> int:
-        """The number of items that have arrived since the epoch began here."""
+        """The number of items that have arrived since this run of the epoch began."""
         return self._children.collector.delivered()
 
     def position(self, delivered: int) -> WorkersPosition | None:
-        """Returns the position of all processes when `delivered` items had arrived here; None if that is too long ago.
+        """Returns the position of all processes at the moment when `delivered` items had arrived; None if that is too
+        long ago.
 
-        May be called at any time: while another thread takes items, or from a signal handler.
+        This method may be called at any time: while another thread takes items, or from a signal handler.
         """
         run = self.run
         found = run.children.collector.places(delivered)
@@ -184,10 +189,12 @@ class WorkerOutput(IterDataPipe[Any]):
 
     @property
     def shares(self) -> list[int] | None:
-        """By shard, the number of items of the epoch; None if these numbers do not show which shards have ended.
+        """For each shard, the number of its items in the epoch; None if these numbers do not show which shards have
+        ended.
 
-        In strict turn, if another worker has delivered two items, a worker without items has ended, because it was
-        asked before the second item. A dispatching process distributes items evenly among all workers.
+        If the main process takes items in turn, and one worker has delivered two items, then a worker without items has
+        ended, because it was asked before the second item. A dispatching process distributes items evenly among all
+        workers.
         """
         run = self.run
         if not self.in_order or self.dispatches:
@@ -201,7 +208,8 @@ class WorkerOutput(IterDataPipe[Any]):
         return self._passes == self._passes_before + 1
 
     def untold(self, position: WorkersPosition | None) -> str | None:
-        """Returns why a position lacks the state that processes keep from earlier passes; None if it has that state.
+        """Returns the reason why a position lacks the state that processes keep from earlier passes; None if it has
+        that state.
 
         Args:
             position: the position; None for the beginning of the epoch.
@@ -225,10 +233,11 @@ class WorkerOutput(IterDataPipe[Any]):
         )
 
     def read_out(self) -> None:
-        """Waits until the workers end their epoch, which resumed after its last item. No other reader requests this.
+        """Waits until the workers end their epoch, which was resumed after its last item. The method is needed because
+        no other reader requests the end.
 
         Raises:
-            RuntimeError: there was another item.
+            RuntimeError: the workers yielded another item.
         """
         for _ in self.run.items:
             raise RuntimeError(
@@ -249,12 +258,12 @@ class WorkerOutput(IterDataPipe[Any]):
             raise RuntimeError(
                 "the workers have not been told to start an epoch: iterate the DataLoader2, not its pipe"
             )
-        if not self._fresh:  # a pipe in main reads the workers' output repeatedly in one epoch
+        if not self._fresh:  # a pipe in the main process reads the workers' output repeatedly in one epoch
             self._start(self._commands)
         self._fresh = False
         return self.run.items
 
-    #: Whether its name is a plural.
+    #: Whether messages refer to this pipe in the plural.
     is_several = True
 
     def __repr__(self) -> str:
@@ -271,6 +280,6 @@ def _resume(
     strict: bool,
     received: Received,
 ) -> list[Resumption | None]:
-    """Computes where each child resumes, from the items received from the workers."""
+    """Computes the position where each child resumes, from the items that were received from the workers."""
     positions, dealt = received
     return resumptions(position_of((positions, 0, dealt), dispatches, in_order), num_shards, dispatches, strict)

@@ -17,7 +17,7 @@ from torchdata.datapipes._pipe.state.layout import dump_entry
 def describe(state: Mapping[str, Any]) -> str:
     """Describes a loader's state in words: the position in the epoch, the workers, the pipes and their sizes.
 
-    Runs no code from the state, even if the state is forged, because nothing is unpickled.
+    The function runs no code from the state, even if the state is forged, because it unpickles nothing.
 
     Args:
         state: a result of `DataLoader2.state_dict`.
@@ -79,7 +79,7 @@ def _graph(where: str, sealed: Any) -> Iterator[str]:
 
 
 def _weight(value: Any) -> int:
-    """Returns the approximate size of a value in bytes; containers that occur several times count once."""
+    """Returns the approximate size of a value in bytes; a container that occurs several times counts once."""
     weight, waiting, seen = 0, [value], set()
     while waiting:
         part = waiting.pop()

@@ -1,7 +1,6 @@
 """The identity of a loader's pipeline, for comparison with states: its bytes, their number, and a fingerprint.
 
-Role: computed when a state is requested, unless a service has taken over the graph, and then kept. Owned by the
-loader.
+Role: computed when a state is requested, or before a service takes over the graph, and then kept. Owned by the loader.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from torchdata.dataloader2.state.position import Outline
 from torchdata.datapipes._pipe.graph.fingerprint import Fingerprint, difference, fingerprint
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
-#: A pipe of more bytes is part of a state only on request.
+#: A pipe with more bytes is part of a state only on request.
 _LARGE = 1 << 20
 
 
 class Identity:
-    """The identity of a loader's pipeline before a service takes it over; computed when it is requested.
+    """The identity of a loader's pipeline before a service takes it over. It is computed on the first request.
 
     Args:
         snapshot: the pipeline.
-        serialize: pickles it.
+        serialize: the function that pickles the pipeline.
     """
 
     def __init__(self, snapshot: GraphTemplate, serialize: Callable[[GraphTemplate], bytes]) -> None:
@@ -38,15 +37,15 @@ class Identity:
         self.checksum: int | None = None
 
     def note(self, datapipe: Any) -> None:
-        """Computes the fingerprint of the graph, while it is whole; only the first call has an effect."""
+        """Computes the fingerprint of the graph before a service cuts it; only the first call has an effect."""
         if self._fingerprint is None and is_pipe(datapipe):
             self._fingerprint = fingerprint(datapipe)
 
     @property
     def outline(self) -> Outline:
-        """The part of the identity that a state contains: the fingerprint, and the number of the pipe's bytes, or 0 if
-        it was not pickled. If a state does not contain the pipe, a hash of its bytes would make it possible to guess a
-        password in it."""
+        """The part of the identity that is stored in a state: the fingerprint, and the size of the pickled pipe in
+        bytes, or 0 if the pipe was not pickled. Without the pipe, a state does not contain a hash of the pipe's bytes
+        either, because such a hash would help to guess a password in the pipe."""
         if self._in_words is None:
             self._in_words = json.dumps(self._fingerprint, separators=(",", ":"))
         return Outline(self._in_words, 0 if self._pickled is None else len(self._pickled))
@@ -71,11 +70,11 @@ class Identity:
         return self._pickled if wanted else None
 
     def compare(self, outline: Outline, *, between_epochs: bool) -> None:
-        """Raises ValueError if a state is of another pipeline.
+        """Raises ValueError if a state belongs to another pipeline.
 
         Args:
             outline: the description of the pipeline in a state.
-            between_epochs: whether no item of an epoch was given when the state was saved.
+            between_epochs: whether no item of an epoch had been delivered when the state was saved.
         """
         if self._fingerprint is None:
             raise ValueError("this loader has no pipeline of its own, with which that of a state could be compared")
@@ -90,7 +89,8 @@ class Identity:
 
 
 def require_same_settings(outline: Outline, found: Fingerprint) -> None:
-    """Raises ValueError if a pipeline differs from a state's only in settings that must not change in an epoch.
+    """Raises ValueError if the only differences between a pipeline and a state's pipeline are settings that must not
+    change within an epoch.
 
     Args:
         outline: the description of the pipeline in a state that was saved inside an epoch.

@@ -1,10 +1,11 @@
 """The layout of a loader's state: `dump` converts its values to plain data, and `parse` converts them back.
 
-Role: pure functions. No other module contains the keys. This module does not unpickle anything that may run code.
+Role: pure functions. No other module contains the keys of the layout. This module does not unpickle anything that may
+run code.
 
-States are kept in files and downloaded from hubs. The checksums of the fields show damage, but not who wrote the state.
-`parse` therefore checks the type and range of each value, also in snapshots, before the value is used. The pipe in a
-state is a pickle, and so are values of pipes that need pickle.
+States are stored in files and downloaded from hubs. The checksums of the fields detect damage, but do not prove who
+wrote the state. `parse` therefore checks the type and range of each value, also in snapshots, before the value is used.
+The pipe in a state is a pickle. Values of pipes that need pickle are pickles as well.
 """
 
 from __future__ import annotations
@@ -43,21 +44,21 @@ from torchdata.datapipes._pipe.state.layout import (
 from torchdata.datapipes._pipe.state.plain import refuse_pickled
 
 SERIALIZED_DATAPIPE_KEY_NAME = "serialized_datapipe"
-#: The key of a service's own state.
+#: The key of the reading service's own state.
 READING_SERVICE_STATE_KEY_NAME = "reading_service_state"
 RANDOMNESS_STATE_KEY_NAME = "randomness_state"
 _VERSION = "version"
 #: The position of the state inside an epoch; None if the state contains only the seeds of the epoch.
 _POSITION = "iteration_state"
-#: A checksum of each other field but the version, by its name; absent in states of torchdata 0.9.
+#: Checksums by the names of all other fields, except the version. States of torchdata 0.9 have no checksums.
 _CHECKSUMS = "checksums"
 #: The fingerprint of the pipeline, and the size of its pickle in bytes.
 _PIPELINE = "pipeline"
-#: Absent without ranks.
+#: The ranks of the job. The key is absent without ranks.
 _RANKS = "ranks"
 
-#: The version of the layout written here. States without a version are from torchdata 0.9, which wrote only the first
-#: two or three keys.
+#: The version of the layout that this module writes. States without a version are from torchdata 0.9, which wrote only
+#: the first two or three keys.
 STATE_VERSION = 3
 
 #: The keys that every state of a loader has.
@@ -65,7 +66,7 @@ _REQUIRED = (SERIALIZED_DATAPIPE_KEY_NAME, READING_SERVICE_STATE_KEY_NAME)
 #: The keys that no state of torchdata 0.9 has.
 _NEW = (_VERSION, _POSITION, _CHECKSUMS, _PIPELINE, _RANKS)
 
-#: A limit for numbers of items, beyond any real epoch.
+#: A limit for numbers of items. No real epoch reaches this limit.
 _MOST = 1 << 46
 #: A limit for numbers of shards.
 _MOST_SHARDS = 1 << 20
@@ -75,11 +76,11 @@ _KINDS: dict[str, set[type]] = {"given": {int}, "drop": {int}, "ended": {bool}, 
 _KINDS |= {"seconds": {float, NoneType}, "own_seeds": {bool, NoneType}}
 _SEALED = ("graph", "generators", "beginning")
 
-#: Types of values that the text of a field contains as they are printed.
+#: Types of values that are represented by their printed form in the text of a field.
 _ATOMS = frozenset({NoneType, bool, int, float, str})
 
-#: Types of the parts of a field that a checksum covers. A service may return any object, and the text of an object may
-#: vary.
+#: Types of the parts of a field that a checksum covers. Other types are excluded, because a service may return any
+#: object, and the text of an object may vary.
 _SUMMED = frozenset({NoneType, bool, int, bytes})
 
 
@@ -141,7 +142,7 @@ def checksums(state: Mapping[str, Any], of_datapipe: int | None = None) -> dict[
 
     Args:
         state: the state.
-        of_datapipe: the checksum of the pipe, if it is known already.
+        of_datapipe: the checksum of the pipe, if this checksum is already known.
     """
     found = {}
     for field in (_POSITION, _PIPELINE, _RANKS):
@@ -166,7 +167,8 @@ def _outline(value: Any) -> str:
 
 
 def _add_words(value: Any, words: list[str]) -> None:
-    """Appends a value as text. Plain members are appended without a call, because states have hundreds of them."""
+    """Appends a value as text. Plain members are appended without a function call, because states have hundreds of
+    them."""
     if isinstance(value, (list, tuple)):
         words.append(f"[{len(value)}]")
         for part in value:
@@ -209,10 +211,12 @@ def parse(state: Any, *, allow_pickle: bool = True) -> LoaderState:
 
     Args:
         state: the state.
-        allow_pickle: whether it may contain pickled values. The pipe is exempt, because it need not be unpickled.
+        allow_pickle: whether the state may contain pickled values. The pipe is exempt, because the loader need not
+            unpickle it.
 
     Raises:
-        TypeError, ValueError: it is not a state, is of another version or damaged, or contains forbidden pickles.
+        TypeError, ValueError: the argument is not a state, is of another version or damaged, or contains forbidden
+            pickles.
     """
     if not isinstance(state, Mapping):
         raise TypeError(f"a loader's state is the dictionary that state_dict() returned, but got {state!r}")
@@ -296,7 +300,7 @@ def _ranks(ranks: Any) -> SavedRanks | None:
 
 
 def _randomness(packed: Any, is_of_0_9: bool) -> Randomness | None:
-    """Returns the randomness in a state, if any.
+    """Returns the randomness in a state; None if the state has none.
 
     The generators of torchdata 0.9 are pickles, and draw other numbers. These pickles are not loaded: the user's seed
     applies again.
@@ -416,7 +420,7 @@ def _snapshots(position: Position) -> Iterator[bytes]:
 
 
 def sealed(content: Content) -> bytes:
-    """Returns a snapshot of pipes, and of the generators, if any."""
+    """Returns a sealed snapshot of pipes, and of the generators, if any."""
     graph = dump_graph(content.entries or ())
     if content.generators is None:
         return seal(graph)
@@ -425,7 +429,8 @@ def sealed(content: Content) -> bytes:
 
 
 def opened(snapshot: Any, what: str) -> Content:
-    """Returns the contents of a snapshot after checking them. The error for damage calls the snapshot `what`."""
+    """Returns the contents of a snapshot after checking them. The error message for a damaged snapshot calls it
+    `what`."""
     content = unseal(snapshot, what)
     if not isinstance(content, dict):
         raise ValueError(f"{what} holds an object of type {type(content).__name__}")
@@ -447,5 +452,6 @@ def generators_in(snapshot: Any) -> dict[str, Any]:
 
 
 def entries_in(snapshot: Any) -> list[PipeEntry]:
-    """Returns the positions of the pipes that are sealed in a loader's state; empty if only generators are."""
+    """Returns the positions of the pipes that are sealed in a loader's state. The result is empty if only generators
+    are sealed."""
     return [*(opened(snapshot, "the graph of this loader state").entries or ())]

@@ -1,4 +1,5 @@
-"""The contents of a loader's state, as values: `layout.parse` creates them from a state, and `layout.dump` reverses it.
+"""The contents of a loader's state, as values: `layout.parse` creates the values from a state, and `layout.dump`
+converts them back.
 
 Role: pure data. Values are created when a state is taken or loaded, never for each item, and are immutable.
 """
@@ -24,14 +25,14 @@ class Shard:
     """One shard of an epoch: a replica of the pipeline with its own worker info, random streams and position.
 
     Args:
-        worker: the number of the worker that began it, on its rank.
-        workers: how many workers each rank had.
-        rank: the number of that rank.
-        ranks: how many ranks there were; 1 without ranks.
+        worker: the number of the worker that began the shard, on its rank.
+        workers: the number of workers of each rank.
+        rank: the number of the rank that began the shard.
+        ranks: the number of ranks; 1 without ranks.
         of_main: whether the main process began the shard instead of a worker, with the loader's own seeds.
-        moved: whether `rank` and `ranks` determine its items instead of the current rank's numbers, and its seeds
-            follow from the job's seeds instead of the current rank's.
-        splits: whether it is one of a fixed number of splits.
+        moved: whether `rank` and `ranks`, instead of the current rank's numbers, determine the shard's items, and
+            whether the shard's seeds follow from the job's seeds instead of the current rank's seeds.
+        splits: whether the shard is one of a fixed number of splits.
     """
 
     worker: int
@@ -48,7 +49,8 @@ class Shard:
 
 
 class ShardPosition(NamedTuple):
-    """How many of a shard's items the user has received, and its latest snapshot before; None for its beginning."""
+    """The number of a shard's items that the user has received, and the shard's latest snapshot before these; None for
+    its beginning."""
 
     given: Account
     snapshot: Kept | None = None
@@ -71,7 +73,8 @@ class WorkersPosition(NamedTuple):
 
 
 class Processes(NamedTuple):
-    """How many shards ran, whether a dispatching process did, and whether main took the items in strict turn."""
+    """The number of shards that ran, whether there was a dispatching process, and whether the main process took items
+    in strict turn."""
 
     shards: int
     dispatches: bool
@@ -83,19 +86,19 @@ class Position(NamedTuple):
 
     Args:
         given: the number of items of the epoch that were delivered.
-        drop: how many of them were delivered after the snapshot of main's part of the graph.
+        drop: the number of these items that were delivered after the snapshot of the main process's part of the graph.
         ended: whether the epoch had ended.
-        graph: the state of main's part, sealed; None at its beginning, or if it holds no relevant state.
-        generators: the global generators, sealed, if main runs functions of the user.
-        beginning: the generators at the beginning of the epoch, if they are needed to begin it anew.
+        graph: the sealed state of the main process's part; None at its beginning, or if it holds no relevant state.
+        generators: the sealed global generators, if the main process runs functions of the user.
+        beginning: the generators at the beginning of the epoch, if a resume needs them to begin the epoch anew.
         workers: the positions of the workers.
         in_main: whether no worker processes ran the graph.
         seconds: the duration of the epoch so far.
         processes: the processes that ran the graph; None without workers.
-        shards: the shards of the epoch, if it was begun with other workers.
+        shards: the shards of the epoch, if other workers had begun it.
         own_seeds: whether the pipes had drawn the seeds of the epoch themselves; None with workers.
         untold: why the workers' part lacks the state that lasts beyond their current pass; None if it has that state.
-            States do not hold this.
+            States do not contain this field.
     """
 
     given: int
@@ -113,17 +116,17 @@ class Position(NamedTuple):
     untold: str | None = None
 
     def at(self, given: int, **known: Any) -> Position:
-        """Returns the position after more items were delivered, if nothing was dropped at this position.
+        """Returns the position after more items were delivered, if no item was dropped at this position.
 
         Args:
             given: the number of items that were delivered.
-            known: the values of other fields at that time.
+            known: the values of other fields at that moment.
         """
         return self._replace(given=given, drop=given - self.given, **known)
 
 
 class Content(NamedTuple):
-    """The contents of a sealed snapshot: of main's pipes, of main's generators, or of a child's graph.
+    """The contents of a sealed snapshot: of the main process's pipes, of its generators, or of a child's graph.
 
     Args:
         entries: the positions of pipes; None if there are only generators.
@@ -137,7 +140,8 @@ class Content(NamedTuple):
 
 
 class Randomness(NamedTuple):
-    """The user's seed, whether it is still to be applied, the generator now and at the beginning of the epoch."""
+    """The user's seed, whether this seed must still be applied, the current generator, and the generator at the
+    beginning of the epoch."""
 
     seed: int | None
     is_due: bool
@@ -151,7 +155,7 @@ class Randomness(NamedTuple):
 
 @dataclass(frozen=True)
 class Outline:
-    """A description of a pipeline as JSON, and the size of its pickle in bytes, 0 if there is none."""
+    """A description of a pipeline as JSON, and the size of its pickle in bytes, or 0 if there is no pickle."""
 
     words: str
     length: int
@@ -172,9 +176,9 @@ class LoaderState(NamedTuple):
         randomness: the seeds of the epochs.
         outline: the description of the pipeline; states of torchdata 0.9 have none.
         position: the position in the epoch; None if the state contains only the seeds of the epoch.
-        ranks: the rank of the loader; None if there were none.
-        is_of_0_9: whether torchdata 0.9 saved it, which saved no version and no position.
-        saved: the state that was loaded, as it was given.
+        ranks: the rank of the loader, and the number of ranks; None without ranks.
+        is_of_0_9: whether torchdata 0.9 saved the state. Such a state has no version and no position.
+        saved: the state in the form in which it was loaded.
     """
 
     pipe: Any
@@ -188,5 +192,5 @@ class LoaderState(NamedTuple):
 
     @property
     def is_between_epochs(self) -> bool:
-        """Whether no item of the epoch is recomputed or passed over."""
+        """Whether no item of the epoch must be recomputed or skipped."""
         return self.position is None or (self.position.ended and self.position.workers is None)

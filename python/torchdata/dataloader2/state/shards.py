@@ -1,7 +1,7 @@
 """The shards of a resumed epoch, for a loader with other workers or ranks than at the beginning of the epoch.
 
-Role: pure functions over positions. The shards of an epoch never change. A loader that resumes it distributes
-the shards among its workers, and the ranks take them in turn.
+Role: pure functions over positions. The shards of an epoch never change. A loader that resumes the epoch distributes
+the shards among its workers, and the ranks take shards in turn.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def shards_of(position: Position) -> Sequence[Shard]:
 
 
 def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Position:
-    """Returns the position of one rank in a job with another number of ranks: it takes every `ranks`-th shard.
+    """Returns the position of one rank in a job with another number of ranks, in which each rank takes every `ranks`-th
+    shard.
 
     Args:
         positions: by rank, the positions of all ranks of the saved job, each with workers.
@@ -34,7 +35,7 @@ def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Pos
         ranks: the current number of ranks.
 
     Raises:
-        ValueError: a rank was at an item that it had not delivered yet.
+        ValueError: a rank had requested an item that it had not delivered yet.
     """
     old, by_rank = len(positions), []
     for number, position in sorted(positions.items()):
@@ -70,7 +71,8 @@ def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Pos
 
 
 def _without_held(position: Position) -> WorkersPosition:
-    """Returns where the shards were after the delivered items. Items that pipes in main held are recomputed.
+    """Returns the positions of the shards after the delivered items. Items that pipes in the main process held are
+    recomputed.
 
     Raises:
         ValueError: the shards of the held items are unknown.
@@ -94,13 +96,14 @@ def _without_held(position: Position) -> WorkersPosition:
 
 
 def in_workers(position: Position, pipes: int | None, *, alone: bool = False) -> Position:
-    """Returns the position of a pipeline that ran in main as the position of one shard that a worker runs.
+    """Converts the position of a pipeline that ran in the main process to the position of one shard that a worker runs.
 
     Args:
-        position: the position of main.
-        pipes: the number of pipes that the worker runs, while the other pipes stay in main; None if still unknown.
-        alone: whether the result must not contain state of pipes that stay in main. If there is such state, the shard
-            starts from the beginning, and recomputes the delivered items.
+        position: the position of the main process.
+        pipes: the number of pipes that the worker runs, while the other pipes stay in the main process; None if still
+            unknown.
+        alone: whether the result must not contain state of pipes that stay in the main process. If there is such state,
+            the shard starts from the beginning, and recomputes the delivered items.
 
     Raises:
         ValueError: the pipes drew seeds that workers do not have.
@@ -115,9 +118,9 @@ def in_workers(position: Position, pipes: int | None, *, alone: bool = False) ->
     if position.graph is not None:
         entries, generators = entries_in(position.graph), generators_in(position.generators or position.beginning)
         own, others = entries[:pipes], entries[pipes:] if pipes is not None else []
-        if others and others[0].type == AHEAD:  # an in-process service has added this pipe
+        if others and others[0].type == AHEAD:  # an in-process service has added the pipe that reads ahead
             own, others = entries[: len(own) + 1], others[1:]
-        holds = bool(others)  # the items that they hold may be pickled
+        holds = bool(others)  # the items that the other pipes hold may be pickled
         read = own[-1].yielded if holds else position.given - position.drop
         content = sealed(Content(own, generators))
         snapshot = None if alone and (holds or position.drop) else ((read, 0), 1, (0, 0), content)

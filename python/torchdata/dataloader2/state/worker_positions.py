@@ -15,7 +15,7 @@ from torchdata.dataloader2.state.position import ShardPosition, WorkersPosition
 from torchdata.datapipes._pipe.graph.graph import Graph, graph_of
 from torchdata.datapipes._pipe.state.hooks import hooks_of
 
-#: A number beyond the items of any epoch.
+#: A number that is larger than the number of items in any epoch.
 _ALL = 1 << 62
 
 #: Seeds, which are drawn anew for each epoch.
@@ -32,14 +32,15 @@ def position_of(found: tuple[Any, int, Any], dispatches: bool, in_order: bool) -
 
 
 def why_unsaved(found: tuple[Any, int, Any]) -> str | None:
-    """Returns why a process could not make a snapshot, if the engine's books contain a reason."""
+    """Returns the reason why a process could not make a snapshot, if the engine's books contain a reason."""
     positions, _, dealt = found
     contents = [snapshot[3] for _, snapshot in positions if snapshot] + ([dealt[2]] if dealt else [])
     return next(filter(None, map(reason_in, contents)), None)
 
 
 def resumptions(position: WorkersPosition, num_shards: int, dispatches: bool, strict: bool) -> list[Resumption | None]:
-    """Returns where each shard resumes, and the dispatching process last.
+    """Returns the positions where the shards resume, in their order, followed by the position of the dispatching
+    process.
 
     Args:
         position: the saved position.
@@ -107,7 +108,7 @@ def unverified(place: WorkersPosition) -> WorkersPosition:
 
 
 def lasts(*datapipes: DataPipe | Graph | None) -> bool:
-    """Whether a pipe keeps state beyond an epoch, so that the seeds alone do not determine how the next epoch
+    """Returns whether a pipe keeps state beyond an epoch, so that the seeds alone do not determine how the next epoch
     begins."""
     return any(_lasts(pipe) for datapipe in datapipes if datapipe is not None for pipe in graph_of(datapipe))
 
@@ -121,7 +122,7 @@ def names_of_lasting(datapipe: DataPipe | Graph | None) -> list[str]:
 def _lasts(pipe: Any) -> bool:
     kind = type(pipe)
     if not hasattr(kind, "iteration_state"):
-        ours = kind.__module__.startswith("torchdata.")  # they keep nothing unless they declare it
+        ours = kind.__module__.startswith("torchdata.")  # pipes of this package keep no state unless they declare it
         return not ours and hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
     if hooks_of(pipe)._outlives_epochs():
         return True
