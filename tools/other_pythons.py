@@ -6,8 +6,8 @@ and the files whose tests start no process. Then each pair of versions exchanges
 not run.
 
 A version is searched on PATH, under pyenv, and in a chroot. `make chroot` creates a chroot with Debian's development
-branch, which has versions that a distribution does not have yet. The checkout and /tmp are mounted into the chroot in a
-separate mount namespace, so no mount remains afterwards. This needs root.
+branch, which has newer versions than a distribution. The checkout and /tmp are mounted into the chroot in a
+separate mount namespace, so no mount remains afterwards. The chroot needs root.
 
 A library that cannot be installed for a version is left out. PyTorch is installed only on request. Tests that need a
 missing library are skipped.

@@ -1,7 +1,7 @@
 """Writes the project's addresses into pyproject.toml: `python tools/project_urls.py ADDRESS`.
 
-Role: the release workflow calls this before the build, with the address of its repository. Therefore
-a wheel links to the repository that built it, also in a fork, and never to an address that does not exist.
+Role: the release workflow calls this before the build, with the address of its repository. A wheel
+therefore links to the repository that built it, also in a fork, and never to an address that does not exist.
 """
 
 from __future__ import annotations

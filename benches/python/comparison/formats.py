@@ -1,6 +1,6 @@
 """Reading in one process: tar archives, TFRecords, cached files and S3 objects, by this project and by others.
 
-The harness writes the files once. Every contender is a child that repeatedly reads one of the files with its content.
+The harness writes the files once. Every contender is a child process that repeatedly reads one of the files.
 moto serves the objects from a process that ends with the child.
 """
 

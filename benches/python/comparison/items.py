@@ -82,12 +82,12 @@ def array(n: int) -> Any:
 
 
 def flipped(n: int) -> Any:
-    """Returns the same array as a mirrored image, with rows that are read backward."""
+    """Returns the array of 150 KiB as a mirrored image, with rows that are read backward."""
     return array(n).reshape(IMAGE_SHAPE)[:, ::-1]
 
 
 def transposed(n: int) -> Any:
-    """Returns the same array as an image with the channels first."""
+    """Returns the array of 150 KiB as an image with the channels first."""
     return array(n).reshape(IMAGE_SHAPE).transpose(2, 0, 1)
 
 
@@ -309,7 +309,7 @@ def crops_by_pillow(n: int, large: bool = False) -> Any:
 
 
 def crops_by_us(n: int, large: bool = False, scale: Any = "exact") -> Any:
-    """Returns such crops decoded by `torchdata.images` directly into one block."""
+    """Returns random crops decoded by `torchdata.images` directly into one block."""
     import torch
 
     from torchdata.images import decode_batch, random_resized_crop
@@ -320,7 +320,7 @@ def crops_by_us(n: int, large: bool = False, scale: Any = "exact") -> Any:
 
 
 def crops_by_spdl(n: int, large: bool = False) -> Any:
-    """Returns such crops decoded by spdl: FFmpeg crops and scales during decoding."""
+    """Returns random crops decoded by spdl: FFmpeg crops and scales during decoding."""
     import spdl.io
     import torch
 
