@@ -2,8 +2,8 @@
 
 Role: builds the wheel twice and the sdist once, and checks names and versions, contents, licenses and size. It also
 runs programs with both files in empty environments of all installed versions of Python. It prints one line for each
-check, and lists what could not be checked. Without VERSION, the version of Cargo.toml is checked, and CHANGELOG.md needs no
-heading for it.
+check, and lists what could not be checked. Without VERSION, the version of Cargo.toml is checked, and CHANGELOG.md
+needs no heading for it.
 """
 
 from __future__ import annotations

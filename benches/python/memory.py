@@ -66,7 +66,7 @@ class Rows:
 
 
 class Measured(Rows):
-    """A dataset of which each item is a number, so that no large items are in flight."""
+    """A dataset whose items are numbers, so that no large items are in flight."""
 
     def __getitem__(self, index: int) -> Any:
         item = self.data[index]
@@ -140,7 +140,7 @@ def arrow_strings(size: float) -> Any:
 
 
 class Every(Rows):
-    """A dataset of which each item reads a hundredth of the data."""
+    """A dataset in which each item reads a hundredth of the data."""
 
     def __len__(self) -> int:
         return ITEMS
@@ -207,13 +207,13 @@ DATASETS: dict[str, Callable[[float], Any]] = {
 }
 #: The start methods of each row; "" means that the loader has no workers.
 SHARED = ("forkserver", "spawn", "fork")
-#: For each row, the most that a loader may need beside torch: in total, and at its peak. Row 3 has no target.
+#: For each row, the largest allowed ratio to torch's memory: in total, and at its peak. Row 3 has no target.
 TARGETS = {"1": (1.0, None), "2": (0.8, None), "4 ": (1.05, None), "4b": (1.05, 1.05)}
 #: With 4 workers or more, row 2 has another target.
 TARGET_2_WITH_4 = 0.55
 #: Parts of the names of rows: an empty dataset, and items that are only read in the workers.
 EMPTY, READ = " empty", " read"
-#: A further worker may cost this ratio of its costs over an empty dataset.
+#: The largest allowed ratio of a further worker's memory to that of a worker over an empty dataset.
 FURTHER = 1.05
 #: Megabytes that two equal measurements may differ by.
 NOISE = 5
@@ -387,7 +387,7 @@ def against_torch(order: Order, figures: dict[str, float], rival: dict[str, floa
 
 
 def further(order: Order) -> None:
-    """Prints what a further worker costs if it reads the data, and over an empty dataset."""
+    """Prints the memory that a further worker needs if it reads the data, and over an empty dataset."""
     costs = []
     for row in (f"{order.row}{EMPTY}{READ}", f"{order.row}{READ}"):
         few, many = (run(replace(order, row=row, workers=order.workers + more), sys.executable) for more in (0, 2))
@@ -400,7 +400,7 @@ def further(order: Order) -> None:
 
 
 def compare_held(asked: argparse.Namespace) -> None:
-    """Measures what pipes hold, beside torchdata 0.9."""
+    """Measures the memory that pipes hold, compared with torchdata 0.9."""
     rows = [row for row in HELD[:2] if not asked.only or any(map(row.startswith, asked.only))]
     loaders = [("two", sys.executable)] + [("0.9", asked.upstream_python)] * bool(asked.upstream_python)
     if not rows:

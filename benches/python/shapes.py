@@ -1,8 +1,8 @@
 """Items of many shapes: the rate at which two workers move each kind of item, compared with torch's DataLoader.
 
 For each shape, the two loaders take turns in one process, with new workers each time. Medians and the range of ratios
-are printed, the lowest first. Torch does not collate the items (`collate_fn`), so that both deliver the same. This
-needs torch, and measures more shapes if pandas, Pillow, pyarrow and SciPy are installed.
+are printed, the lowest first. Torch does not collate the items (`collate_fn`), so that both deliver the same items. The
+benchmark needs torch, and measures more shapes if pandas, Pillow, pyarrow and SciPy are installed.
 
     python benches/python/shapes.py                     all shapes: about ten minutes
     python benches/python/shapes.py --only tensor       those whose name contains the word

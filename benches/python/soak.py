@@ -24,9 +24,9 @@ from comparison import memory
 
 #: Seconds between two states, two kills and two measurements.
 STATE_S, KILL_S, MEASURE_S = 1.0, 7.0, 2.0
-#: The memory at the end may have this ratio to the memory after the loaders have settled.
+#: The largest allowed ratio of the memory at the end to the memory after the loaders have settled.
 MOST = 1.02
-#: The number of measurements of which the median is taken: two minutes. The memory depends on what was killed last.
+#: The number of measurements in a median: two minutes. The memory depends on which worker was killed last.
 SAMPLES = 60
 
 
@@ -74,7 +74,7 @@ class Events:
         self.samples: list[tuple[float, int, int]] = []
 
     def happen(self, loader: Any) -> None:
-        """Does what is due, after an item."""
+        """Runs the events that are due after an item."""
         now = time.monotonic()
         if now - self.stated >= STATE_S:
             self.stated, self.states = now, self.states + 1

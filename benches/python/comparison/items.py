@@ -58,10 +58,10 @@ def same(item: Any) -> Any:
 
 _CHANCE = random.SystemRandom()
 _SHIFT = bytearray(64 * 1024 + _CHANCE.randrange(0, 4096, 16))
-"""A block that moves all that is made after it by part of a page, another part in each run.
+"""A block of random size, which shifts all later allocations by a part of a page that differs between runs.
 
-Where two blocks begin inside their pages makes a copy of 150 KiB up to 12 % slower or faster. Without chance a version
-of this project keeps the luck of its heap, which no number of runs evens out.
+The offsets of two blocks in their pages make a copy of 150 KiB up to 12 % slower or faster. Without the random shift,
+each version of this project would always have the same offsets, and the median of many runs would not be fair.
 """
 
 
@@ -92,7 +92,7 @@ def transposed(n: int) -> Any:
 
 
 def cropped(n: int) -> Any:
-    """Returns an image of the same size, cropped from a larger one."""
+    """Returns an image of 150 KiB, cropped from a larger image."""
     height, width, channels = IMAGE_SHAPE
     larger = _template((height + 20) * (width + 20) * channels).copy()
     larger[0] = n & 0xFF
@@ -100,7 +100,7 @@ def cropped(n: int) -> Any:
 
 
 def times(n: int) -> Any:
-    """Returns a new datetime array of the same size."""
+    """Returns a new datetime array of 150 KiB."""
     return array(n).view("M8[s]")
 
 

@@ -27,7 +27,7 @@ def dispatched(source: range, make: Any) -> Any:
 
 
 def batched(source: range, make: Any) -> Any:
-    """Returns the same source in lists of the size of an image batch."""
+    """Returns the sharded source in lists of the size of an image batch."""
     return shared_out(source, make).batch(items.TOGETHER)
 
 

@@ -57,7 +57,7 @@ class Workload:
     start_method: str = "fork"
 
     def beside_before(self) -> Workload:
-        """Returns the same workload for this project and an earlier state of it, without rivals and goals."""
+        """Returns this workload for the project and an earlier state of it, without rivals and goals."""
         now = next(one for one in self.contenders if one.name == OURS)
         return replace(self, contenders=(now, replace(now, name=BEFORE)), goals=())
 
@@ -89,7 +89,7 @@ def starting(start_method: str, most: float, goal: str) -> Workload:
 
 
 def starting_with_torch(start_method: str, late: bool = False) -> Workload:
-    """Returns workloads with workers that need torch: the main module imports torch at its top, or later with
+    """Returns workloads with workers that need torch. The main module imports torch at its top, or later with
     `late`."""
     with_torch = {"imports": ["torch"]} if late else {"main": "child_with_torch"}
     return Workload(
@@ -150,7 +150,7 @@ def of_numbers(item: str, title: str) -> Workload:
 
 
 def crowd(workers: int) -> Workload:
-    """Returns workloads with more workers than cores that only send. The last of many start seconds later."""
+    """Returns workloads with more workers than cores that only send. The last worker starts seconds after the first."""
     options = {"workers": workers, "warm_up": SETTLING_S}
     both = (Contender(OURS, "ours", options), Contender(TWO, "ours"))
     goals = (Goal("at least half the rate of 2 workers", TWO, at_least=0.5),)
