@@ -34,7 +34,7 @@ except ImportError:  # the loader only needs the base class of configurations
 
 
 def lines(path: str | None) -> Sequence[str]:
-    """Reads the documents of a text file with one document per line. Replace this with `datasets.load_dataset`, say."""
+    """Reads the documents of a text file with one document per line. Replace it with your own reader."""
     assert path is not None, "give dataset_path"
     return Path(path).read_text().splitlines()
 
@@ -107,7 +107,7 @@ class SplitsDataLoader(BaseDataLoader):
         return iter(self.loader)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the states of all ranks, in a form that fits any degree. Call it on all ranks after the same step."""
+        """Returns the states of all ranks, in a form that fits any degree. Call on all ranks after the same step."""
         states = [self.loader.state_dict(with_pipe=False)]
         if self.group is not None:
             own, states = states[0], [None] * self.group.size()
@@ -115,6 +115,6 @@ class SplitsDataLoader(BaseDataLoader):
         return {"ranks": pickle.dumps(dict(enumerate(states)))}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resumes from the states of all ranks. The number of ranks may have changed since."""
+        """Resumes from the states of all ranks. The number of ranks may have changed since they were saved."""
         if state_dict:
             self.loader.load_state_dict(pickle.loads(state_dict["ranks"]))

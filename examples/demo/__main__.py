@@ -119,7 +119,7 @@ def _survives(folder: Path, options: argparse.Namespace, usual: train.Epoch) -> 
             warnings.simplefilter("ignore", RuntimeWarning)  # the killed worker is reported below
             found = train.epoch(_kill_one(loader), told=True)
         restarts = loader.stats().restarts
-    # In an epoch of a few batches, the worker may have sent its last batch already. Then it is not replaced.
+    # In an epoch of a few batches, a worker that has already sent its last batch is not replaced.
     replaced = restarts == 1 or len(usual.batches) <= 4 * options.workers
     same = found.batches == usual.batches and replaced
     behind = f"{restarts} took its place" if restarts else "it had sent all of its images"

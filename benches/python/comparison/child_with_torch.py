@@ -1,6 +1,6 @@
 """Runs `child` in a program whose main module imports torch at its top, as training programs do.
 
-Therefore spawned worker processes import torch first.
+Spawned worker processes import the main module, so they import torch first.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def array(n: int) -> Any:
 
 
 def flipped(n: int) -> Any:
-    """Returns the same array as a mirrored image, with rows that are read backward."""
+    """Returns the array of 150 KiB as a mirrored image, with rows that are read backward."""
     return array(n).reshape(IMAGE_SHAPE)[:, ::-1]
 
 
@@ -94,7 +94,7 @@ def transposed(n: int) -> Any:
 
 
 def cropped(n: int) -> Any:
-    """Returns an image of the same size, cropped from a larger one."""
+    """Returns an image of 150 KiB, cropped from a larger image."""
     height, width, channels = IMAGE_SHAPE
     larger = _template((height + 20) * (width + 20) * channels).copy()
     larger[0] = n & 0xFF
@@ -102,7 +102,7 @@ def cropped(n: int) -> Any:
 
 
 def times(n: int) -> Any:
-    """Returns a new datetime array of the same size."""
+    """Returns a new datetime array of 150 KiB."""
     return array(n).view("M8[s]")
 
 

@@ -58,7 +58,7 @@ class Workload:
     start_method: str = "fork"
 
     def beside_before(self) -> Workload:
-        """Returns the same workload for this project and an earlier state of it, without rivals and goals."""
+        """Returns this workload for the project and an earlier state of it, without rivals and goals."""
         now = next(one for one in self.contenders if one.name == OURS)
         return replace(self, contenders=(now, replace(now, name=BEFORE)), goals=())
 
@@ -90,7 +90,7 @@ def starting(start_method: str, most: float, goal: str) -> Workload:
 
 
 def starting_with_torch(start_method: str, late: bool = False) -> Workload:
-    """Returns workloads with workers that need torch: the main module imports torch at its top, or later with
+    """Returns workloads with workers that need torch. The main module imports torch at its top, or later with
     `late`."""
     with_torch = {"imports": ["torch"]} if late else {"main": "child_with_torch"}
     return Workload(
