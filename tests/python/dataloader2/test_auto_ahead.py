@@ -1,4 +1,4 @@
-"""`"auto"` as the number of items that a thread reads ahead."""
+"""`"auto"` sets the number of items that a thread reads ahead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where rank 0 listens, and the cost of foreign connections."""
+"""Rank 0 listens only where the job needs it, and connections of other programs cost little."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers on a Ray cluster of this machine: large items, messages, hangs, shutdown, and refused arguments."""
+"""Workers on a local Ray cluster handle large items, messages, hangs and shutdown, and refuse wrong arguments."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def test_equal_items_of_a_source_that_is_said_to_split_itself_are_no_error() -> 
         list(loader)
 
 
-# -- which filters are watched at all ----------------------------------------------------------------
+# -- sharding filters whose order of items is compared between workers ------------------------------
 
 
 def is_sampled(_item: Any) -> bool:

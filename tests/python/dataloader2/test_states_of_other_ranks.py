@@ -1,4 +1,4 @@
-"""States of one rank in loaders of other ranks: each rank has its own, and another rank's state is an error by name."""
+"""Each rank loads only its own state: the state of another rank causes an error that names both ranks."""
 
 from __future__ import annotations
 

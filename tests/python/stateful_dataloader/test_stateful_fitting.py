@@ -1,4 +1,4 @@
-"""Which states a loader accepts and when: existing iterators, other ranks, other datasets and samplers."""
+"""A loader accepts or refuses states of existing iterators, other ranks, other datasets and other samplers."""
 
 from __future__ import annotations
 
