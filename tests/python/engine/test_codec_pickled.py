@@ -1,4 +1,4 @@
-"""Strings that items share, and users' customizations of pickling."""
+"""Strings that several parts of an item share arrive equal, and users' customizations of pickling are respected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shared memory of real worker processes: released memory, damaged memory, a full disk, and descriptors."""
+"""The shared memory of worker processes is released, and damage or a full disk causes a clear error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random bytes in the memory that processes share (see `random_scribbles`), and damaged pages of counters."""
+"""Random bytes in the memory that processes share (see `random_scribbles`) cause an error and never wrong items."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A loader over nodes: its epochs, its states, and the beginning of both."""
+"""A loader over nodes runs epochs, saves and loads states, and begins each epoch at the right item."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes with threads: errors at the right position, exact states, and threads that always end."""
+"""Nodes with threads raise errors at the right position, have exact states, and always end their threads."""
 
 from __future__ import annotations
 

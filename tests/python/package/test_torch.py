@@ -1,4 +1,4 @@
-"""Interoperability with PyTorch: its tools and its DataLoader accept our pipes, and we accept its pipes."""
+"""PyTorch's tools and its DataLoader accept pipes of this package, and this package accepts PyTorch's pipes."""
 
 from __future__ import annotations
 

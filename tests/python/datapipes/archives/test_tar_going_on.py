@@ -1,4 +1,4 @@
-"""Tar archives that are resumed in the middle: which members they yield, and how much is read again."""
+"""Tar archives that are resumed in the middle yield the remaining members, and little is read again."""
 
 from __future__ import annotations
 

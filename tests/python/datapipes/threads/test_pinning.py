@@ -1,4 +1,4 @@
-"""Pinned memory: the values that are pinned, the values that are returned unchanged, and the behavior without CUDA."""
+"""Pinning memory copies tensors, returns other values unchanged, and does nothing without CUDA."""
 
 from __future__ import annotations
 
