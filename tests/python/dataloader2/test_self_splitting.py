@@ -1,6 +1,4 @@
-"""Sources that may split their items among the workers themselves: each item arrives once, or an error gives the
-reason.
-"""
+"""If sources may split their items among the workers themselves, each item arrives once, or an error gives the reason."""
 
 from __future__ import annotations
 

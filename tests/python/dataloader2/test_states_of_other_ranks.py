@@ -1,4 +1,4 @@
-"""Each rank loads only its own state: the state of another rank causes an error that names both ranks."""
+"""Each rank loads only its own state: the state of another rank causes an error that tells what to do."""
 
 from __future__ import annotations
 

@@ -278,7 +278,7 @@ def test_nodes_over_a_source_out_of_order_neither_lose_nor_double_items() -> Non
         node.shutdown()
 
 
-# -- the end ------------------------------------------------------------------------------------------
+# -- ending threads -----------------------------------------------------------------------------------
 
 
 @each_kind

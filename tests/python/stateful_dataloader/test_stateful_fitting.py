@@ -31,7 +31,7 @@ def state_after(loader: Any, batches: int | None) -> Any:
     return json.loads(json.dumps(loader.state_dict()))
 
 
-# -- an iterator that was made before ----------------------------------------------------------------------
+# -- loading a state while an iterator exists --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options", WORKERS, ids=str)

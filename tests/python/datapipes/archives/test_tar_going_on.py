@@ -217,7 +217,7 @@ def test_a_stream_that_cannot_seek_is_read_up_to_the_position(tmp_path: Path, re
     ]
 
 
-# -- behind a server -------------------------------------------------------------------------------
+# -- archives on a server --------------------------------------------------------------------------
 
 
 def http(url: str) -> Any:

@@ -1,4 +1,4 @@
-"""Pinning memory copies tensors, returns other values unchanged, and does nothing without CUDA."""
+"""Pinning memory keeps the types of containers, returns other objects unchanged, and raises an error without CUDA."""
 
 from __future__ import annotations
 
