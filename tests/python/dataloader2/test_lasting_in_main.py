@@ -1,4 +1,4 @@
-"""State that pipes of the main process keep between epochs, over workers' items, is part of the states of later epochs."""
+"""State that pipes of the main process keep between epochs is part of the states of later epochs."""
 
 from __future__ import annotations
 

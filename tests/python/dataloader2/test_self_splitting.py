@@ -1,4 +1,4 @@
-"""If sources may split their items among the workers themselves, each item arrives once, or an error gives the reason."""
+"""If sources may split their items among the workers themselves, each item arrives once, or an error explains why."""
 
 from __future__ import annotations
 
