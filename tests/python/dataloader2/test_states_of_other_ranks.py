@@ -1,4 +1,4 @@
-"""Each rank loads only its own state: the state of another rank causes an error that tells what to do."""
+"""Within an epoch, each rank loads only its own state, and the state of another rank causes an explanatory error."""
 
 from __future__ import annotations
 

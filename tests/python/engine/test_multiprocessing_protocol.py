@@ -1,4 +1,4 @@
-"""Messages between the main process, workers and the dispatching process arrive in epochs, calls, passes and exits.
+"""The main process, workers and the dispatching process exchange messages without hanging or losing items.
 
 Each of these tests once hung, lost items or did not name the process, before the protocol was defined.
 """
