@@ -3,8 +3,8 @@
 //! The checks detect accidents, such as stray pointers, but not attacks. They cover the words and units that the
 //! protocol depends on. The contents of blocks are not covered, because that would cost as much as copying them.
 
-/// An odd constant. Because of this constant, every change within one byte of a value changes the check. A test
-/// verifies this.
+/// An odd constant, with which every change within one byte of a value changes the check. A test verifies this
+/// property.
 const WORD: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Makes a word of zeros invalid, because wiped memory consists of zeros.
 const NOT_ZERO: u64 = 0x5bd1;
@@ -19,7 +19,7 @@ const SEALED: u64 = (1 << SEALED_BITS) - 1;
 
 /// Seals a value for shared memory: the lower 48 bits of `value`, and a check in the upper bits.
 ///
-/// Reading and writing one word is atomic. A change within one byte is always detected, any other change with a
+/// Reading and writing one word is atomic. The check detects every change within one byte, and any other change with a
 /// probability of 1 - 2^-16.
 #[inline]
 pub const fn seal(value: u64) -> u64 {
@@ -267,7 +267,7 @@ mod tests {
             assert_eq!(sum(4096, 0, &bytes), right);
             assert_eq!(copy[..len], bytes[..len], "copied as they were summed");
 
-            // If the source ends with its last byte, zeros follow.
+            // If no readable byte follows the source, the copy is padded with zeros.
             let exact = bytes[..len].to_vec();
             let mut copy = vec![255; padded];
             // SAFETY: the source has `len` bytes, and the copy has that length, padded.

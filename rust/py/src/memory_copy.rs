@@ -1,5 +1,5 @@
-//! Copies of memory that Python objects own, to be put back there: the generators of random numbers of a shard, while
-//! another shard runs in its process.
+//! Saves and restores memory that Python objects own: the state of a shard's random number generators, while another
+//! shard runs in the same process.
 
 use std::sync::{Mutex, PoisonError};
 

@@ -3,9 +3,9 @@
 //!
 //! The API is a table of pointers in a capsule. This module looks up the table itself, and uses only type definitions
 //! of the `numpy` crate. The crate panics if the lookup fails, for example because a signal handler raises, and keeps
-//! the table under a lock that a forked child may inherit while it is held. Here, a failure is an exception, and the
-//! next call retries. The table is published by one store, and two threads that look it up at the same time find the
-//! same table.
+//! the table under a lock that a forked child may inherit while it is held. In this module, a failed lookup raises an
+//! exception, and the next call retries. The table is published by one store, and two threads that look it up at the
+//! same time find the same table.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::NonNull;

@@ -1,7 +1,7 @@
 //! Python class for the meeting of ranks. Sockets are passed as descriptors, and waits release the GIL.
 //!
-//! A forked child has the meeting without its thread, and perhaps with its lock held. There, every method raises an
-//! error, and nothing is dropped. The Python code takes the sockets from the caller.
+//! A forked child has the meeting without its thread, and perhaps with its lock held. In a forked child, every method
+//! raises an error, and nothing is dropped. The Python code takes the sockets from the caller.
 
 use std::mem::ManuallyDrop;
 use std::net::{TcpListener, TcpStream};
@@ -75,7 +75,8 @@ impl PyMeeting {
         meeting.clone().ok_or_else(|| PyRuntimeError::new_err("the meeting of ranks was closed"))
     }
 
-    /// Waits for the end of an operation until the timeout, and then a little longer for the verdict.
+    /// Waits for the end of an operation until the timeout, and then a little longer for the list of the ranks at
+    /// fault.
     fn end_of(&self, py: Python<'_>, operation: u64, timeout: f64) -> PyResult<Result<i64, Blame>> {
         let meeting = self.get()?;
         let mut answer = None;

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use torchdata_core::seed::SeedGenerator;
 
-/// See `torchdata.dataloader2.random.SeedGenerator`, which wraps it.
+/// The class that `torchdata.dataloader2.random.SeedGenerator` wraps.
 #[pyclass(frozen, name = "SeedGenerator", module = "torchdata._native")]
 pub struct PySeedGenerator(Mutex<SeedGenerator>);
 

@@ -8,7 +8,7 @@ use torchdata_core::process::watching::{self, Stall, Watch};
 
 /// The function to call, with the key, the seconds and the thread, if a call does not return.
 ///
-/// FORK: set during an import, which Python's import lock covers.
+/// FORK: set during an import, while Python's import lock is held.
 static ON_STALL: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
 /// The watch of this process. The caller holds the GIL.

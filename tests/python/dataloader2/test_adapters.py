@@ -1,4 +1,4 @@
-"""Adapters: shuffling, sharding and prefetching of a loader's copy of the graph."""
+"""Adapters set shuffling, sharding and prefetching in the loader's copy of the graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`num_workers="auto"`: one choice when the loader starts, also if it resumes."""
+"""`num_workers="auto"` chooses a number once when the loader starts, also if the loader resumes."""
 
 from __future__ import annotations
 

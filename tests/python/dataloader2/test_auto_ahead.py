@@ -1,4 +1,4 @@
-"""`"auto"` as the number of items that a thread reads ahead."""
+"""With `"auto"`, a thread reads further ahead if that saves waiting, but less far if items are large."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A loader behaves the same with any backend: order, states, other numbers of workers, exits, errors, random runs.
+"""A loader behaves the same with any backend, also if it resumes, if processes exit, or if functions raise.
 
 The backends are processes, processes with carriers, and Ray on one node and on three nodes.
 """
@@ -233,7 +233,7 @@ def test_an_error_in_the_dispatching_process_comes_after_the_earlier_items(backe
     assert got == list(range(0, 14, 2))
 
 
-# -- lives -------------------------------------------------------------------------------------------------------------
+# -- abandoned epochs and random runs ----------------------------------------------------------------------------------
 
 
 @not_on_one_node

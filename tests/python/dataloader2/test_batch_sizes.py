@@ -1,4 +1,4 @@
-"""States and batches of another size: refused inside an epoch, and accepted between two epochs."""
+"""A state is refused within an epoch if the batch size differs, and accepted between two epochs."""
 
 from __future__ import annotations
 

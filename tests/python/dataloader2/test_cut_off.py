@@ -1,4 +1,4 @@
-"""States that are saved after Ctrl-C has interrupted an item, and after the loader has continued nevertheless."""
+"""States that are saved after Ctrl-C has interrupted an item are exact, also if the loader continues."""
 
 from __future__ import annotations
 

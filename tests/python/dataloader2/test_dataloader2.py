@@ -1,4 +1,4 @@
-"""DataLoader2: epochs, iterators, limits, state and shutdown, with any reading service."""
+"""DataLoader2 runs epochs, limits, states and shutdown in the same way with any reading service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain datasets, samplers and generator functions instead of pipes, and sources that split themselves."""
+"""Plain datasets, samplers and generator functions work in place of pipes, and some sources split themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`DistributedReadingService` over a part of the ranks: process groups and device meshes of torch."""
+"""`DistributedReadingService` works with a subset of the ranks, given by a process group or a device mesh of torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several real ranks on loopback: the items of each rank, their order, and where all ranks end."""
+"""Several real ranks on loopback each read their own items in order, and end their epochs together."""
 
 from __future__ import annotations
 

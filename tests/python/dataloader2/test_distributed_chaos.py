@@ -1,4 +1,4 @@
-"""Ranks that are killed, stopped or hang at any moment, including rank 0, which holds the job's store.
+"""A job ends in time if ranks are killed, stopped or hang at any moment, including rank 0, which holds the job's store.
 
 Each job is one of `rank_chaos.py` and follows its rules: all other ranks raise in time an error that names the failed
 rank, or receive all items. Their processes exit soon after and leave nothing behind.

@@ -1,5 +1,4 @@
-"""Ranks that raise, exit, hang or are disconnected: the remaining ranks fail within the timeout, and name the failed
-rank."""
+"""If a rank raises, exits, hangs or is disconnected, the remaining ranks fail within the timeout and name that rank."""
 
 from __future__ import annotations
 

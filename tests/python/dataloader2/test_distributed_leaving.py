@@ -1,4 +1,4 @@
-"""Ranks that leave their loops, shut down or end: the errors of the remaining ranks, and leftovers."""
+"""If a rank leaves its loop, shuts down or exits, the remaining ranks raise errors and leave nothing behind."""
 
 from __future__ import annotations
 

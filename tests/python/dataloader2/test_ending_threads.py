@@ -1,4 +1,4 @@
-"""Threads of the main process's pipes: none calls functions after its loader has ended, and none is awaited forever."""
+"""Threads of pipes in the main process call no functions after their loader has ended, and always end."""
 
 from __future__ import annotations
 

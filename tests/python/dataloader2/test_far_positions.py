@@ -1,4 +1,4 @@
-"""A loader resumes far from the beginning of an epoch with as many reads as near it, and snapshots come regularly."""
+"""Resuming late in an epoch takes as many reads as resuming early, because snapshots are sent regularly."""
 
 from __future__ import annotations
 

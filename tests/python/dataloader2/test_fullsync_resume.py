@@ -1,4 +1,4 @@
-"""Ranks that read different numbers of items again when they resume from their states stay in step."""
+"""Ranks stay in step when they resume and reread different numbers of items."""
 
 from __future__ import annotations
 

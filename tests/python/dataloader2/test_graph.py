@@ -1,4 +1,4 @@
-"""The graph tools: finding, listing, replacing, removing and seeding pipes."""
+"""The graph tools find, list, replace, remove and seed the pipes of a graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The warning of workers that have nothing to do in an epoch, because there are fewer shards than workers."""
+"""A warning names workers that have no items in an epoch, because there are fewer shards than workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads that begin the next epoch while others read, or end, the previous one."""
+"""A thread can begin the next epoch while other threads read or end the previous epoch."""
 
 from __future__ import annotations
 

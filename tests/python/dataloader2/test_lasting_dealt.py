@@ -1,4 +1,4 @@
-"""State that is kept between epochs in child processes is part of the states of later epochs, from their beginning."""
+"""State that child processes keep between epochs is part of the states of later epochs, from their beginning."""
 
 from __future__ import annotations
 

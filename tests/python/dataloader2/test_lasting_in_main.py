@@ -1,6 +1,4 @@
-"""State that is kept between epochs, in pipes of the main process over workers' items, is part of the states of later
-epochs.
-"""
+"""State that pipes of the main process keep between epochs is part of the states of later epochs."""
 
 from __future__ import annotations
 
@@ -271,7 +269,7 @@ def test_it_is_refused_if_the_main_process_runs_the_whole_pipeline() -> None:
             list(loader)
 
 
-# -- and in the workers ------------------------------------------------------------------------------------------------
+# -- state kept in the workers -----------------------------------------------------------------------------------------
 
 
 def drawn_by_its_own_seed(dispatched: bool) -> Pipe:
@@ -482,7 +480,7 @@ def test_a_pass_that_a_thread_has_begun_does_not_count_as_the_epoch_s_beginning(
         assert whole_tails(build, state, 1) == [expected[at:]], at
 
 
-# -- where no worker runs anything -------------------------------------------------------------------------------------
+# -- services without workers ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("service", [None, InProcessReadingService], ids=["no service", "in process"])

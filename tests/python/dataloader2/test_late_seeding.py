@@ -1,4 +1,4 @@
-"""Libraries that are imported within an epoch: their global generators are seeded like all others."""
+"""The global generators of libraries that are imported within an epoch are seeded like all other generators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads that read ahead for an epoch that was left, while the next one begins."""
+"""Threads that read ahead for an abandoned epoch do not disturb the next epoch."""
 
 from __future__ import annotations
 

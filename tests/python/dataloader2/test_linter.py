@@ -1,4 +1,4 @@
-"""The linter: its findings in graphs, valid graphs, and the warnings of the multi-process service."""
+"""The linter reports faults in graphs, accepts valid graphs, and supplies the warnings of the multi-process service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The states of a loader: their contents, what they restore, and what is refused."""
+"""The states of a loader have documented contents, restore the loader, and are refused if they do not fit."""
 
 from __future__ import annotations
 

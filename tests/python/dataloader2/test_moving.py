@@ -1,4 +1,4 @@
-"""States that move between loaders with and without workers, within an epoch: same items, same later epochs."""
+"""States move between loaders with and without workers within an epoch, and the later items are the same."""
 
 from __future__ import annotations
 

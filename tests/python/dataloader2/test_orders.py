@@ -1,4 +1,4 @@
-"""Workers that read a source in different orders, which would lose items, are detected by samples of the items."""
+"""Samples of the items reveal workers that read a source in different orders and would lose items."""
 
 from __future__ import annotations
 

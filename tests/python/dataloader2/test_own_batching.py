@@ -65,5 +65,5 @@ def test_skip_passes_over_its_items(count: int, size: int, drop_last: bool) -> N
     ):
         items = list(whole)
         assert loader.skip(count) == min(count, len(items))
-        # After the end the next epoch begins.
+        # If more items were skipped than the epoch has, the loader begins the next epoch.
         assert list(loader) == (items[count:] if count <= len(items) else items)

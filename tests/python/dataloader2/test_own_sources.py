@@ -1,5 +1,4 @@
-"""Datasets of other libraries and of users: datasets that split themselves among workers, datasets with `set_epoch`,
-and Python sets."""
+"""Loaders read datasets of other libraries and users, such as datasets that split themselves or have `set_epoch`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""States and adapters that change a setting of a pipe: a different setting is refused within an epoch."""
+"""A state or an adapter that changes a setting of a pipe is refused within an epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seeds: what is shared, what is independent, what repeats."""
+"""Seeds are shared between processes, independent for each worker, or repeated, as documented."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers on a Ray cluster of this machine: large items, messages, hangs, shutdown, and refused arguments."""
+"""Workers on a local Ray cluster handle large items, messages, hangs and shutdown, and refuse wrong arguments."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_functions_of_the_user_run_in_the_worker_and_see_its_number() -> None:
         assert list(loader) == [(x % 2, 2, x) for x in range(6)]
 
 
-# -- what the user is told ---------------------------------------------------------------------------------------------
+# -- warnings and errors -----------------------------------------------------------------------------------------------
 
 
 def test_a_warning_reports_workers_for_which_ray_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def test_statistics_name_the_node_and_the_actor_of_each_worker(ray: Any) -> None
     assert stats.network_bytes_per_second > 0
 
 
-# -- the end -----------------------------------------------------------------------------------------------------------
+# -- shutdown ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_shutdown_does_not_wait_for_a_worker_that_has_sent_more_than_fits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,7 @@ def test_a_shutdown_does_not_wait_for_a_worker_that_has_sent_more_than_fits(monk
     assert ended == [True] * WORKERS
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
+# -- refused arguments -------------------------------------------------------------------------------------------------
 
 
 def test_wrong_options_of_a_service_on_ray_are_refused_by_name() -> None:

@@ -1,4 +1,4 @@
-"""Reading services other than the multi-process one, and what processes do with their graph."""
+"""Reading services of users receive the graph, and processes treat their copy of the graph as documented."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that exit and are replaced in the middle of an epoch: all items in order, and nothing left behind."""
+"""Processes that exit in the middle of an epoch are replaced: all items arrive in order, and nothing is left behind."""
 
 from __future__ import annotations
 

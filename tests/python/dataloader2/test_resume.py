@@ -1,4 +1,4 @@
-"""Loaders that resume from a state, at any moment, with any service, in another process; and refused states."""
+"""Loaders resume from a state saved at any moment, with any service, in another process, or refuse the state."""
 
 from __future__ import annotations
 

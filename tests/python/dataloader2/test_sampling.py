@@ -1,4 +1,4 @@
-"""Choosing among inputs: at random by their weights, or in turn until the longest ends."""
+"""Pipes choose among several inputs at random by weight, or in turn until the longest input ends."""
 
 from __future__ import annotations
 

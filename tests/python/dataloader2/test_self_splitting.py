@@ -1,6 +1,4 @@
-"""Sources that may split their items among the workers themselves: each item arrives once, or an error gives the
-reason.
-"""
+"""If sources may split their items among the workers themselves, each item arrives once, or an error explains why."""
 
 from __future__ import annotations
 
@@ -114,7 +112,7 @@ def test_equal_items_of_a_source_that_is_said_to_split_itself_are_no_error() -> 
         list(loader)
 
 
-# -- which filters are watched at all ----------------------------------------------------------------
+# -- sharding filters whose order of items is compared between workers ------------------------------
 
 
 def is_sampled(_item: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Sets as sources are read in the same order in every process, or refused by name, in all loaders."""
+"""A source that is a set is read in the same order in every process, or refused by name, in all loaders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""States that resume with other numbers of workers: the remaining epoch is split as among the original workers."""
+"""States resume with another number of workers: the remaining epoch is split as among the original workers."""
 
 from __future__ import annotations
 

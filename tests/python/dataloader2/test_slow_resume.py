@@ -1,4 +1,4 @@
-"""Warnings about slow resumes: pipelines that cannot be saved, and states after which many items are recomputed."""
+"""Loaders warn if a pipeline cannot be saved, or if resuming from a state must recompute many items."""
 
 from __future__ import annotations
 

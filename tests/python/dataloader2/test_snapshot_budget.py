@@ -1,4 +1,4 @@
-"""Snapshots that are larger than `snapshot_budget`: not sent, but restarts and states stay exact."""
+"""Snapshots that are larger than `snapshot_budget` are not sent, but restarts and states stay exact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""States that torchdata 0.9.0 has saved, with torch 2.13 and Python 3.11: the epoch starts again with one warning.
+"""A state that torchdata 0.9.0 saved with torch 2.13 and Python 3.11 restarts the epoch with one warning.
 
 The files hold `pickle.dumps(loader.state_dict())` of loaders over 20 numbers, most of them after 3 items and with seed
 5. `pipe_of` makes the pipes, and `service_of` the services.

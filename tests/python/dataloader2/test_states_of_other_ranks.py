@@ -1,4 +1,4 @@
-"""States of one rank in loaders of other ranks: each rank has its own, and another rank's state is an error by name."""
+"""Within an epoch, each rank loads only its own state, and the state of another rank causes an explanatory error."""
 
 from __future__ import annotations
 

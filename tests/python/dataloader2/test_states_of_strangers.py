@@ -1,4 +1,4 @@
-"""Untrusted states: nothing in them is unpickled without permission, and all numbers are checked."""
+"""Untrusted states are never unpickled without permission, and all their numbers are checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""States of epochs whose items workers send in any order, and which loaders without workers continue."""
+"""Loaders without workers continue epochs whose workers sent items in any order."""
 
 from __future__ import annotations
 

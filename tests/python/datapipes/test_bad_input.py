@@ -1,4 +1,4 @@
-"""Files that are damaged, hostile or unreadable, among good ones, in a loader with and without workers.
+"""A damaged, hostile or unreadable file among good files causes an error in loaders with and without workers.
 
 With every kind the error names pipe and path, no file stays open in any process, and the loader yields all items as
 soon as the file is mended.

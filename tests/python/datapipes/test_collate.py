@@ -1,4 +1,4 @@
-"""Collating batches, with and without torch."""
+"""Batches are collated by default rules without torch, and in the same way as by torch if torch is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drawings of pipe graphs, as far as their DOT text says."""
+"""The DOT text of drawings contains the pipes of the graph and their connections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shards of one process exchange its global generators, and torch's worker info."""
+"""Shards that share one process each have their own global generators and their own worker info of torch."""
 
 from __future__ import annotations
 

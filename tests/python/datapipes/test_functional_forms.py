@@ -1,4 +1,4 @@
-"""Functional forms: who may take the name of another one."""
+"""A class can take the functional form of another class only if a notebook cell is run again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""States of graphs: earlier faults, each with the graph that showed it."""
+"""States of graphs that once showed a fault are now saved and loaded correctly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipes that are read by index, and the converters and the shuffler that leave them."""
+"""Pipes that are read by index can be converted to iter pipes and shuffled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Behaviour of single iter pipes that the table of `test_pipes_model.py` does not state."""
+"""Single iter pipes have properties that the table of `test_pipes_model.py` does not state."""
 
 from __future__ import annotations
 

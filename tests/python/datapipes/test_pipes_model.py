@@ -1,4 +1,4 @@
-"""Every row of the pipes' table: its items, and an exact state at every position."""
+"""Every pipe in the table yields the items of its row, and has an exact state at every position."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipes without state of their own: they are replayed, and so is what depends on them."""
+"""Pipes without a state of their own are replayed on resume, and so are pipes that depend on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipes that need a server, against plain-Python models: one table, and one server of each kind for all of them."""
+"""Pipes that need a server yield the same items as plain-Python models, with one server of each kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random graphs, saved and resumed (see `random_graphs`): a few graphs; `make fuzz` runs such graphs for minutes."""
+"""Random graphs are saved and resumed (see `random_graphs`); `make fuzz` runs more of them for minutes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sources that resume from a state without rereading earlier items: their reads are counted."""
+"""Sources resume from a state without rereading earlier items, as counted reads show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strings that items share, and users' customizations of pickling."""
+"""Strings that several parts of an item share arrive equal, and users' customizations of pickling are respected."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Ours:
         self.value = value
 
 
-# What is registered for these stays so to the end of the process.
+# Pickling functions that are registered for these classes stay registered until the process exits.
 class Registered(Ours):
     pass
 

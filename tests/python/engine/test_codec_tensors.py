@@ -1,4 +1,4 @@
-"""Tensors that cross without pickle are in all respects such as torch makes over a buffer, by both ways of DLPack."""
+"""Tensors that are sent without pickle equal the tensors that torch creates over a buffer, by both ways of DLPack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ctrl-C while a loop waits for an item of a thread or process: if the loop continues, it receives that item."""
+"""If a loop continues after Ctrl-C has interrupted the wait for an item, the loop receives that item."""
 
 from __future__ import annotations
 

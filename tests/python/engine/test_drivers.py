@@ -1,4 +1,4 @@
-"""Random drivers (see `drivers`): some of the plans that they run by hand for hours, and proof that they can say no."""
+"""Random drivers (see `drivers`) run some of their plans, and detect faults that a test inserts."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_driver_finds_nothing_wrong(arguments: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-# -- the frame ---------------------------------------------------------------------------------------------
+# -- running seeds and reporting failures ------------------------------------------------------------------
 
 
 def outcome_of(check: Callable[[Any], Any], limit: float = 60.0) -> Outcome:

@@ -1,4 +1,4 @@
-"""Exceptions that cannot be recreated from their arguments: how they are sent to and raised in another process."""
+"""Exceptions that cannot be recreated from their arguments are still sent to and raised in another process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process that forks all workers of a program with the start method "forkserver"."""
+"""One process forks all workers of a program with the start method "forkserver"."""
 
 from __future__ import annotations
 

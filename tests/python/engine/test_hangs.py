@@ -1,4 +1,4 @@
-"""`on_timeout="restart"`: a process that hangs is reported with its stack, killed and replaced, and nothing is lost."""
+"""With `on_timeout="restart"`, a process that hangs is reported with its stack and replaced, and no item is lost."""
 
 from __future__ import annotations
 

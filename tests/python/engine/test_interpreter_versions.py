@@ -1,4 +1,4 @@
-"""What newer interpreters and cloudpickle do with functions by value, with programs, and with warnings as errors.
+"""Functions by value, programs and warnings as errors work with newer interpreters and newer cloudpickle.
 
 A test that needs a newer interpreter runs in `make test-pythons`; here its cause is simulated where that is possible.
 """

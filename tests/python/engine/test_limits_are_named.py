@@ -1,4 +1,4 @@
-"""Limits of the system that a loader runs into: the error names the limit, and the way out."""
+"""If a loader exceeds a limit of the system, the error names the limit and tells how to raise it."""
 
 from __future__ import annotations
 

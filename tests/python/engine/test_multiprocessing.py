@@ -1,4 +1,4 @@
-"""DataLoader2 over worker processes: the items and their order in every epoch."""
+"""DataLoader2 over worker processes delivers the expected items in the expected order in every epoch."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A child before any code of this package runs in it: it ends with the main process, even while it still imports the
-program."""
+"""A child ends with the main process even before any code of this package runs in the child."""
 
 from __future__ import annotations
 
@@ -47,7 +46,7 @@ def test_children_that_are_importing_the_program_end_with_the_main_process(tmp_p
     command = [sys.executable, program, here, method, doing]
     main = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
     try:
-        # Under forkserver one process imports it for all of them.
+        # Under forkserver, one process imports the program for all workers.
         wait_for(lambda: len(os.listdir(here)) == (2 if method == "spawn" else 1))
     finally:
         main.send_signal(signal.SIGKILL)

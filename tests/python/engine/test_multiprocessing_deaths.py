@@ -1,4 +1,4 @@
-"""Processes that exit, hang or are interrupted: the report and its delay. No process or memory is left afterwards."""
+"""Processes that exit, hang or are interrupted are reported in time, and leave no process or memory behind."""
 
 from __future__ import annotations
 

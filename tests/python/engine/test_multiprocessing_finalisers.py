@@ -1,4 +1,4 @@
-"""Ctrl-C at the moment when a loader is dropped: KeyboardInterrupt arrives, and no process or memory is left."""
+"""If Ctrl-C arrives while a loader is dropped, KeyboardInterrupt is raised, and no process or memory is left."""
 
 from __future__ import annotations
 

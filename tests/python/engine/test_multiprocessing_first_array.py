@@ -1,4 +1,4 @@
-"""The first array that arrives in a process, when NumPy's C API is looked up, and signal handlers that raise then."""
+"""The first array in a process arrives even if a signal handler raises while NumPy's C API is looked up."""
 
 from __future__ import annotations
 

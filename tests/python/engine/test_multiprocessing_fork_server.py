@@ -1,4 +1,4 @@
-"""Exits of the fork server, and of processes that it has started."""
+"""Loaders handle exits of the fork server and of processes that the fork server has started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that user code forks, in the main process and in workers: the child does not affect its parent."""
+"""A process that user code forks, in the main process or in a worker, does not affect its parent."""
 
 from __future__ import annotations
 

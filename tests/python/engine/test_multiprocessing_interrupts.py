@@ -1,5 +1,4 @@
-"""Ctrl-C in a terminal, at any moment: one KeyboardInterrupt in the main process, soon; nothing printed, no process
-left."""
+"""Ctrl-C in a terminal raises one KeyboardInterrupt in the main process at once, and leaves no output or process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shared memory of real worker processes: released memory, damaged memory, a full disk, and descriptors."""
+"""The shared memory of worker processes is released, and damage or a full disk causes a clear error."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_arrays_that_are_deleted_one_by_one_do_not_wake_the_worker():
             while arrays:
                 arrays.pop()
                 time.sleep(0.0002)
-            # The ends of its slices are left: ten a second.
+            # A waiting worker still wakes at the end of each slice, ten times a second.
             counts.append(switches(pid) - before - 10 * (time.monotonic() - began))
         assert sorted(counts)[2] < 40, counts
 
@@ -150,11 +150,11 @@ def test_a_child_holds_its_own_and_main_two_descriptors_for_each(method):
         assert next(others) == 0
         assert [next(iterator) for _ in range(5)] == [0, 1, 2, 3, 4]  # one of each: they are all up
         pids = dl.reading_service._children.pids
-        # Two pidfds: of the process, and of the reader that waits for its items. A few are of the loader.
+        # Each worker needs two pidfds, for its process and for the reader of its items. The loader itself needs a few.
         assert len(os.listdir("/proc/self/fd")) - before <= 2 * 7 + 8
         counts = [own_descriptors(pid) for pid in pids]
         assert max(counts) - min(counts) <= 1, counts
-        # A worker's own bells, its control link and its items.
+        # A worker maps the bells, its control link and its data link.
         assert {foreign_mappings(pid) for pid in pids} == {3}
 
 

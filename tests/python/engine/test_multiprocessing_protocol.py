@@ -1,4 +1,4 @@
-"""Messages between main, workers and the dispatching process: epochs, uneven work, calls, passes, exits.
+"""The main process, workers and the dispatching process exchange messages without hanging or losing items.
 
 Each of these tests once hung, lost items or did not name the process, before the protocol was defined.
 """
@@ -221,7 +221,7 @@ def test_functions_that_are_called_in_the_middle_of_an_epoch_leave_it_running(di
         assert received == list(in_turn(shares))
         assert list(dl) == received
     children = workers + dispatch
-    # In each child three times, and the limit in main.
+    # Each child calls the function three times, and the main process calls it once.
     assert len((tmp_path / "calls").read_text().split()) == 3 * children + 1
 
 

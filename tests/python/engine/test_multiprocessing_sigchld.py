@@ -1,4 +1,4 @@
-"""Programs that do not handle SIGCHLD, ignore it, or reap all children: workers run, exit and end as usual."""
+"""Workers run and end as usual in programs that ignore SIGCHLD, do not handle it, or reap all children."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Signals to all processes of a program: the program's handlers only run in the main process, and workers run as
-long as the main process."""
+"""If a signal reaches all processes of a program, the program's handlers run only in the main process."""
 
 from __future__ import annotations
 

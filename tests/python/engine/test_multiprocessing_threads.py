@@ -1,4 +1,4 @@
-"""Loaders that threads create under fork, while another thread triggers the lazy creation of helpers."""
+"""Threads can create loaders under fork while another thread triggers the lazy creation of helpers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cycles through objects of the extension are collected, also in the middle of an operation."""
+"""The garbage collector frees cycles through objects of the extension, also in the middle of an operation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waits of the extension: an exception in a signal handler ends each of them, and loses no item or message."""
+"""An exception in a signal handler ends each wait of the extension, and no item or message is lost."""
 
 from __future__ import annotations
 

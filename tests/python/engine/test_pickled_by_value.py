@@ -1,4 +1,4 @@
-"""Objects of classes made at run time, which travel by value: all values arrive, or an error names those lost."""
+"""Objects of classes made at run time are sent by value: all values arrive, or an error names the lost values."""
 
 from __future__ import annotations
 

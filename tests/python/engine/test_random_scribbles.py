@@ -1,4 +1,4 @@
-"""Random bytes in the memory that processes share (see `random_scribbles`), and damaged pages of counters."""
+"""Random bytes in the memory that processes share (see `random_scribbles`) lead to correct items or to an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One suite for all classes that read ahead in threads. Each user of the queue runs it."""
+"""All classes that read ahead in threads pass one common suite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers after carriers, and a dispatching process on main's machine: room, statistics, faults, hangs."""
+"""Workers on other machines receive items from a dispatching process, with bounded memory, and errors are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers with carriers with late and reordered calls: large items, exits of hosts, full links in the main process."""
+"""Workers on other machines tolerate late and reordered calls, large items, exits of hosts, and full links."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes of `StatefulDataLoader` and `ParallelMapper` that exit or hang are replaced: what both promise alike."""
+"""`StatefulDataLoader` and `ParallelMapper` replace processes that exit or hang, under the same rules."""
 
 from __future__ import annotations
 

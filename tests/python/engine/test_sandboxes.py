@@ -1,4 +1,4 @@
-"""Loaders on systems that lack or forbid Linux-specific features: they use the fallback, and report this once."""
+"""Loaders use the fallback, and report this once, if the system lacks or forbids Linux-specific features."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Boxes: the random box follows torchvision's rules, for any generator."""
+"""The random box of an image follows torchvision's rules, for any generator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`torchdata.images.decode` and `decode_batch`: their pixels are Pillow's, by simplejpeg and without it."""
+"""`torchdata.images.decode` and `decode_batch` return the same pixels as Pillow, with and without simplejpeg."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`.decode_image()`: what it makes of items, and that random parts follow from the loader's seed, also after a stop."""
+"""`.decode_image()` decodes the images in items, and its random numbers follow from the loader's seed."""
 
 from __future__ import annotations
 

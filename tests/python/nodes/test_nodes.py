@@ -1,4 +1,4 @@
-"""The common rules of all nodes: their contract, the format of states, and errors for wrong arguments."""
+"""All nodes follow common rules for their methods, the format of their states, and errors for wrong arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs of both pipes and nodes: their items, and exact states."""
+"""Graphs of both pipes and nodes yield the expected items, and their states are exact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract between nodes as the guide describes it: a node that records its calls checks which calls it gets.
+"""A node receives exactly the calls that the guide describes, as a node that records its calls shows.
 
 The records of a node: R reset to the beginning of an epoch, L reset to a state, n an item, e the end, g a state.
 """
@@ -123,7 +123,7 @@ def test_every_node_calls_its_sources_as_the_guide_says(inner: str, outer: str) 
     def make(recorder: Recorder) -> Loader[Any]:
         return Loader(STEPS[outer](STEPS[inner](recorder)))
 
-    # Whole epochs: each begins with one reset without a state. Only nodes that read ahead or repeatedly ask for one.
+    # Each complete epoch begins with one reset without a state. Only nodes that read ahead or repeat request a state.
     recorder = Recorder()
     with make(recorder) as loader:
         whole = [epochs_over(loader) for _ in range(3)]
@@ -133,7 +133,7 @@ def test_every_node_calls_its_sources_as_the_guide_says(inner: str, outer: str) 
     assert "L" not in recorder.notes
     assert asks or "g" not in recorder.notes
     assert not re.search("e[ng]*n", recorder.notes.replace("R", "R ")), "it was read on after its end"
-    # Abandoned epochs: the same rules.
+    # Abandoned epochs follow the same rules.
     recorder = Recorder()
     with make(recorder) as loader:
         for most in (1, 2, None):

@@ -140,7 +140,7 @@ def test_a_whole_checkpoint_is_refused_with_the_part_to_load() -> None:
         loader.load_state_dict({"model": {}, "data": loader.state_dict(), "step": 3})
 
 
-# -- a fuzz -------------------------------------------------------------------------------------------
+# -- random damage ------------------------------------------------------------------------------------
 
 GRAPHS: list[Callable[[], BaseNode[Any]]] = [
     lambda: Prefetcher(Batcher(Mapper(numbers(20), same), 3, drop_last=False), 2),

@@ -1,4 +1,4 @@
-"""`torchdata.nodes.io`: FileLister and FileReader."""
+"""FileLister and FileReader of `torchdata.nodes.io` list and read files."""
 
 from __future__ import annotations
 

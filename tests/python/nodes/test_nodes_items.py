@@ -1,4 +1,4 @@
-"""Nodes that change items or their number: their output, and the contents of their states."""
+"""Nodes that change items or their number yield the expected items, and their states have documented contents."""
 
 from __future__ import annotations
 

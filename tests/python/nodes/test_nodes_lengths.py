@@ -1,4 +1,4 @@
-"""Lengths of nodes and loaders: either exact or unknown, and always for a whole epoch, at any position."""
+"""Lengths of nodes and loaders are exact or unknown, and always count a whole epoch, at any position."""
 
 from __future__ import annotations
 

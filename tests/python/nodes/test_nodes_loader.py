@@ -1,4 +1,4 @@
-"""A loader over nodes: its epochs, its states, and the beginning of both."""
+"""A loader over nodes runs epochs, saves and loads states, and begins each epoch at the right item."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_loader_is_a_context_that_ends_threads_and_can_be_used_again() -> None
     loader.shutdown()
 
 
-# -- beginnings ---------------------------------------------------------------------------------------
+# -- the beginning of an epoch ------------------------------------------------------------------------
 
 
 def test_a_stateful_iterable_is_restored_by_its_own_state() -> None:

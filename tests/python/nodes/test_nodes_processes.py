@@ -1,4 +1,4 @@
-"""ParallelMapper over processes: results, errors, exits, and no leftovers."""
+"""ParallelMapper over processes returns results, reports errors and exits, and leaves no process behind."""
 
 from __future__ import annotations
 

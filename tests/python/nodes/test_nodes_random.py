@@ -1,4 +1,4 @@
-"""A few random programs with nodes; `python -m drivers nodes` runs any number of them."""
+"""Nodes resume exactly in a few random programs; `python -m drivers nodes` runs more of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ParallelMapper(method="process", on_worker_exit="restart")`: a process that exits is replaced, and its item kept."""
+"""`ParallelMapper(method="process", on_worker_exit="restart")` replaces a process that exits, and keeps its item."""
 
 from __future__ import annotations
 

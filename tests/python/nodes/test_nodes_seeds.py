@@ -1,4 +1,4 @@
-"""`ParallelMapper(method="process")`: the random numbers of its processes."""
+"""Each process of `ParallelMapper(method="process")` draws other random numbers, like torch's workers."""
 
 from __future__ import annotations
 

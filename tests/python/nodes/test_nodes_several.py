@@ -1,4 +1,4 @@
-"""Nodes over several sources: the order of reading, and the end of the epoch."""
+"""Nodes over several sources read them in the documented order and end the epoch by the stop criterion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes of upstream's main branch that 0.11 lacks: Shuffler, Collator, Compose, and MapStyleWrapper with workers."""
+"""Shuffler, Collator, Compose and parallel MapStyleWrapper, which 0.11 lacks, behave as on upstream's main branch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ParallelMapper over processes with many small items, which are sent together; only the speed reveals this."""
+"""ParallelMapper over processes sends many small items together, which only its speed reveals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names that users' own nodes import from upstream: snapshot stores, counters, the wrapper of start-up errors."""
+"""Snapshot stores, counters and other names that users' nodes import from upstream exist and work as before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes with threads: errors at the right position, exact states, and threads that always end."""
+"""Nodes with threads raise errors at the right position, have exact states, and always end their threads."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ def test_nodes_over_a_source_out_of_order_neither_lose_nor_double_items() -> Non
         node.shutdown()
 
 
-# -- the end ------------------------------------------------------------------------------------------
+# -- ending threads -----------------------------------------------------------------------------------
 
 
 @each_kind

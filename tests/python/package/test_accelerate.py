@@ -1,4 +1,4 @@
-"""The guide's statements about accelerate, checked on two ranks: its program, and how `prepare()` affects loaders."""
+"""The guide's statements about accelerate are true on two ranks, including the effect of `prepare()` on loaders."""
 
 from __future__ import annotations
 

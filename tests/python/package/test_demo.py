@@ -1,4 +1,4 @@
-"""The demo, run in a separate process as users run it."""
+"""The demo runs in a separate process, as users run it."""
 
 from __future__ import annotations
 

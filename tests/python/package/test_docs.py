@@ -1,4 +1,4 @@
-"""Documents agree with the project: versions, descriptions of files, and the README's examples."""
+"""The versions, descriptions of files and examples in the documents agree with the project."""
 
 from __future__ import annotations
 

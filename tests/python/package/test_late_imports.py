@@ -1,4 +1,4 @@
-"""Pipes that are imported when they are first used: by their names, by their forms, or their modules by themselves."""
+"""A pipe is imported when its name, its functional form or its module is first used."""
 
 from __future__ import annotations
 

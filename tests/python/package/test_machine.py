@@ -1,4 +1,4 @@
-"""How many processors and how much memory the program may use: affinity and control groups of both versions."""
+"""The package finds how many processors and how much memory the program may use, also in control groups."""
 
 from __future__ import annotations
 

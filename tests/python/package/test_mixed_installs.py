@@ -1,4 +1,4 @@
-"""Upstream's torchdata in the same folder as this package: every import of such a mixture emits a warning."""
+"""Every import emits a warning if upstream's torchdata is installed in the same folder as this package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs as users wrote them for torchdata 0.9: a project's tests, a loader of archives, a reader of records."""
+"""Programs that users wrote for torchdata 0.9 run unchanged: tests, a loader of archives, a reader of records."""
 
 from __future__ import annotations
 

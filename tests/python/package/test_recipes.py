@@ -1,4 +1,4 @@
-"""The recipes that a page cannot run: on ranks, with a bucket, by libraries that have warnings of their own."""
+"""Recipes that need ranks, a bucket or other libraries, and therefore cannot run in a page, work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The API reference: it builds without warnings, and every public pipe is in it with an example."""
+"""The API reference builds without warnings, and contains every public pipe with an example."""
 
 from __future__ import annotations
 

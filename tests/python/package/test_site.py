@@ -1,4 +1,4 @@
-"""The site: it builds without warnings, its links have targets, and it can be read and searched offline."""
+"""The site builds without warnings, its links have targets, and readers can search it offline."""
 
 from __future__ import annotations
 

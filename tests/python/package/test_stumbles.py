@@ -1,4 +1,4 @@
-"""A newcomer's mistakes: each either works, or causes an error or a warning with the correct code."""
+"""Each typical mistake of a newcomer either works, or causes an error or a warning that shows the correct code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The last line of `make test` and `make check` (`tools/tally.py`)."""
+"""`tools/tally.py` prints the last line of `make test` and `make check`."""
 
 from __future__ import annotations
 

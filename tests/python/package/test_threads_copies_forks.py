@@ -1,4 +1,4 @@
-"""A loader and threads, copies and forked children: each row of the guide's table, for each family."""
+"""Loaders work with threads, copies and forked children as each row of the guide's table states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Interoperability with PyTorch: its tools and its DataLoader accept our pipes, and we accept its pipes."""
+"""PyTorch's tools and its DataLoader accept pipes of this package, and this package accepts PyTorch's pipes."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_torchs_graph_tools_work_on_our_graphs() -> None:
         graph_settings.apply_random_seed(pipe, torch.Generator().manual_seed(5))
         orders.append(list(pipe))
     assert orders[0] == orders[1] != list(range(2, 21, 2))
-    # The hooks of torch's tools are gone afterwards.
+    # The hooks of torch's tools are removed afterwards.
     assert list(pickle.loads(pickle.dumps(IterableWrapper([1, 2])))) == [1, 2]
 
 

@@ -1,4 +1,4 @@
-"""Forms and loaders as type checkers, `help` and `inspect` see them; and whether the written stub is up to date."""
+"""Type checkers, `help` and `inspect` see the functional forms and loaders, and the written stub is up to date."""
 
 from __future__ import annotations
 

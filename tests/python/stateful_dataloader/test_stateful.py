@@ -1,4 +1,4 @@
-"""States of StatefulDataLoader: contents, cost, and refusals. `test_stateful_random` tests everything else."""
+"""States of StatefulDataLoader have the documented contents and cost, and unsuitable states are refused."""
 
 from __future__ import annotations
 

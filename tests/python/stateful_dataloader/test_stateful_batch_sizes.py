@@ -1,4 +1,4 @@
-"""Resuming with another batch size: the first batch begins after the last sample that was delivered."""
+"""A loader that resumes with another batch size begins its first batch after the last delivered sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`torch.distributed.checkpoint` with the loader itself: states always have the same keys, and start nothing."""
+"""`torch.distributed.checkpoint` saves and loads loaders directly: their states always have the same keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples drawn from the global generators, after loading a state and after abandoning an epoch."""
+"""Samples drawn from the global generators are the same after a state is loaded or an epoch is abandoned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Failures in workers of a StatefulDataLoader, which must leave no processes or memory."""
+"""Failures in workers of a StatefulDataLoader leave no processes or shared memory behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which states a loader accepts and when: existing iterators, other ranks, other datasets and samplers."""
+"""A loader accepts or refuses states of existing iterators, other ranks, other datasets and other samplers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def state_after(loader: Any, batches: int | None) -> Any:
     return json.loads(json.dumps(loader.state_dict()))
 
 
-# -- an iterator that was made before ----------------------------------------------------------------------
+# -- loading a state while an iterator exists --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options", WORKERS, ids=str)

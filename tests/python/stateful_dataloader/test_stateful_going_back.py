@@ -1,4 +1,4 @@
-"""Streams that load a state in the program that saved it, and streams that count epochs at their end."""
+"""Streams resume exactly if a state is loaded in the program that saved it, or if they count epochs at their end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Libraries that use StatefulDataLoader: each trains a small model, is stopped, restarts, and resumes exactly."""
+"""Libraries that use StatefulDataLoader train a small model, are stopped, restart, and resume exactly."""
 
 from __future__ import annotations
 

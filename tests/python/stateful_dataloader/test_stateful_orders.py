@@ -1,4 +1,4 @@
-"""The order of the remaining epoch and of later epochs after a resume, for all samplers."""
+"""The order of the remaining epoch and of later epochs is kept after a resume, for all samplers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A few random programs with StatefulDataLoader; `python -m drivers stateful` runs any number of them."""
+"""StatefulDataLoader resumes exactly in a few random programs; `python -m drivers stateful` runs more of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samplers that draw during an epoch: endless and repeating ones, blocks, buckets."""
+"""Samplers that draw random numbers during an epoch resume exactly, including endless and repeating samplers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`StatefulDataLoader(on_worker_exit="restart")`: a worker that exits is replaced, and only a warning is visible."""
+"""`StatefulDataLoader(on_worker_exit="restart")` replaces a worker that exits, and shows only a warning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contents of a StatefulDataLoader's state: 0.11's keys, for the delivered batches; and damaged states."""
+"""A StatefulDataLoader's state has the keys of 0.11 for the delivered batches, and damaged states are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams after a state: the remaining epoch and later epochs are the same as in an uninterrupted run."""
+"""After a state is loaded, the remaining epoch and later epochs are the same as in an uninterrupted run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""StatefulDataLoader behaves like torch's loader: order, seeds, arguments, checks, warnings, and worker info."""
+"""StatefulDataLoader has the same order, seeds, arguments, checks, warnings and worker info as torch's loader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training loops of public projects, stopped during and after an epoch, resumed, and compared for three epochs."""
+"""Training loops of public projects are stopped during and after an epoch, and resume with the same batches."""
 
 from __future__ import annotations
 

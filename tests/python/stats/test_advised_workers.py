@@ -1,5 +1,4 @@
-"""The number of workers that a diagnosis advises: at most the number that keeps the cores busy, unless the workers
-wait."""
+"""A diagnosis advises at most the number of workers that keeps the cores busy, unless the workers wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counters that a worker has overwritten: workers that start later deliver all items."""
+"""Workers that start after another worker has overwritten the counters still deliver all items."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics as Prometheus scrapes them over HTTP."""
+"""The metrics of loaders can be scraped over HTTP in the format of Prometheus."""
 
 from __future__ import annotations
 

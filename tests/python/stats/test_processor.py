@@ -1,4 +1,4 @@
-"""The processor time of a process, as the operating system reports it."""
+"""The processor time of a process agrees with the operating system's report."""
 
 from __future__ import annotations
 

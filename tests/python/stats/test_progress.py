@@ -1,4 +1,4 @@
-"""`loader.progress()` in a terminal and in a notebook; it prints nothing if there is neither."""
+"""`loader.progress()` shows a bar in a terminal and in a notebook, and prints nothing elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The display of pipes, loaders and statistics: text, pictures, notebooks."""
+"""Pipes, loaders and statistics are displayed as text, as pictures and in notebooks."""
 
 from __future__ import annotations
 

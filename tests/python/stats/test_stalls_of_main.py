@@ -1,5 +1,4 @@
-"""A loader that hangs in the main process itself: the warning and its recipient. The watching thread never disturbs a
-fork."""
+"""A loader warns if it hangs in the main process itself, and the watching thread never disturbs a fork."""
 
 from __future__ import annotations
 

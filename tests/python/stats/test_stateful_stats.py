@@ -1,4 +1,4 @@
-"""The statistics of a `StatefulDataLoader`: counts, the responsible code, long waits, and its processes."""
+"""The statistics of a `StatefulDataLoader` show counts, the responsible code, long waits, and its processes."""
 
 from __future__ import annotations
 

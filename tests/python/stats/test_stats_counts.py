@@ -1,4 +1,4 @@
-"""A loader's counters, compared with manual counts, in this process and in workers of every start method."""
+"""A loader's counters agree with manual counts, in this process and in workers of every start method."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verdict: each test creates a situation, and checks the loader's diagnosis of it."""
+"""A loader's diagnosis names the cause of each slow situation that a test creates."""
 
 from __future__ import annotations
 

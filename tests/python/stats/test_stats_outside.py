@@ -1,4 +1,4 @@
-"""Loaders inspected from another process, which finds, reads and draws them without side effects; also hangs."""
+"""Another process can find, read and draw running loaders without side effects, including loaders that hang."""
 
 from __future__ import annotations
 

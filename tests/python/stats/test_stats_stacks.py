@@ -1,4 +1,4 @@
-"""Answering requests for stacks during forks, in threads, with late requests, and with reused descriptors."""
+"""Processes answer requests for their stacks during forks, in threads, and after descriptors were reused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Boards of counters from other programs: invalid ones are named and left out, and their content is never trusted."""
+"""Invalid counter memory of other programs is reported and left out, and its contents are never trusted."""
 
 from __future__ import annotations
 

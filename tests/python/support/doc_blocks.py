@@ -22,7 +22,7 @@ from fresh_processes import python_path, run_program
 
 #: The folder of the demo. The tutorial includes parts of it.
 EXAMPLES = str(Path(__file__).resolve().parents[3] / "examples")
-#: Printed after each block. No block prints it.
+#: The text printed after each block. No block prints this text itself.
 _END = "\x1e"
 _GUARD = 'if __name__ == "__main__":'
 #: Patterns of programs that import torch; webdataset imports it itself.

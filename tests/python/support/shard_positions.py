@@ -177,7 +177,7 @@ def judge(plan: Plan, saved: list[Any], whole: dict[Any, list[Any]]) -> Iterator
                 if wrong:
                     yield f"{plan} at {position} with {new}: {wrong}"
                 continue
-            # A state at the beginning of an epoch begins it with the workers that load it.
+            # A state at the beginning of an epoch begins the epoch with the workers of the loader that loads the state.
             has_begun = position or plan.kind == "stateful" or keeps
             first, later = whole[plan.old if has_begun else new], whole[plan.old if keeps else new]
             for rank, (rest, *more) in enumerate(found):

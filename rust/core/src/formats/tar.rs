@@ -16,7 +16,7 @@ const PREFIX: usize = 345;
 /// Returns the name and the size in bytes of a regular file.
 ///
 /// Returns None if the block is not an intact header, if the file is not a regular file, or if the two fields do not
-/// suffice. The latter is the case for a name that is split over two fields or is not UTF-8, and for a size that is not
+/// suffice. The two fields do not suffice if the name is split over two fields or is not UTF-8, or if the size is not
 /// in octal digits.
 pub fn file_header(block: &[u8]) -> Option<(&str, u64)> {
     if block.len() != BLOCK || !matches!(block[TYPE], b'0' | 0) || block[PREFIX] != 0 {

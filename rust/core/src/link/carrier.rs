@@ -13,7 +13,7 @@
 //! because only the latest value matters and no process waits for an older value. A word may also arrive before units
 //! that were published earlier, because even on one machine it can be read before them. Words never wait for units,
 //! because the units may need room that only appears after a word is read. The caller must put each frame once, in the
-//! order of taking, and the same for words.
+//! order of taking. The caller must also put the words in the order of taking.
 //!
 //! A frame consists of a head and separate large buffers. Frames are not trusted: inconsistent data is reported as
 //! [`Corrupted`].
@@ -147,7 +147,7 @@ struct FrameProgress {
     /// Bytes of the head, and separate buffers, that are done.
     head: usize,
     beside: usize,
-    /// Finished buffers of the current unit, and the bytes of the next buffer that were sent as fragments.
+    /// The number of finished buffers of the current unit, and of bytes of the next buffer that were sent as fragments.
     parts: Vec<Part>,
     streamed: usize,
 }

@@ -50,7 +50,7 @@ impl Buffer {
 pub struct Unit {
     /// The kind set by the producer.
     pub kind: u16,
-    /// The producer's shard that it is of, counted in the producer's process.
+    /// The number of the shard that sent the unit, counted in the producer's process.
     pub shard: u16,
     /// The inline payload.
     pub payload: Vec<u8>,

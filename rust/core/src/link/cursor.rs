@@ -20,7 +20,7 @@ pub const BIRTH: u64 = seal(0);
 pub struct ProducerCursor {
     /// Next position to write. The shared copy is never ahead of this position.
     tail: u64,
-    /// Cached head of the consumer, which can only be too small, which is safe.
+    /// Cached head of the consumer. A value that is too small is safe, and the value is never too large.
     head: u64,
     capacity: u64,
 }
@@ -51,7 +51,7 @@ impl ProducerCursor {
     pub fn refresh(&mut self, shared_head: &AtomicU64) -> Result<u64, Corrupted> {
         // SYNC(release): pairs with ConsumerCursor::release; all slots before `head` have been read.
         let head = open_after(self.head, shared_head.load(Ordering::Acquire));
-        // A cursor that moved backward looks like one that is far ahead.
+        // A cursor that moved backward looks like a cursor that is far ahead.
         let head = head.filter(|&head| head <= self.tail).ok_or(Corrupted("a consumer's cursor left the ring"))?;
         self.head = head;
         Ok(head)
@@ -71,7 +71,7 @@ impl ProducerCursor {
 pub struct ConsumerCursor {
     /// Next position to read.
     head: u64,
-    /// Cached tail of the producer. The cached value can only be too small, which is safe.
+    /// Cached tail of the producer. A value that is too small is safe, and the value is never too large.
     tail: u64,
     capacity: u64,
 }

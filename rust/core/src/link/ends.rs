@@ -106,7 +106,8 @@ impl Probe {
     #[inline]
     pub fn pending(&self) -> bool {
         let header = self.layout.header();
-        // Equal positions have equal sealed words. If one is damaged, the reader reports it.
+        // Each word holds a position and its checksum, so equal positions have equal words. The reader reports damaged
+        // words.
         header.tail.load(Ordering::Relaxed) != header.head.load(Ordering::Relaxed)
     }
 

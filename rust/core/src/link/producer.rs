@@ -72,8 +72,8 @@ pub struct Producer {
     wake: WakePolicy,
     /// Ring position after the last unit with blocks.
     last_blocks: u64,
-    /// Groups of items with blocks, in this stream, that the consumer had not taken at the last check: the ring
-    /// position after each group, and the bytes of its blocks.
+    /// Groups of items with blocks that the consumer had not taken at the last check, in this stream: the ring position
+    /// after each group, and the bytes of its blocks.
     ahead: VecDeque<(u64, u64)>,
     ahead_bytes: u64,
     sending: Sending,
@@ -168,7 +168,7 @@ impl Producer {
         self.shards.fill(Strand::default());
         (self.ahead_bytes, self.ahead) = (0, VecDeque::new()); // blocks of an earlier stream do not limit this one
         self.give_up();
-        // Needed if a command interrupted the wait for blocks.
+        // A command may have interrupted the wait for blocks.
         self.layout.header().blocks_wanted.lower();
     }
 
@@ -179,7 +179,8 @@ impl Producer {
         self.sending.repeat(again);
     }
 
-    /// Returns the account of items that went out in the current shard, by earlier runs of the stream, too.
+    /// Returns the account of the items that the current shard has sent, including items sent in earlier runs of the
+    /// stream.
     pub fn account(&self) -> Account {
         self.account
     }
@@ -259,7 +260,8 @@ impl Producer {
         self.permit_by_word()
     }
 
-    /// Like `permit`, but reads the shared word of the consumer.
+    /// Returns whether the consumer wants another item of this stream, like `permit`, but reads the consumer's shared
+    /// word.
     fn permit_by_word(&mut self) -> Result<Permit, Corrupted> {
         let far_ahead = self.ahead_bytes >= Ahead::LEAST && self.is_far_ahead()?;
         if !far_ahead && self.sending.has_credit() {

@@ -40,7 +40,7 @@ pub(crate) struct UnitHeader {
     pub total: u32,
     /// Bytes of the inline payload.
     pub payload: u32,
-    /// The shard that the unit is of, counted in the process that sends it.
+    /// The number of the shard that sent the unit, counted in the process that sends it.
     pub shard: u16,
     pub kind: u16,
     /// Entries of the block table. Each has 16 bytes: offset and length.

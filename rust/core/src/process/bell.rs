@@ -1,16 +1,17 @@
 //! Doorbells: a process sleeps on its bell until another process rings it.
 //!
 //! Wake-ups are never lost. A sleeper (1) reads the word, (2) increments the count of sleepers, (3) executes a fence,
-//! (4) checks a second time whether there is work, and then sleeps while the word is unchanged. A ringer (1) publishes
-//! its change, (2) executes a fence, (3) reads the count. The two fences are totally ordered. If the sleeper's fence is
-//! first, the ringer sees the count and changes the word. If the ringer's fence is first, the sleeper's check sees the
-//! change. A ring between the check and the sleep changes the word, so the sleep returns at once.
+//! (4) checks a second time whether there is work, and then sleeps while the word is unchanged. A thread that rings the
+//! bell (1) publishes its change, (2) executes a fence, (3) reads the count. The two fences are totally ordered. If the
+//! sleeper's fence is first, the ringing thread sees the count and changes the word. If the ringing thread's fence is
+//! first, the sleeper's check sees the change. A ring between the check and the sleep changes the word, so the sleep
+//! returns at once.
 //!
-//! Several threads of a process may sleep on its bell for different reasons. A ringer claims and wakes all of them, so
-//! that ringing again before they run is cheap. A sleeper that wakes up by itself decrements the count, unless a ringer
-//! has claimed it. The generation next to the count shows this.
+//! Several threads of a process may sleep on its bell for different reasons. A ringing thread claims and wakes all
+//! sleepers, so that ringing again before they run is cheap. A sleeper that wakes up by itself decrements the count,
+//! unless a ringing thread has claimed it. The number of claims is stored next to the count, and a claim changes it.
 //!
-//! If a stray write damages a bell, a sleeper may sleep until its timeout and a ringer may ring without need. The next
+//! If a stray write damages a bell, a sleeper may sleep until its timeout and a thread may ring without need. The next
 //! claim repairs the count.
 
 use std::time::Duration;
@@ -31,8 +32,8 @@ pub trait Parker {
 pub struct Bell {
     /// A word that changes whenever the bell is rung while a thread sleeps. Wraps around.
     word: AtomicU32,
-    /// Lower half: the number of threads that sleep, or are about to, and that no ringer has claimed. Upper half: the
-    /// number of claims.
+    /// Lower half: the number of threads that sleep, or are about to, and that no ringing thread has claimed. Upper
+    /// half: the number of claims.
     sleepers: AtomicU64,
 }
 

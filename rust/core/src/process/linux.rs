@@ -57,7 +57,8 @@ impl System for Linux {
 
     fn park(&self, word: &AtomicU32, seen: u32, timeout: Duration) {
         let timeout = futex::Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos() as _ };
-        // Not process-private, because the ringer is another process. Any error means: check again.
+        // Not process-private, because another process rings the bell. After any error, the caller checks its condition
+        // again.
         let _ = futex::wait(word, futex::Flags::empty(), seen, Some(&timeout));
     }
 

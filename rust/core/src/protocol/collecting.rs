@@ -9,7 +9,7 @@ pub enum Next {
     /// Deliver the next item of this peer.
     Deliver(usize),
     /// Receive the next item of this peer, and store it until its turn. The next peer in turn cannot make progress
-    /// before.
+    /// until this item is received.
     TakeIn(usize),
     /// Wait.
     Wait,

@@ -59,8 +59,8 @@ impl Dealing {
         }
     }
 
-    /// The same for the shards of a worker, which share the reader of one link. The grant is read only once, because a
-    /// grant that arrives between two reads would give two shards different answers.
+    /// Returns the next step for the shards of a worker, which share the reader of one link. The grant is read only
+    /// once, because a grant that arrives between two reads would give two shards different answers.
     #[inline]
     pub fn next_of_shards(&self, permit: Permit) -> Deal {
         self.next(|_| permit)

@@ -1,7 +1,8 @@
 //! Decides which children are replaced after a process exits, when to give up, and what the replacements do first.
 //!
-//! Without a dispatching process, each worker is replaced on its own. With one, all children are replaced together,
-//! because the remaining processes do not know which items existed only in the memory of the exited process.
+//! Without a dispatching process, each worker is replaced on its own. With a dispatching process, all children are
+//! replaced together, because the remaining processes do not know which items existed only in the memory of the exited
+//! process.
 
 /// The number of exits of one child at the same item after which the loader gives up.
 pub const TRIES: usize = 3;

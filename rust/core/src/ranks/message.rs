@@ -59,7 +59,8 @@ const HEAD: usize = 3;
 /// The length of a [`Message::Hello`], which is the most that is read from an unidentified connection.
 pub const HELLO_LEN: usize = HEAD + 16 + 4;
 
-/// The maximum length of a message body: a verdict about 16,000 ranks. Longer verdicts name only the first ranks.
+/// The maximum length of a message body: the report of a failure of about 16,000 ranks. Longer reports name only the
+/// first ranks.
 const LONGEST: usize = u16::MAX as usize;
 
 const FAULTS: [Fault; 6] = [Fault::Absent, Fault::Late, Fault::Dead, Fault::Silent, Fault::Parted, Fault::Left];

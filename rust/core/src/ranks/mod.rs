@@ -8,8 +8,8 @@
 //!
 //! Rank 0 is the [`hub`], and all other ranks are [`member`]s with one connection to it. In an operation, each rank
 //! submits one value, and all receive the minimum. Only the hub sees all connections, so it alone decides that an
-//! operation has failed, and all ranks receive the same verdict. A member decides itself only if the hub is
-//! disconnected or silent.
+//! operation has failed, and sends the reason to all ranks. A member decides on its own only if the hub is disconnected
+//! or silent.
 //!
 //! Member and hub are pure state machines: they process events and times, and produce messages. [`meeting`] transmits
 //! the messages over sockets. This module uses a thread that does not depend on the program, so that a busy rank still
@@ -46,7 +46,7 @@ pub enum Fault {
     Left,
 }
 
-/// The reason why an operation has failed, and the ranks at fault. All ranks receive the same verdict.
+/// The reason why an operation has failed, and the ranks at fault. All ranks receive the same reason and the same list.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Verdict {
     /// The reason.

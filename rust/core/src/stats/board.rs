@@ -164,7 +164,7 @@ impl Board {
         pages.map(|page| page.header().oversized.load(Relaxed)).max().unwrap_or(0)
     }
 
-    /// The process that created it, and the time.
+    /// The process that created the board, and the time of creation.
     pub fn made(&self) -> (u32, u64) {
         (self.header().main.load(Relaxed), self.header().made.load(Relaxed))
     }

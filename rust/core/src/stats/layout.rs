@@ -8,7 +8,7 @@
 //! …        page of the main process before the last restart of workers
 //! ```
 //!
-//! All fields have a fixed width, and zero is valid everywhere. Only its owner writes a page.
+//! All fields have a fixed width, and zero is valid everywhere. A page is written only by the process that owns it.
 
 use std::sync::atomic::Ordering::{self, Relaxed};
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, fence};

@@ -461,7 +461,7 @@ impl Encoder {
         room.map_err(|_| PyMemoryError::new_err(format!("there is no memory for {len} more bytes of an encoded item")))
     }
 
-    /// The same for bytes with any layout.
+    /// Encodes bytes with any layout: inline if they are short, otherwise as a buffer.
     fn bulk(&mut self, py: Python<'_>, source: Source) -> PyResult<()> {
         let len = source.len();
         if !self.is_inline(len) {

@@ -34,7 +34,7 @@ enum DeliveryStep<'py> {
     Item(Bound<'py, PyAny>),
     End,
     Error(PyErr),
-    /// Another thread or a signal handler has ended the epoch. The item, if any, is dropped.
+    /// Another thread or a signal handler has ended the epoch. If an item was read, the item is dropped.
     Left,
 }
 

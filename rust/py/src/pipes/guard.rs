@@ -263,7 +263,7 @@ unsafe extern "C" fn next_metered(object: *mut ffi::PyObject) -> *mut ffi::PyObj
     }
 }
 
-/// Makes a measured call. Nothing in it can panic.
+/// Makes a measured call. No code of this function can panic.
 #[inline(never)]
 unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
     // SAFETY: as in `next_metered`. The record is not kept across the call, which may bind the token to another record.
@@ -390,7 +390,7 @@ unsafe fn begin_first(guard: *mut Guard, first: bool) {
     }
 }
 
-/// Ends that wait. If an item was returned, the epoch is running.
+/// Ends the wait for the first item. If an item was returned, the epoch is running.
 unsafe fn end_first(guard: *mut Guard, first: bool, came: bool) {
     // SAFETY: as in `next_metered`.
     if first && let Some(place) = unsafe { (*(*guard).token).place() } {

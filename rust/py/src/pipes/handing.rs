@@ -1,9 +1,9 @@
 //! An iterator that lets Python code hand over its items, without losing an item to Ctrl-C.
 //!
 //! Python handles signals between any two instructions. If the handler raises after an item was taken and before it is
-//! returned, the item would be lost. Therefore there are two steps. Waiting can be interrupted anywhere, and leaves the
-//! item for the next call. Handing over is short: a Ctrl-C during this step is recorded, and raised after the item was
-//! returned, without Python code in between.
+//! returned, the item would be lost. Therefore an item is returned in two steps. Waiting can be interrupted anywhere,
+//! and leaves the item for the next call. Handing over is short: a Ctrl-C during this step is recorded, and raised
+//! after the item was returned, without Python code in between.
 //!
 //! The iterator runs in any threads that read, in one thread at a time. Only the main thread handles signals, so this
 //! does nothing in other threads.

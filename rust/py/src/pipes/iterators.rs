@@ -8,9 +8,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyType;
 
 unsafe extern "C" {
-    /// Part of the stable ABI since CPython 3.12, and also exported by 3.11, although the headers of its limited API do
-    /// not declare it. The functions that these headers declare create a tuple or read variable arguments for each
-    /// item.
+    /// This function is part of the stable ABI since CPython 3.12, and also exported by 3.11, although the headers of
+    /// its limited API do not declare it. The functions that these headers declare create a tuple or read variable
+    /// arguments for each item.
     fn PyObject_Vectorcall(
         callable: *mut ffi::PyObject,
         arguments: *const *mut ffi::PyObject,

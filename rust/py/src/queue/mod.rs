@@ -4,8 +4,8 @@
 //! Several Python threads work and another one consumes, through one [`ReadAheadQueue`]. References enter and leave the
 //! queue only with the GIL held, so the garbage collector, which holds the GIL, sees an unchanging queue. A result is
 //! taken and its position recorded in one call, without handling signals in between. A forked child does not inherit
-//! the worker threads, but may have inherited a held lock. There, methods that need the lock raise an error, and
-//! nothing is dropped.
+//! the worker threads, but may have inherited a held lock. In a forked child, methods that need the lock raise an
+//! error, and nothing is dropped.
 
 mod hold;
 mod reading;
@@ -38,7 +38,7 @@ struct Entry {
     mark: Option<Py<PyAny>>,
     /// Whether holds need not wait for the worker of this item.
     is_plain: bool,
-    /// Whether the item is small, and its result too.
+    /// Whether both the item and its result are small.
     is_small: bool,
 }
 
@@ -132,7 +132,7 @@ impl ReadAheadQueue {
         }
     }
 
-    /// Changes the position, and drops superseded marks. Usually there is one, so that no vector is
+    /// Changes the position, and drops superseded marks. Usually one mark is superseded, and then no vector is
     /// allocated.
     fn note(&self, py: Python<'_>, change: impl FnOnce(&mut QueuePosition<Py<PyAny>>)) {
         let spent = self.place.with(py, |place| {
@@ -203,7 +203,8 @@ impl ReadAheadQueue {
         })
     }
 
-    /// Waits for the source and a slot for its next item. Returns None if the queue is closed or the source has ended.
+    /// Waits until both the source and a slot for its next item are available. Returns None if the queue is closed or
+    /// the source has ended.
     fn reserve(&self, py: Python<'_>) -> PyResult<Option<Slot>> {
         let queue = self.get()?;
         loop {

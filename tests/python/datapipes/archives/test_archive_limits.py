@@ -1,4 +1,4 @@
-"""Limits for archives: headers, extended records, overlapping members, and names in unusual folders."""
+"""Archives have limits for headers, extended records, overlapping members, and names in unusual folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TarArchiveLoader, ZipArchiveLoader, on archives made by tar, zip and Python's own modules."""
+"""TarArchiveLoader and ZipArchiveLoader read archives made by tar, by zip and by Python's own modules."""
 
 from __future__ import annotations
 

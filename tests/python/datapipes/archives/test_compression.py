@@ -1,4 +1,4 @@
-"""Decompressor, Extractor, Bz2FileLoader, XzFileLoader, on files made by gzip, bzip2, xz, tar and zip."""
+"""Decompressor, Extractor, Bz2FileLoader and XzFileLoader read files made by gzip, bzip2, xz, tar and zip."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RarArchiveLoader, with archives created by rar itself and with constructed hostile archives."""
+"""RarArchiveLoader reads archives created by rar, and rejects malicious archives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tar archives that are resumed in the middle: which members they yield, and how much is read again."""
+"""Tar archives that are resumed in the middle yield the remaining members, and little is read again."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_a_stream_that_cannot_seek_is_read_up_to_the_position(tmp_path: Path, re
     ]
 
 
-# -- behind a server -------------------------------------------------------------------------------
+# -- archives on a server --------------------------------------------------------------------------
 
 
 def http(url: str) -> Any:

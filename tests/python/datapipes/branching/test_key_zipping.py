@@ -1,4 +1,4 @@
-"""Joining by key: properties that the table of pipes does not cover."""
+"""Pipes that join by key have properties that the table of pipes does not cover."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Split pipes: children, the generations in which they are read, and the items that wait for them."""
+"""The children of a split pipe can be read in any order, while items are buffered for slower children."""
 
 from __future__ import annotations
 

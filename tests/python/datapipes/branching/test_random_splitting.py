@@ -1,4 +1,4 @@
-"""Random splits: the split itself, its seeds, and reading one child at a time."""
+"""Random splits assign items by seed, and one child can be read at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PyTorch pipes read the children of splits. Such pipes can only be replayed, and resume at any position."""
+"""PyTorch pipes that read the children of splits can only be replayed, and resume at any position."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The on-disk cache in one process: its items and files, its checks, bad input, and leftovers."""
+"""The on-disk cache works in one process: it stores items, checks files, handles bad input, and cleans up."""
 
 from __future__ import annotations
 

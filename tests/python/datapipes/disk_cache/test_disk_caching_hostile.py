@@ -1,4 +1,4 @@
-"""The on-disk cache with foreign names, malicious files next to it, or damaged cached files."""
+"""The on-disk cache handles foreign names, malicious files next to its files, and damaged cached files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The on-disk cache with several processes: which one creates a file, waiting times, leftovers of a killed writer."""
+"""With several processes, one process creates each cached file while the other processes wait for it."""
 
 from __future__ import annotations
 

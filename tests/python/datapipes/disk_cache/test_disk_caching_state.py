@@ -1,4 +1,4 @@
-"""The on-disk cache: several in one process, state at every position, with a loader and its adapters."""
+"""Several on-disk caches in one process have exact states at every position, also in a loader with adapters."""
 
 from __future__ import annotations
 

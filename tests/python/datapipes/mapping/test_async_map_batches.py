@@ -1,4 +1,4 @@
-"""BatchAsyncMapper: concurrency, its event loop, errors, interruption, and callers inside a running loop."""
+"""BatchAsyncMapper limits concurrency, owns its event loop, reports errors, and works inside a running loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipes over columns, rows, lines and names: warnings, refused arguments, and unusual kinds of items."""
+"""Pipes over columns, rows, lines and names emit warnings, refuse wrong arguments, and accept unusual items."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`on_error("skip")`: items at which a pipe raises are skipped, counted and recorded."""
+"""`on_error("skip")` skips, counts and records the items at which a pipe raises."""
 
 from __future__ import annotations
 

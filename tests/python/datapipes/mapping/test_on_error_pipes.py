@@ -1,4 +1,4 @@
-"""`on_error("skip")` after each pipe: errors of its source, and errors that the pipe itself raises."""
+"""`on_error("skip")` after each pipe skips errors of the pipe's source and errors that the pipe itself raises."""
 
 from __future__ import annotations
 

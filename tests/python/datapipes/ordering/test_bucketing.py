@@ -1,4 +1,4 @@
-"""Batches of similar items: behavior that the table of pipes does not cover."""
+"""Pipes that batch similar items behave as documented, beyond what the table of pipes tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The in-memory caches: their contents, their size, and their lifetime."""
+"""The in-memory caches store the expected items, respect their size, and live as long as documented."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of packed sequences: what the table of pipes does not state."""
+"""Pipes that pack sequences into rows behave as documented, beyond what the table of pipes tests."""
 
 from __future__ import annotations
 

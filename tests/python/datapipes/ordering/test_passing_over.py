@@ -1,4 +1,4 @@
-"""A filter passes over the items of other shares, and all else is as if it had read them: order, states, counts."""
+"""A sharding filter that skips items of other shares has the same order, states and counts as if it had read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dividing a pipeline among processes."""
+"""A sharding filter divides the items of a pipeline among processes."""
 
 from __future__ import annotations
 

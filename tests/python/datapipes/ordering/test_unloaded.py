@@ -1,4 +1,4 @@
-"""Items that are read by index are shared out before they are loaded: each is loaded once, in the order as ever."""
+"""Workers divide the indices of items before loading: each item is loaded once, and the order does not change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AISFileLister, AISFileLoader, against a server that answers as an AIStore cluster does."""
+"""AISFileLister and AISFileLoader work with a server that answers like an AIStore cluster."""
 
 from __future__ import annotations
 

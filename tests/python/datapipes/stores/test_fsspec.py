@@ -1,4 +1,4 @@
-"""FSSpecFileLister, FSSpecFileOpener, FSSpecSaver, on files on disk, in memory and in archives."""
+"""FSSpecFileLister, FSSpecFileOpener and FSSpecSaver work with files on disk, in memory and in archives."""
 
 from __future__ import annotations
 

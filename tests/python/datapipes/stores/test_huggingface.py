@@ -1,4 +1,4 @@
-"""HuggingFaceHubReader against datasets in files: rows, splits, and exact positions in them."""
+"""HuggingFaceHubReader reads rows and splits of datasets in files, and resumes at exact positions."""
 
 from __future__ import annotations
 

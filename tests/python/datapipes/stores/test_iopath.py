@@ -1,4 +1,4 @@
-"""IoPathFileLister, IoPathFileOpener, IoPathSaver, on local files and by handlers."""
+"""IoPathFileLister, IoPathFileOpener and IoPathSaver work with local files and with users' path handlers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""S3FileLister, S3FileLoader, against a real S3 server on loopback."""
+"""S3FileLister and S3FileLoader list and read objects of a real S3 server on loopback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""S3FileLister and S3FileLoader where something is wrong: URLs, keys, servers, credentials, settings, arguments."""
+"""S3FileLister and S3FileLoader explain wrong URLs, keys, servers, credentials, settings and arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""S3FileLister and S3FileLoader on Google Cloud Storage and Azure, each by its protocol on loopback."""
+"""S3FileLister and S3FileLoader read Google Cloud Storage and Azure, each by its own protocol on loopback."""
 
 from __future__ import annotations
 

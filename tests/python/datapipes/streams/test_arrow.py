@@ -1,4 +1,4 @@
-"""Tables that are read in parts; the library of each format writes them."""
+"""Tables that the library of each format wrote are read in parts."""
 
 from __future__ import annotations
 

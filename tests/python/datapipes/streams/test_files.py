@@ -1,4 +1,4 @@
-"""FileLister, FileOpener, StreamReader."""
+"""FileLister, FileOpener and StreamReader list, open and read files."""
 
 from __future__ import annotations
 

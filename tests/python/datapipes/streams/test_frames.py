@@ -1,4 +1,4 @@
-"""DataFrameMaker and ParquetDataFrameLoader, over Parquet files that pyarrow wrote."""
+"""DataFrameMaker and ParquetDataFrameLoader create data frames, also from Parquet files that pyarrow wrote."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of Lance datasets that lance itself has written: by index, in ranges, filtered, sharded and resumed."""
+"""Lance datasets that lance wrote are read by index, in ranges, filtered, sharded and resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The items that ParquetDataFrameLoader makes of the rows of files: this many rows each, and dicts of arrays."""
+"""ParquetDataFrameLoader groups the rows of files into items of a given number of rows, or into dicts of arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ray Datasets as pipes: rows and frames in order, blocks shared out before they are read, states by block and row."""
+"""Ray Datasets work as pipes: rows and frames keep their order, and blocks are divided before they are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RoutedDecoder and the handlers of `torchdata.datapipes.utils.decoder`."""
+"""RoutedDecoder decodes files with the handlers of `torchdata.datapipes.utils.decoder`."""
 
 from __future__ import annotations
 

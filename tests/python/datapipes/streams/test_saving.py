@@ -1,4 +1,4 @@
-"""Saver, HashChecker and JsonParser on real files and streams."""
+"""Saver, HashChecker and JsonParser work with real files and streams."""
 
 from __future__ import annotations
 

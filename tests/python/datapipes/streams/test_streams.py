@@ -1,4 +1,4 @@
-"""StreamWrapper: delegation, closing with children, and copies that open their file again."""
+"""StreamWrapper delegates to its file, closes it with its children, and reopens it in copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LineReader, CSVParser, CSVDictParser."""
+"""LineReader, CSVParser and CSVDictParser split text files into lines and rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TFRecordLoader, on files written by the `tfrecord` package and on records encoded by protobuf."""
+"""TFRecordLoader reads files written by the `tfrecord` package and records encoded by protobuf."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipes that make several items of one, or work ahead, over streams: exact restore, and no file left open."""
+"""Pipes that yield several items for one input, or work ahead, resume exactly and leave no file open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""WebDataset: files of tar archives gathered to samples."""
+"""WebDataset groups the files of tar archives into samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The thread of an iteration that was abandoned within an item: its source has ended before the pipe is used again."""
+"""If an iteration is abandoned within an item, the source of its thread has ended before the pipe is used again."""
 
 from __future__ import annotations
 

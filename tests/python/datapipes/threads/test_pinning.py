@@ -1,4 +1,4 @@
-"""Pinned memory: the values that are pinned, the values that are returned unchanged, and the behavior without CUDA."""
+"""Pinning memory keeps the types of containers, returns other objects unchanged, and raises an error without CUDA."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prefetcher: its thread, pausing, errors at their position, forks, and exact state."""
+"""Prefetcher pauses and ends its thread, raises errors at their position, survives forks, and has exact states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ThreadPoolMapper: order, bounded reading ahead, errors at their position, threads that end, and exact state."""
+"""ThreadPoolMapper keeps the order, limits reading ahead, raises errors at their position, and has exact states."""
 
 from __future__ import annotations
 

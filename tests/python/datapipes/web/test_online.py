@@ -1,4 +1,4 @@
-"""HttpReader, GDriveReader, OnlineReader against a local server: their items, and their error messages."""
+"""HttpReader, GDriveReader and OnlineReader read from a local server, and explain its errors."""
 
 from __future__ import annotations
 

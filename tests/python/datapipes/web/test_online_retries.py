@@ -1,4 +1,4 @@
-"""Faults of servers and networks: requests are repeated, bodies are resumed, and no data is lost or duplicated."""
+"""After faults of servers and networks, requests are repeated and bodies resumed, without lost or repeated data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams over HTTP: read like files, reopened at their position, and never continued with different content."""
+"""Streams over HTTP are read like files, and reopened at their position only if the content is unchanged."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def some(run: Run) -> int:
     return run.dice.choice([1, 5, 20])
 
 
-# -- looking, and reading otherwise ------------------------------------------------------------------------
+# -- looking at the loader, and reading in other ways -----------------------------------------------------
 
 
 @event()

@@ -30,7 +30,7 @@ from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
 LASTING = {"summed", "cache"}
 #: Seconds after which a process counts as hung.
 HANGS_AFTER = 0.8
-#: The process that is hit, the signal, and its frequency. "SIGSTOP" stops it permanently, and "halt" for a while.
+#: The process that is hit, the signal, and its frequency. "SIGSTOP" stops it permanently, and "halt" only for a while.
 BLOWS = {
     ("child", "SIGKILL"): 6,
     ("child", "SIGXCPU"): 2,

@@ -35,7 +35,7 @@ class Row:
     reads_items: bool = True
     #: Whether its items depend on a seed.
     random: bool = False
-    #: Why it needs more memory for more items, or why this is not tested; empty if it does not.
+    #: Why the pipe needs more memory for more items, or why its memory is not tested; empty if the memory is constant.
     grows: str = ""
     #: Why two workers, each with a share of the source, yield other items than the model; empty if they do not.
     not_in_workers: str = ""

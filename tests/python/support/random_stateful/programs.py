@@ -73,7 +73,7 @@ class Program:
     peeks: tuple[int, ...] = ()
     #: The format of the stored state: "json", "torch" or "pickle".
     way: str = "torch"
-    #: Whether another process loads the state, immediately saves it again, and passes that on.
+    #: Whether another process loads the state, immediately saves a new state, and passes on the new state.
     relayed: bool = False
     #: Whether the epochs are also compared with torch's loader.
     beside_torch: bool = False

@@ -1,7 +1,7 @@
 //! The bounded queue between threads that read ahead and the thread that consumes their results.
 //!
 //! Several worker threads and one consumer thread of a process share an [`OrderedQueue`]. A worker gets a slot *before*
-//! it computes an item, so there is always space for the item. There are two ways:
+//! it computes an item, so there is always space for the item. A worker gets an item in one of two ways:
 //!
 //! - [`OrderedQueue::reserve`]: the worker has exclusive use of the source until [`OrderedQueue::leave_source`], or
 //!   until it puts the result, and takes the item from the source.
@@ -77,8 +77,8 @@ impl<T> OrderedQueue<T> {
         self.tell(state);
     }
 
-    /// Returns whether, since the last call, a worker first found no free slot and later the consumer found no result.
-    /// More slots would have helped.
+    /// Returns whether, since the last call, a worker first found no free slot and later the consumer found no result,
+    /// so that more slots would have helped.
     pub fn has_lacked(&self) -> bool {
         std::mem::take(&mut self.lock().lacked)
     }
@@ -301,8 +301,8 @@ impl<T> OrderedQueue<T> {
         let mut state = self.lock();
         state.waiting.clear();
         state.broken = false;
-        // This also removes the end. If the queue is closed, the consumer has not received all results, so that is not
-        // an end.
+        // Draining also removes the end of the results. The consumer of a closed queue has not received all results, so
+        // it must not see an end.
         state.ended |= state.finished && !state.closed;
         let ready = std::mem::take(&mut state.ready);
         let mut rest = Vec::new();

@@ -32,7 +32,7 @@ pub(super) struct Pending<T> {
 #[derive(Debug, Default)]
 pub(super) struct Idle {
     pub count: usize,
-    /// Whether a worker was woken that has not run since. One wake-up is enough.
+    /// Whether a worker was woken and has not run since, so that no other worker needs to be woken.
     pub waking: bool,
 }
 
