@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -296,23 +297,23 @@ def test_a_delta_table_is_read_file_by_file(tmp_path: Path) -> None:
 def test_an_iceberg_table_is_read_as_its_library_plans_to(tmp_path: Path) -> None:
     catalogs = pytest.importorskip("pyiceberg.catalog")
     pytest.importorskip("sqlalchemy")
-    catalog = catalogs.load_catalog("test", type="in-memory", warehouse=str(tmp_path / "iceberg"))
-    catalog.create_namespace("n")
-    iceberg = catalog.create_table("n.t", schema=table(0, 0).schema)
-    iceberg.append(table(0, 5))
-    iceberg.append(table(5, 9))
-    iceberg.delete("a == 3")
-    assert sorted(values(ArrowReader(iceberg))) == [0, 1, 2, 4, 5, 6, 7, 8]
-    assert len(ArrowParts(iceberg)) == 2
-    parts = ArrowParts(iceberg, "a > 1 and a < 7")
-    assert sorted(values(parts.to_iter_datapipe().read_arrow(["a"]))) == [2, 4, 5, 6]
-    assert len(ArrowParts(iceberg, "a > 6")) == 1  # by the statistics of the other file
-    with iceberg.update_schema() as update:
-        update.rename_column("c", "half")
-    assert sorted(values(ArrowReader(iceberg, ["half"]), "half")) == [0.0, 0.5, 1.0, 2.0, 2.5, 3.0, 3.5, 4.0]
-    with pytest.raises(ValueError, match="there is no column 'c'"):
-        ArrowReader(iceberg, ["c"])
-    static = ArrowParts(iceberg.metadata_location, "a < 3", format="iceberg")
-    assert sorted(values(static.to_iter_datapipe().read_arrow())) == [0, 1, 2]
-    check_exact(lambda: ArrowParts(iceberg).shuffle().set_seed(2).read_arrow())
-    assert values(pickle.loads(pickle.dumps(ArrowReader(iceberg)))) == values(ArrowReader(iceberg))
+    with closing(catalogs.load_catalog("test", type="in-memory", warehouse=str(tmp_path / "iceberg"))) as catalog:
+        catalog.create_namespace("n")
+        iceberg = catalog.create_table("n.t", schema=table(0, 0).schema)
+        iceberg.append(table(0, 5))
+        iceberg.append(table(5, 9))
+        iceberg.delete("a == 3")
+        assert sorted(values(ArrowReader(iceberg))) == [0, 1, 2, 4, 5, 6, 7, 8]
+        assert len(ArrowParts(iceberg)) == 2
+        parts = ArrowParts(iceberg, "a > 1 and a < 7")
+        assert sorted(values(parts.to_iter_datapipe().read_arrow(["a"]))) == [2, 4, 5, 6]
+        assert len(ArrowParts(iceberg, "a > 6")) == 1  # by the statistics of the other file
+        with iceberg.update_schema() as update:
+            update.rename_column("c", "half")
+        assert sorted(values(ArrowReader(iceberg, ["half"]), "half")) == [0.0, 0.5, 1.0, 2.0, 2.5, 3.0, 3.5, 4.0]
+        with pytest.raises(ValueError, match="there is no column 'c'"):
+            ArrowReader(iceberg, ["c"])
+        static = ArrowParts(iceberg.metadata_location, "a < 3", format="iceberg")
+        assert sorted(values(static.to_iter_datapipe().read_arrow())) == [0, 1, 2]
+        check_exact(lambda: ArrowParts(iceberg).shuffle().set_seed(2).read_arrow())
+        assert values(pickle.loads(pickle.dumps(ArrowReader(iceberg)))) == values(ArrowReader(iceberg))
