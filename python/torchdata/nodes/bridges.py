@@ -20,8 +20,8 @@ __all__ = ["from_pipe", "to_pipe"]
 
 
 def from_pipe(pipe: IterDataPipe[T], seed: int | None = None) -> IterableWrapper[T]:
-    """Creates a node from a pipe. The state of the node is the exact state of the pipe's graph, including the buffers and
-    generators of the pipes. As with all nodes, the state does not contain the global random generators.
+    """Creates a node from a pipe. The state of the node is the exact state of the pipe's graph, including the buffers
+    and generators of the pipes. As with all nodes, the state does not contain the global random generators.
 
     A saved state is copied. If the state is large (a shuffle of many items), and a node with threads reads this one,
     set the `snapshot_frequency` of that node above 1.
