@@ -265,6 +265,8 @@ class StatefulStream:
 
     def _asked(self) -> Any:
         """Returns a copy of the states. If the iterable raises an error, the states are unknown."""
+        if not self.has_state:
+            return None, None
         try:
             return copied(self._states())
         except Exception:  # if a state is requested explicitly, the error is raised
