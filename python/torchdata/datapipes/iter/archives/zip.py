@@ -78,7 +78,7 @@ def open_zip(file_obj: Any, path: str, kind: type[zipfile.ZipFile] = zipfile.Zip
         raise zipfile.BadZipFile(f"a name in its directory does not decode ({error})") from error
     except zipfile.BadZipFile as error:
         cause = error.__context__
-        if isinstance(cause, OSError) and cause.errno is not None:  # the archive may be valid but cannot be read
+        if isinstance(cause, OSError) and cause.errno is not None:  # the stream of the archive cannot be read
             raise cause
         raise
     _check_places(archive)
@@ -86,7 +86,7 @@ def open_zip(file_obj: Any, path: str, kind: type[zipfile.ZipFile] = zipfile.Zip
 
 
 def _check_places(archive: zipfile.ZipFile) -> None:
-    """Checks that members do not share bytes. Otherwise, many files could use the space of one.
+    """Checks that members do not share bytes. If members shared bytes, a small archive could contain many large files.
 
     Raises:
         zipfile.BadZipFile: a member begins before the archive, or overlaps the next member or the directory.

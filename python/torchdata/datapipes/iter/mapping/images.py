@@ -118,7 +118,7 @@ class ImageDecoder(Seeded, ItemByItem[Any]):
         return self.flip > 0 or self.crop == "random" or callable(self.crop)
 
     def reset(self) -> None:
-        """Uses the seed of the iteration, if anything is random."""
+        """Uses the seed of the iteration, if the crop or the flip is random."""
         super().reset()
         if self._is_random():
             self._take_seed()
@@ -130,7 +130,7 @@ class ImageDecoder(Seeded, ItemByItem[Any]):
         return partial(_explained, call)
 
     def _decoded(self, image: Any) -> Any:
-        """A substitute for the function that would be called with the columns, so that these are checked."""
+        """Has the same parameters as the decoding function, so that the constructor can check the columns."""
 
 
 class _Decoder:

@@ -142,7 +142,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
 
     @contextmanager
     def _parking(self, buffer: list[Parts]) -> Iterator[None]:
-        """Context that closes the files and generators of the buffered results if an iteration is abandoned or fails."""
+        """Context that closes the files and generators of buffered results if an iteration is abandoned or fails."""
         try:
             yield
         except BaseException:

@@ -1,7 +1,7 @@
-"""Files of Google Drive: finds the download of a link, past the pages before it.
+"""Files of Google Drive: finds the download of a link, also if a confirmation page precedes it.
 
 Role: the client of GDriveReader, and of OnlineReader for links to Drive. Runs in the process that iterates the pipe.
-Keeps nothing: at most the first 128 KiB of a page are read, and the page is closed before the next request.
+At most the first 128 KiB of a page are read, and the page is closed before the next request.
 """
 
 from __future__ import annotations
