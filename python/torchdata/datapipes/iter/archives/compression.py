@@ -167,7 +167,7 @@ class _OpenZip(zipfile.ZipFile):
 
 
 class _Decompressed(LibraryMember):
-    """The bytes of a compressed stream, read with the module for its format. Seeking back restarts the decompression."""
+    """The bytes of a compressed stream, read with the module for its format. Seeking back restarts decompression."""
 
     mode = "rb"
 

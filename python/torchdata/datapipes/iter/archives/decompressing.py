@@ -41,7 +41,7 @@ def bzip2_reader(file_obj: Any) -> Any:
 def lzma_reader(file_obj: Any) -> Any:
     """Returns a file object over the decompressed contents of `file_obj`, in the xz format or the older lzma format.
 
-    Unlike Python's module, it also reads streams after padding, and accepts only valid padding.
+    Unlike Python's module, this reader also reads streams after padding, and accepts only valid padding.
     """
     import lzma
 
