@@ -1,7 +1,7 @@
 """Shared code of readers of archives and compressed files: open archives, safe names, size limits and clear errors.
 
-Role: the base class of TarArchiveLoader, ZipArchiveLoader and RarArchiveLoader, and the checks that they share with the
-pipes that decompress. Runs in the process that iterates the pipes. An archive object owns the stream that it reads.
+Role: the module contains the base class of TarArchiveLoader, ZipArchiveLoader and RarArchiveLoader, and checks that the
+decompressing pipes also use. The code runs in the iterating process. An archive object owns the stream that it reads.
 Members refer to their archive and are reopened through it (see `utils/_streams.py`).
 """
 

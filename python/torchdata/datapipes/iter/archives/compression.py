@@ -238,12 +238,12 @@ class Decompressor(_Decompressing):
     `load_from_tar` and `load_from_zip` accept.
 
     Args:
-        source_datapipe: yields pairs of path and binary stream. The stream is closed with the decompressed one.
+        source_datapipe: yields pairs of path and binary stream. The stream is closed with the decompressed stream.
         file_type: `"gzip"`, `"bz2"`, `"lzma"` (also xz), `"zstd"`, `"tar"` or `"zip"`, or one of `Decompressor.types`;
             None (the default) for the type by the suffix of the path, also in capitals and before the query of a URL:
             `.gz`, `.bz2`, `.xz`, `.zst`, `.tar`, `.zip`, and for tar archives `.tar.gz`, `.tar.xz`, `.tar.zst`, `.tgz`,
             `.txz`, `.tzst`.
-        max_ratio: the largest ratio of the decompressed size to the compressed size, if it exceeds 1 GiB. 100 by
+        max_ratio: the largest ratio of the decompressed size to the compressed size, for sizes over 1 GiB. 100 by
             default; None for no limit.
 
     Raises:
@@ -348,9 +348,9 @@ class Bz2FileLoader(_OfOneKind):
     """Decompresses bzip2 streams: yields pairs of path, without the suffix `.bz2`, and stream.
 
     Args:
-        datapipe: yields pairs of path and binary stream. The stream is closed with the decompressed one.
+        datapipe: yields pairs of path and binary stream. The stream is closed with the decompressed stream.
         length: the number of files that `len` returns; -1 (the default): `len` raises TypeError.
-        max_ratio: the largest ratio of the decompressed size to the compressed size, if it exceeds 1 GiB. 100 by
+        max_ratio: the largest ratio of the decompressed size to the compressed size, for sizes over 1 GiB. 100 by
             default; None for no limit.
 
     Raises:
@@ -374,9 +374,9 @@ class XzFileLoader(_OfOneKind):
     """Decompresses xz and lzma streams: yields pairs of path, without the suffix `.xz`, and stream.
 
     Args:
-        datapipe: yields pairs of path and binary stream. The stream is closed with the decompressed one.
+        datapipe: yields pairs of path and binary stream. The stream is closed with the decompressed stream.
         length: the number of files that `len` returns; -1 (the default): `len` raises TypeError.
-        max_ratio: the largest ratio of the decompressed size to the compressed size, if it exceeds 1 GiB. 100 by
+        max_ratio: the largest ratio of the decompressed size to the compressed size, for sizes over 1 GiB. 100 by
             default; None for no limit.
 
     Raises:

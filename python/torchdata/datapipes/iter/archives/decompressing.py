@@ -1,7 +1,7 @@
 """Decompresses the consecutive streams of a file with modules of Python and of other libraries.
 
-Role: the file objects between a compressed stream and the pipes that read it. Runs in the reading process. A reader
-borrows the compressed stream, and owns the decompressed bytes that were not read yet.
+Role: the module provides file objects between a compressed stream and the pipes that read it, in the reading process. A
+reader borrows the compressed stream, and owns the decompressed bytes that were not read yet.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The pipe that reads RAR archives: RarArchiveLoader.
 
-Role: turns pairs of path and archive stream into pairs of path and member stream, using the optional library `rarfile`.
-Runs in the process that iterates it. Uncompressed members are read from the archive's stream. Compressed members are
-decompressed by a program (`unrar`, `unar`, `7z` or `bsdtar`), which starts when the member is first read and ends with
-the member's stream. `rarfile` passes the program a temporary copy of the member, or of a whole solid archive.
+Role: the pipe turns pairs of path and archive stream into pairs of path and member stream, using the optional library
+`rarfile`. The pipe runs in the iterating process. Uncompressed members are read from the archive's stream. Compressed
+members are decompressed by a program (`unrar`, `unar`, `7z` or `bsdtar`), which starts when the member is first read
+and ends with the member's stream. `rarfile` passes the program a temporary copy of the member, or of a whole solid
+archive.
 """
 
 from __future__ import annotations
@@ -183,7 +184,7 @@ class RarArchiveLoader(IndexedLoader):
         datapipe: yields pairs of path and seekable binary stream.
         length: the number of members that `len` returns; -1 (the default): `len` raises TypeError.
         max_ratio: the largest ratio of the size of a member, or of all members up to an opened one, to the compressed
-            size, if it exceeds 1 GiB. 100 by default; None for no limit.
+            size, for sizes over 1 GiB. 100 by default; None for no limit.
 
     Raises:
         ModuleNotFoundError: `rarfile` is not installed.

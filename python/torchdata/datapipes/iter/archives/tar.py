@@ -1,7 +1,7 @@
 """The pipe that reads tar archives: TarArchiveLoader.
 
-Role: turns pairs of path and archive stream into pairs of path and member stream. Runs in the process that iterates it.
-A member is read from its archive on demand. The archive's stream, which the archive object owns, therefore stays open
+Role: the pipe turns pairs of path and archive stream into pairs of path and member stream, in the iterating process. A
+member is read from its archive on demand. The archive's stream, which the archive object owns, therefore stays open
 until its last member is closed or dropped. Archive objects also serve as recipes to reopen members (see
 `utils/_streams.py`): members that were saved together open their archive once.
 """
@@ -518,8 +518,8 @@ class TarArchiveLoader(ArchiveLoader):
         datapipe: yields pairs of path and binary stream.
         mode: the mode of `tarfile.open`: `"r:*"` (the default), `"r:gz"`, …, or `"r|*"`, … to read only forward.
         length: the number of members that `len` returns; -1 (the default): `len` raises TypeError.
-        max_ratio: the largest ratio of the size of an archive, as far as it was read, to its compressed size, if it
-            exceeds 1 GiB; also for a sparse member. 100 by default; None for no limit.
+        max_ratio: the largest ratio of the size of an archive, as far as it was read, to its compressed size, for sizes
+            over 1 GiB; also for a sparse member. 100 by default; None for no limit.
 
     Raises:
         ValueError: the mode is unknown, or `max_ratio` is less than 1.

@@ -1,7 +1,7 @@
 """The pipe that reads zip archives: ZipArchiveLoader.
 
-Role: turns pairs of path and archive stream into pairs of path and member stream. Runs in the process that iterates it.
-A member is read from its archive on demand. The archive's stream, which the archive object owns, therefore stays open
+Role: the pipe turns pairs of path and archive stream into pairs of path and member stream, in the iterating process. A
+member is read from its archive on demand. The archive's stream, which the archive object owns, therefore stays open
 until its last member is closed or dropped.
 """
 
@@ -112,7 +112,7 @@ class ZipArchiveLoader(IndexedLoader):
         datapipe: yields pairs of path and seekable binary stream.
         length: the number of members that `len` returns; -1 (the default): `len` raises TypeError.
         max_ratio: the largest ratio of the size of a member, or of all members up to an opened one, to the compressed
-            size, if it exceeds 1 GiB. 100 by default; None for no limit.
+            size, for sizes over 1 GiB. 100 by default; None for no limit.
 
     Raises:
         ValueError: `max_ratio` is less than 1.

@@ -61,7 +61,7 @@ class Concater(IterDataPipe[Any]):
         self.datapipes = check_sources("Concater", datapipes)
 
     def __iter__(self) -> Iterator[Any]:
-        # The first input begins now, so that a state loaded into it is used by this iteration and no other.
+        # The first input begins now, so that only this iteration uses a state that was loaded into the input.
         return chain.from_iterable(self._inputs(iter(self.datapipes[self._current])))
 
     def _inputs(self, current: Iterator[Any]) -> Iterator[Iterator[Any]]:

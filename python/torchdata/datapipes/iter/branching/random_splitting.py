@@ -74,7 +74,7 @@ class _SplitMain(IterDataPipe[Any]):
 
     def read(self, instance: int) -> Iterator[Any]:
         """Yields the items of one child, which continues its pass."""
-        if self._reader != instance:  # a restored child that had ended, or whose pass a sibling had ended
+        if self._reader != instance:  # the pass of a restored child had already ended
             return iter(())
         if token_of(self).armed:
             start_pass(self)

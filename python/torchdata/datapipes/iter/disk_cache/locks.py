@@ -3,8 +3,8 @@
 Role: a process that creates a cached file holds the file's lock while creating the file. A lock is `flock` on an empty
 file in the same folder, with a name derived from the file's name. The holder removes the lock file before it releases
 the lock. A process that acquires a lock therefore checks that the path still leads to the open file. The kernel
-releases the locks of a process that is killed. Runs in any thread of any process. The table of held locks belongs to
-one process, and a forked child begins with an empty table.
+releases the locks of a process that is killed. The code runs in any thread of any process. The table of held locks
+belongs to one process, and a forked child begins with an empty table.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def _leads_to(file: str, fd: int) -> bool:
 
 
 def _forget_inherited() -> None:
-    """Closes a forked child's copies of the lock files, which would keep the parent's locks after it is killed."""
+    """Closes a forked child's copies of the lock files, because the copies would keep the locks of a killed parent."""
     global _mutex
     _mutex = threading.RLock()
     for lock in _held.values():

@@ -348,7 +348,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         return {"section": None if self._section is None else self._section.dump()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next iteration resume from these records."""
+        """Makes the next iteration resume from the saved records."""
         self.reset()
         self._loaded = state_dict["section"]
 

@@ -1,7 +1,7 @@
 """The record of one item in a cached section: the item of the source, and the paths that are yielded for it.
 
-Role: the record that `section.Section` keeps for each item that was read and not yielded. The record owns the locks of
-the item's paths. Belongs to the process of its section.
+Role: `section.Section` keeps a record for each item that was read and not yielded. The record owns the locks of the
+item's paths, and belongs to the process of its section.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Record:
     def release(self) -> None:
         """Releases the locks."""
         for target in list(self.locks):
-            if (lock := self.locks.pop(target, None)) is not None:  # another thread has not taken it in the meantime
+            if (lock := self.locks.pop(target, None)) is not None:  # another thread may have released the lock
                 lock.release()
 
     def mark_unfinished(self, member: str) -> None:

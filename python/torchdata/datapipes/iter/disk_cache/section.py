@@ -167,7 +167,7 @@ class Section:
         return self.ended and self.chain_ended and not self._queue and not self.in_flight
 
     def next_ready(self) -> str | None:
-        """Returns the path to yield next, or None if something else must be done first.
+        """Returns the path to yield next, or None if no path is ready.
 
         Raises:
             TimeoutError: another process took too long to create the path.

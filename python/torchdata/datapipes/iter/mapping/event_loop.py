@@ -118,7 +118,7 @@ class EventLoop:
             left = [task for task in tasks if not task.done()]
             for task in left:
                 task.cancel()
-            # The calls end before the batch does, so none of them continues when the next batch runs the loop.
+            # The calls end before the batch does, so no call continues when the next batch runs the loop.
             await asyncio.gather(*left, return_exceptions=True)
 
     def _cancel(self) -> None:

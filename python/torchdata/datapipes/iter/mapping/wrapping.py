@@ -106,7 +106,7 @@ class IterableWrapper(IterDataPipe[T_co]):
     generators have the same states as in the first reading. A sample of the items is compared with the first reading.
     Different items, as in an unseeded random order, raise `RuntimeError` unless the loader's state is loaded with
     `strict=False`. If the iterable draws from the global generators for each item, a `RuntimeWarning` is issued
-    instead, because code that draws between two items changes the following ones.
+    instead, because code that draws between two items changes the following items.
 
     Args:
         iterable: the iterable to read. A generator function is called again in each epoch. A one-shot iterator that

@@ -172,7 +172,7 @@ class Sampler(IterDataPipe[Any]):
 
     Args:
         datapipe: the source, which must have a length.
-        sampler: a class, for example one of torch's samplers. It is called with `data_source=datapipe` and the
+        sampler: a class, for example one of torch's samplers. The class is called with `data_source=datapipe` and the
             arguments below, and the instance is iterated.
         sampler_args: positional arguments of the sampler; None (the default) for no arguments.
         sampler_kwargs: keyword arguments of the sampler; None (the default) for no arguments.

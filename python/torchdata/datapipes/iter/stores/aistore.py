@@ -101,7 +101,7 @@ def split_url(pipe: str, url: Any, *, needs_name: bool = False) -> tuple[str, st
 
 
 def _cluster(pipe: object, url: Any, timeout: Any) -> _Cluster:
-    """Checks the library and the arguments that both pipes take.
+    """Checks the library and the arguments that the lister and the loader share.
 
     Raises:
         ModuleNotFoundError, ImportError: `aistore` is not installed, or too old.
@@ -129,7 +129,7 @@ def _cluster(pipe: object, url: Any, timeout: Any) -> _Cluster:
 
 
 class _OfCluster:
-    """The parameters of both pipes: a source, the cluster, and optionally a length."""
+    """The parameters of the lister and the loader: a source, the cluster, and optionally a length."""
 
     def __init__(
         self,

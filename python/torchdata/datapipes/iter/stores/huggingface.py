@@ -1,6 +1,6 @@
 """The pipe over datasets of the Hugging Face Hub: HuggingFaceHubReader.
 
-Role: yields the rows that the library `datasets` reads. Runs in the process that iterates it. Every iteration has its
+Role: the pipe yields rows that the library `datasets` reads, and runs in the iterating process. Every iteration has its
 own dataset object, which owns its connections and files. `datasets` is imported when a pipe is built.
 """
 

@@ -137,8 +137,8 @@ class _IoPathRecipe:
 class IoPathFileOpener(_HasPathManager, OpensFiles):
     """Opens files by iopath: yields pairs of path and stream.
 
-    A stream closes its file when it is deleted. A stream can be pickled together with the path manager, which reopens
-    it.
+    A stream closes its file when it is deleted. A stream can be pickled together with its path manager, which reopens
+    the file.
 
     Args:
         source_datapipe: yields local paths or URLs.

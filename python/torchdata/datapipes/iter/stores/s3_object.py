@@ -134,7 +134,7 @@ class S3Object(RemoteFile[S3Recipe]):
         return b"".join(pieces)
 
     def _here(self, wanted: int) -> memoryview:
-        """Returns the available bytes from the position on, and requests them if none are available; empty at the end."""
+        """Returns the bytes from the position on, and requests more if none are available; empty at the end."""
         self._check_open()
         if self._position >= self.size:
             return _NOTHING

@@ -1,7 +1,7 @@
 """The pipe that parses JSON files: JsonParser.
 
-Role: converts pairs of path and stream to pairs of path and the value of the stream's JSON text. Runs in the process
-that iterates it. The pipe closes the streams that it reads.
+Role: the pipe converts pairs of path and stream to pairs of path and the value of the stream's JSON text. The pipe runs
+in the iterating process, and closes the streams that it reads.
 """
 
 from __future__ import annotations

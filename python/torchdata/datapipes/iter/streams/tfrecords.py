@@ -1,8 +1,8 @@
 """The pipe that reads TFRecord files: TFRecordLoader.
 
-Role: converts pairs of path and stream to dicts, one per record. `torchdata._native.TFRecordReader`, which the pipe
-owns while it reads a stream, reads the framing, checksums and protocol buffers. This module applies the spec. Runs in
-the process that iterates the pipe. The position in a stream is the offset and the number of the next record.
+Role: the pipe converts pairs of path and stream to dicts, one per record. `torchdata._native.TFRecordReader`, which the
+pipe owns while it reads a stream, reads the framing, checksums and protocol buffers. This module applies the spec, in
+the iterating process. The position in a stream is the offset and the number of the next record.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The pipe that groups the files of an archive into samples: WebDataset.
 
-Role: consecutive files with the same path except for the extension form one sample. Runs in the process that iterates
-the pipe. The state is the incomplete sample, including streams. When an iteration is abandoned, the streams are closed
+Role: consecutive files with the same path except for the extension form one sample. The pipe runs in the iterating
+process. The state is the incomplete sample, including streams. When an iteration is abandoned, the streams are closed
 and replaced by placeholders that can be reopened.
 """
 
@@ -20,7 +20,7 @@ from torchdata.datapipes.utils._streams import StreamWrapper, detached
 
 __all__ = ["WebDataset"]
 
-#: The number of samples per generation of remembered samples.
+#: The number of samples whose fields one dict remembers.
 _GENERATION = 1 << 15
 
 
@@ -60,7 +60,7 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
     #: The sample that is being assembled, if any, in a list that belongs to one iteration.
     _gathering: list[dict[str, Any]] = state(list, items=True)
 
-    #: The fields of the samples of this iteration by key, in two generations.
+    #: The fields of the samples of this iteration by key, in two dicts: recent and older samples.
     _gathered: tuple[dict[str, frozenset[str]], dict[str, frozenset[str]]] = state(lambda: ({}, {}), saved=False)
 
     def __init__(self, source_datapipe: Iterable[tuple[str, Any]], *, strict: bool = True) -> None:

@@ -1,7 +1,7 @@
 """Determines how many items a pipe buffers if its buffer size is "auto".
 
-Role: runs in the thread that reads ahead. If the queue was full at first and empty later, the time per item varies, and
-a larger queue avoids waiting.
+Role: the code runs in the thread that reads ahead. If the queue was full at first and empty later, the time per item
+varies, and a larger queue avoids waiting.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OTHERWISE = 256 << 20
 
 
 class Depth:
-    """Enlarges a queue if this avoids waiting."""
+    """Enlarges a queue if a larger queue avoids waiting."""
 
     def __init__(self) -> None:
         #: The size of the largest item so far.

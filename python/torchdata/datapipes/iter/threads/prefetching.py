@@ -127,7 +127,7 @@ def _fill(data: _PrefetchData, prepare: Callable[[Any], Any] | None = None) -> N
     """Moves items from the source into the queue until either ends. Runs in the prefetching thread."""
     queue, source, data.source, halt, counts = data.queue, data.source, None, data.halt, data.before is None
     assert source is not None
-    if halt is None:  # a halt itself waits for the beginning
+    if halt is None:  # a halt already waits for the beginning
         await_beginning(queue)
     while (slot := queue.reserve()) is not None:
         if halt is not None:

@@ -424,7 +424,7 @@ class FullSync(_PrefetchBase[T_co]):
         """Ends the thread of the last iteration and drops the items that it had read ahead.
 
         Raises:
-            RanksLostError: other ranks are gone, which is detected when they are notified that this rank left its loop.
+            RanksLostError: other ranks have exited, which this rank detects when it reports that it left its loop.
             PrefetchTimeoutError: other ranks did not take part in time.
         """
         super().reset()

@@ -1,8 +1,8 @@
 """HTTP requests: time limits, retries, connections, and errors that name the pipe.
 
-Role: shared by HttpReader, GDriveReader and OnlineReader, and by their streams. Runs in the process that iterates the
-pipe or reads the stream. An iteration owns its `Connections`, which are kept open from one URL to the next and closed
-at its end.
+Role: HttpReader, GDriveReader, OnlineReader and their streams share this code, which runs in the process that iterates
+the pipe or reads the stream. An iteration owns its `Connections`, which are kept open from one URL to the next and
+closed at its end.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Connections:
         """Closes idle connections. A stream that is being read closes its own connection when it ends."""
         if self._adapter is not None and self._process == os.getpid():
             for manager in (self._adapter.poolmanager, *self._adapter.proxy_manager.values()):
-                for key in manager.pools.keys():  # noqa: SIM118  # it cannot be iterated over
+                for key in manager.pools.keys():  # noqa: SIM118  # the container is not iterable
                     # without this call, the pool and its connections would stay alive as long as a response
                     manager.pools[key].close()
             self._adapter.close()

@@ -22,7 +22,7 @@ class Page(HTMLParser):
         self.action: str | None = None
         self.inputs: dict[str, str] = {}
         self._inside = False
-        with contextlib.suppress(AssertionError):  # invalid declarations, so it is another page
+        with contextlib.suppress(AssertionError):  # a page with invalid declarations has no download form
             self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
