@@ -1,7 +1,7 @@
 """The two parts of a split pipe: the main pipe, which reads the source, and its children.
 
-Role: shared by `fork`, `unzip`, `demux` and `round_robin_demux`. The children share one *main* pipe, which reads the
-source once and owns the items that wait for children. All these pipes run in one thread of the iterating process.
+Role: `fork`, `unzip`, `demux` and `round_robin_demux` share this code. The children share one *main* pipe, which reads
+the source once and owns the items that wait for children. All these pipes run in one thread of the iterating process.
 
 The children of one main pipe are iterated in *generations*. A new generation begins when a child is iterated for the
 second time in a generation. The new generation restarts the source and invalidates the iterators of all siblings. A

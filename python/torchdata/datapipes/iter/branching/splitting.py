@@ -258,7 +258,7 @@ class _RoundRobinMain(DealMain):
         return turn
 
     def length(self, instance: int) -> int:
-        """Returns the number of items divided by the number of children; the first children may have one more."""
+        """Returns the number of items divided by the number of children; the first children may have one item more."""
         return (length_of(self, self.main_datapipe) + self.num_instances - 1 - instance) // self.num_instances
 
 

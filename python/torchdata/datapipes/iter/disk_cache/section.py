@@ -1,11 +1,11 @@
 """The section between `on_disk_cache` and `end_caching`: determines which items pass through, which process computes
 them, and their order.
 
-Role: one `Section` per iteration of an `EndOnDiskCacheHolder`. The section reads the source and determines for each
-item whether its files exist (*ready*), must be created here (*missing*, with locks on the paths), or are being created
-by another process (*pending*). The section passes missing items to the pipes in between, and determines which path is
-yielded next. The section runs in the thread that iterates the end of the cache. If a pipe in between reads ahead in a
-thread, `items` runs in that thread. docs/internals/disk-cache.md describes how processes wait for each other.
+Role: each iteration of an `EndOnDiskCacheHolder` has one `Section`. The section reads the source and determines for
+each item whether its files exist (*ready*), must be created by this process (*missing*, with locks on the paths), or
+are being created by another process (*pending*). The section passes missing items to the pipes in between, and
+determines which path is yielded next. The section runs in the thread that iterates the end of the cache. If a pipe in
+between reads ahead in a thread, `items` runs in that thread. docs/internals/disk-cache.md describes how processes wait.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ class ShardingFilter(IterDataPipe[T_co]):
     is followed only by `shuffle`, `map` and `sharding_filter`. `map` then calls its function only for items of the
     process. After an `IterableWrapper` of a range, list, tuple or array, items of other shares also cost nothing.
 
-    Some sources yield only a part of their items in a worker, according to `torch.utils.data.get_worker_info()`, such
-    as Hugging Face's `IterableDataset`. If a `sharding_filter` follows such a source, the source yields all items, so
+    Some sources, such as Hugging Face's `IterableDataset`, yield only a part of their items in a worker, according to
+    `torch.utils.data.get_worker_info()`. If a `sharding_filter` follows such a source, the source yields all items, so
     that they are not divided twice. Without a filter, each worker reads only its own part, which is faster.
 
     Args:

@@ -1,6 +1,6 @@
 """An S3 object as a file, which is read in pieces by range requests.
 
-Role: the file object in the streams that `S3FileLoader` yields, and the recipe to reopen it. The file object and the
+Role: `S3FileLoader` yields streams over this file object. A recipe reopens the file object. The file object and the
 recipe belong to the reading process. Between two requests, a file holds no connection, except for the unread answer to
 its opening request (see `remote_file.py`).
 """

@@ -1,6 +1,6 @@
 """Pipes that find files, open them and read them whole or in chunks.
 
-Role: the sources of most pipelines. These pipes run in the process that iterates them. `FileOpener` does not own
+Role: most pipelines begin with these pipes. The pipes run in the process that iterates them. `FileOpener` does not own
 streams: a stream closes itself when its last reader drops it.
 """
 

@@ -1,6 +1,6 @@
 """The base class of pipes that yield many items from one (path, stream) pair: readers of files, lines and archives.
 
-Role: such a pipe cannot request a pair from its source twice, so it *holds* the pair that it is reading. The pair and
+Role: a pipe cannot request a pair from its source twice, so the pipe *holds* the pair that it is reading. The pair and
 the position in it are the pipe's state. The pipe runs in the iterating process. It closes a stream when it has been
 read, and when the iterator is abandoned. For an abandoned iterator, the pipe keeps a placeholder without an open file.
 """

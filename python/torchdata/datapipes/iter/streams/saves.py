@@ -1,6 +1,6 @@
 """The base class of pipes that save items as files of a file system.
 
-Role: such a pipe reads pairs of metadata and data, writes the data, and yields the path. The pipe runs in the process
+Role: a saving pipe reads pairs of metadata and data, writes the data, and yields the path. The pipe runs in the process
 that iterates it.
 """
 

@@ -1,8 +1,8 @@
 """FullSync: all ranks of a distributed job end their epochs together.
 
-Role: the last pipe of the graph in the main process of every rank. A thread reads one item ahead and asks all ranks
-whether they also have an item. Items are passed on only if all ranks have one. The pipe owns the thread and the group
-of ranks for communication.
+Role: this is the last pipe of the graph in the main process of every rank. A thread reads one item ahead and asks all
+ranks whether they also have an item. Items are passed on only if all ranks have one. The pipe owns the thread and the
+group of ranks for communication.
 
 Each step is one all-reduce: every rank contributes a number, and all receive the minimum. `_HAS` means an item,
 `_ENDED` the end of the data, and `_LEFT` an abandoned loop. A negative number means that rank r leaves for good (`-(r +
@@ -258,8 +258,8 @@ class FullSync(_PrefetchBase[T_co]):
     timeout, and the error names this rank. If a rank leaves its loop for the next epoch, the loops of all ranks end as
     soon as it begins that epoch. `DistributedReadingService` appends this pipe automatically. The pipe reads one item
     ahead, and stays in the main process if there are workers. Put pipes that read ahead in a thread (`prefetch`,
-    `pin_memory`) before it. If they followed it, `limit()` and saving a state would pause them, and therefore wait for
-    other ranks.
+    `pin_memory`) before `fullsync`. After `fullsync`, pausing such pipes (for `limit()` or a saved state) would wait
+    for other ranks.
 
     Args:
         datapipe: the pipe to read. Every rank has its own pipe.
@@ -360,13 +360,12 @@ class FullSync(_PrefetchBase[T_co]):
     def make_again(self, count: int) -> None:
         """Makes the next iteration reread items without a vote, or vote again without an item.
 
-        The number of these items differs between ranks, because each rank resumes from its own latest snapshot of its
-        pipes. The ranks have already voted on these items, so they do not vote again, and all continue at the same
-        step.
+        The number of reread items differs between ranks, because each rank resumes from the latest snapshot of its own
+        pipes. The ranks do not vote on these items again, so all ranks continue at the same step.
 
         Args:
-            count: the number of items to reread. If negative, how many of the items that the ranks will vote on
-                were already yielded by this rank.
+            count: the number of items to reread. If negative, the number of items that this rank has already yielded
+                although the ranks will vote on them.
         """
         self._again = count
 

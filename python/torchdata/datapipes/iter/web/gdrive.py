@@ -1,6 +1,6 @@
 """Files of Google Drive: finds the download of a link, also if a confirmation page precedes it.
 
-Role: the client of GDriveReader, and of OnlineReader for links to Drive. The client runs in the iterating process. At
+Role: GDriveReader uses this client, and OnlineReader for links to Drive. The client runs in the iterating process. At
 most the first 128 KiB of a page are read, and the page is closed before the next request.
 """
 

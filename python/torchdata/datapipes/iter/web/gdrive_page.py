@@ -1,6 +1,6 @@
 """Reading the pages that Google Drive shows before a download.
 
-Role: used by `gdrive.py`, which imports this module only for such a page, because importing the parser takes long.
+Role: `gdrive.py` imports this module only when it receives a page, because importing the parser takes long.
 """
 
 from __future__ import annotations

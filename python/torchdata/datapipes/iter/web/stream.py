@@ -1,7 +1,7 @@
 """Streams over HTTP URLs: reads files, and reopens them at their last position.
 
-Role: the streams of HttpReader, GDriveReader and OnlineReader. The streams belong to the process that reads them. A
-stream owns its response, and may outlive the iteration that created it. The recipe of a stream requests only the
+Role: HttpReader, GDriveReader and OnlineReader yield these streams. The streams belong to the process that reads them.
+A stream owns its response, and may outlive the iteration that created it. The recipe of a stream requests only the
 remaining part of the file (`Range`), or reads and drops the first part if the server does not support ranges. `ETag`,
 `Last-Modified` and size show whether the file is the same. See RFC 9110, sections 8.8, 13 and 14.
 """
