@@ -1,7 +1,7 @@
 """Shared code of readers of archives and compressed files: open archives, safe names, size limits and clear errors.
 
-Role: the base class of TarArchiveLoader, ZipArchiveLoader and RarArchiveLoader, and the checks that they share with the
-pipes that decompress. Runs in the process that iterates the pipes. An archive object owns the stream that it reads.
+Role: the module contains the base class of TarArchiveLoader, ZipArchiveLoader and RarArchiveLoader, and checks that the
+decompressing pipes also use. The code runs in the iterating process. An archive object owns the stream that it reads.
 Members refer to their archive and are reopened through it (see `utils/_streams.py`).
 """
 
@@ -71,7 +71,7 @@ def refuse_bomb(size: int, compressed: int, max_ratio: float | None) -> None:
 
 
 def folder_of(path: str) -> str:
-    """Returns the common prefix of the paths of all members of the archive `path`."""
+    """Returns the folder that the paths of all members of the archive `path` begin with."""
     folder = os.path.normpath(path)
     return "" if folder == os.curdir else os.path.join(folder, "")
 
@@ -119,17 +119,17 @@ def bare(stream: Any) -> Any:
 
 def is_damage(error: Exception) -> bool:
     """Returns whether the data caused the error, rather than the operating system or the code."""
-    # errors of damaged gzip and bzip2 files do not have a number; EINVAL is due to a wrong offset
+    # errors of damaged gzip and bzip2 files have no `errno`; EINVAL is caused by a wrong offset
     if isinstance(error, OSError):
         return error.errno in (None, errno.EINVAL) and type(error).__module__ in ("builtins", "gzip")
-    return isinstance(error, DAMAGE) or type(error).__name__ == "ZstdError"  # from any module that provides it
+    return isinstance(error, DAMAGE) or type(error).__name__ == "ZstdError"  # the class depends on the module
 
 
 def explained(kind: type[Exception], what: str, error: Exception) -> Exception:
     """Returns the error to raise for `error`, which names the archive. An error that is not due to damaged data keeps
     its type.
 
-    The error is returned, not raised, because a frame that refers to an error which it raises forms a reference cycle.
+    The error is returned, not raised, because a frame that raises an error and refers to it forms a reference cycle.
     The cycle would keep the files of all frames in the traceback open until garbage collection.
     """
     if isinstance(error, Refused):
@@ -308,7 +308,7 @@ class EntryRecipe:
 
 
 class ArchiveLoader(GivenLength, HoldsStream[tuple[str, StreamWrapper]]):
-    """The base class of the loaders, which keep an archive open while its pair is referenced."""
+    """The base class of the loaders, which keep an archive open while its pair of path and stream is referenced."""
 
     datapipe: Any
     max_ratio: float | None
@@ -344,7 +344,7 @@ class ArchiveLoader(GivenLength, HoldsStream[tuple[str, StreamWrapper]]):
 
 
 class IndexedArchive(Archive):
-    """An archive with a directory of its members, which is read as a whole."""
+    """An archive with a directory of its members, which is read completely."""
 
     #: Index of the entry after the last yielded entry.
     next = 0
@@ -382,7 +382,7 @@ class IndexedLoader(ArchiveLoader):
             archive = self._opens(path, stream)
             entries, parent, folder = archive.entries(), archive.parent, folder_of(path)
             archive.next = place or 0
-            self._archive = archive  # once it is open and positioned
+            self._archive = archive  # only set once the archive is open and positioned
             size = compressed = 0  # totals of the archive up to the current member
             for index, entry in enumerate(entries):
                 size, compressed = size + entry.file_size, compressed + entry.compress_size

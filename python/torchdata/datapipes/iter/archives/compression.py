@@ -1,8 +1,8 @@
 """Pipes that decompress streams: Decompressor, Extractor, Bz2FileLoader, XzFileLoader.
 
 Role: each pipe converts pairs of path and compressed stream to pairs of path and decompressed stream. The pipes run in
-the process that iterates them. Data is decompressed only when a stream is read. The decompressed stream owns the
-compressed one and closes it. The recipe of the compressed stream reopens the decompressed stream, which decompresses
+the process that iterates them. Data is decompressed only when a stream is read. The decompressed stream owns and closes
+the compressed stream. The recipe of the compressed stream reopens the decompressed stream, which decompresses
 everything up to its position.
 """
 
@@ -97,7 +97,7 @@ def _kind_by_suffix(path: str) -> CompressionType | None:
 
 
 class _Recipe:
-    """Describes how to open and read a compressed stream, without the stream itself or with a placeholder for it."""
+    """Describes how to open and read a compressed stream, with a placeholder instead of the stream, or without it."""
 
     __slots__ = ("kind", "max_ratio", "path", "pipe", "source")
 
@@ -167,7 +167,7 @@ class _OpenZip(zipfile.ZipFile):
 
 
 class _Decompressed(LibraryMember):
-    """The bytes of a compressed stream, read with the module for its format. Seeking back decompresses them again."""
+    """The bytes of a compressed stream, read with the module for its format. Seeking back restarts decompression."""
 
     mode = "rb"
 
@@ -197,7 +197,7 @@ class _Decompressed(LibraryMember):
     def close(self) -> None:
         if not self.closed:
             super().close()
-            if isinstance(self._source, StreamWrapper):  # whoever created a bare stream closes it
+            if isinstance(self._source, StreamWrapper):  # a bare stream is closed by the code that created it
                 self._source.close()
 
 
@@ -225,7 +225,7 @@ class _Decompressing(ItemByItem[tuple[str, StreamWrapper]]):
             close_dropped(stream)
             raise
         path = self._path_of(path)
-        if recipe.kind in _READERS:  # such a file object provides its own recipe
+        if recipe.kind in _READERS:  # the readers of these formats provide their own recipe
             return path, StreamWrapper(file_obj, None, path)
         return path, StreamWrapper(file_obj, None, path, recipe=recipe.standing_in(stream, start))
 
@@ -238,12 +238,12 @@ class Decompressor(_Decompressing):
     `load_from_tar` and `load_from_zip` accept.
 
     Args:
-        source_datapipe: yields pairs of path and binary stream. The stream is closed with the decompressed one.
+        source_datapipe: yields pairs of path and binary stream. The stream is closed with the decompressed stream.
         file_type: `"gzip"`, `"bz2"`, `"lzma"` (also xz), `"zstd"`, `"tar"` or `"zip"`, or one of `Decompressor.types`;
             None (the default) for the type by the suffix of the path, also in capitals and before the query of a URL:
             `.gz`, `.bz2`, `.xz`, `.zst`, `.tar`, `.zip`, and for tar archives `.tar.gz`, `.tar.xz`, `.tar.zst`, `.tgz`,
             `.txz`, `.tzst`.
-        max_ratio: the largest ratio of the decompressed size to the compressed size, if it exceeds 1 GiB. 100 by
+        max_ratio: the largest ratio of the decompressed size to the compressed size, for sizes over 1 GiB. 100 by
             default; None for no limit.
 
     Raises:
@@ -348,9 +348,9 @@ class Bz2FileLoader(_OfOneKind):
     """Decompresses bzip2 streams: yields pairs of path, without the suffix `.bz2`, and stream.
 
     Args:
-        datapipe: yields pairs of path and binary stream. The stream is closed with the decompressed one.
+        datapipe: yields pairs of path and binary stream. The stream is closed with the decompressed stream.
         length: the number of files that `len` returns; -1 (the default): `len` raises TypeError.
-        max_ratio: the largest ratio of the decompressed size to the compressed size, if it exceeds 1 GiB. 100 by
+        max_ratio: the largest ratio of the decompressed size to the compressed size, for sizes over 1 GiB. 100 by
             default; None for no limit.
 
     Raises:
@@ -374,9 +374,9 @@ class XzFileLoader(_OfOneKind):
     """Decompresses xz and lzma streams: yields pairs of path, without the suffix `.xz`, and stream.
 
     Args:
-        datapipe: yields pairs of path and binary stream. The stream is closed with the decompressed one.
+        datapipe: yields pairs of path and binary stream. The stream is closed with the decompressed stream.
         length: the number of files that `len` returns; -1 (the default): `len` raises TypeError.
-        max_ratio: the largest ratio of the decompressed size to the compressed size, if it exceeds 1 GiB. 100 by
+        max_ratio: the largest ratio of the decompressed size to the compressed size, for sizes over 1 GiB. 100 by
             default; None for no limit.
 
     Raises:

@@ -1,7 +1,7 @@
 """Decompresses the consecutive streams of a file with modules of Python and of other libraries.
 
-Role: the file objects between a compressed stream and the pipes that read it. Runs in the reading process. A reader
-borrows the compressed stream, and owns the decompressed bytes that were not read yet.
+Role: the module provides file objects between a compressed stream and the pipes that read it, in the reading process. A
+reader borrows the compressed stream, and owns the decompressed bytes that were not read yet.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def bzip2_reader(file_obj: Any) -> Any:
 def lzma_reader(file_obj: Any) -> Any:
     """Returns a file object over the decompressed contents of `file_obj`, in the xz format or the older lzma format.
 
-    Unlike Python's module, it also reads streams after padding, and accepts only valid padding.
+    Unlike Python's module, this reader also reads streams after padding, and accepts only valid padding.
     """
     import lzma
 

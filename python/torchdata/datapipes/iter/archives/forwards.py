@@ -1,8 +1,8 @@
 """Reads a stream forward by offset, as required by archive readers: `Forwards`.
 
-Role: connects an archive reader with a stream that cannot seek or that is compressed. The archive reader requests bytes
-by offset as from a file. Runs in the process that iterates the pipe. The reader borrows the stream, and keeps the last
-piece of bytes. Small steps back and small members therefore need neither a seek nor a call of the stream.
+Role: this class connects an archive reader with a stream that cannot seek or that is compressed. The archive reader
+requests bytes by offset as from a file. The code runs in the iterating process. The reader borrows the stream, and
+keeps the last piece of bytes. Small steps back and small members therefore do not need a call of the stream.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The pipe that reads RAR archives: RarArchiveLoader.
 
-Role: turns pairs of path and archive stream into pairs of path and member stream, using the optional library `rarfile`.
-Runs in the process that iterates it. Uncompressed members are read from the archive's stream. Compressed members are
-decompressed by a program (`unrar`, `unar`, `7z` or `bsdtar`), which starts when the member is first read and ends with
-the member's stream. `rarfile` passes it a temporary copy of the member, or of the whole archive if that is solid.
+Role: the pipe turns pairs of path and archive stream into pairs of path and member stream, using the optional library
+`rarfile`. The pipe runs in the iterating process. Uncompressed members are read from the archive's stream. Compressed
+members are decompressed by a program (`unrar`, `unar`, `7z` or `bsdtar`), which starts when the member is first read
+and ends with the member's stream. `rarfile` passes the program a temporary copy of the member, or of a whole solid
+archive.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class _RarArchive(IndexedArchive):
         return list(self.rar.infolist())
 
     def open_entry(self, index: int) -> Any:
-        """Returns the entry `index` of the archive, which is opened when it is read."""
+        """Returns the entry `index` of the archive. The entry is opened when it is first read."""
         rarfile, rar = _rarfile(), self.rar
         info = rar.infolist()[index]
         stored = info.compress_type == rarfile.RAR_M0
@@ -94,10 +95,9 @@ class _RarArchive(IndexedArchive):
 
 
 def _mend_bsdtar(rarfile: Any) -> None:
-    """Makes `rarfile` call `bsdtar` without the `--` between `-f` and the path, which it adds at least up to release
-    4.5.
+    """Makes `rarfile` (at least up to release 4.5) call `bsdtar` without `--` between `-f` and the path.
 
-    The path is that of a temporary copy, so `--` is not needed.
+    The path leads to a temporary copy, so `--` is not needed.
     """
     program = rarfile.tool_setup()
     if program.setup is rarfile.BSDTAR_CONFIG and "get_cmdline" not in vars(program):
@@ -184,7 +184,7 @@ class RarArchiveLoader(IndexedLoader):
         datapipe: yields pairs of path and seekable binary stream.
         length: the number of members that `len` returns; -1 (the default): `len` raises TypeError.
         max_ratio: the largest ratio of the size of a member, or of all members up to an opened one, to the compressed
-            size, if it exceeds 1 GiB. 100 by default; None for no limit.
+            size, for sizes over 1 GiB. 100 by default; None for no limit.
 
     Raises:
         ModuleNotFoundError: `rarfile` is not installed.

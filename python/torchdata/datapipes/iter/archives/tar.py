@@ -1,7 +1,7 @@
 """The pipe that reads tar archives: TarArchiveLoader.
 
-Role: turns pairs of path and archive stream into pairs of path and member stream. Runs in the process that iterates it.
-A member is read from its archive on demand. The archive's stream, which the archive object owns, therefore stays open
+Role: the pipe turns pairs of path and archive stream into pairs of path and member stream, in the iterating process. A
+member is read from its archive on demand. The archive's stream, which the archive object owns, therefore stays open
 until its last member is closed or dropped. Archive objects also serve as recipes to reopen members (see
 `utils/_streams.py`): members that were saved together open their archive once.
 """
@@ -92,7 +92,7 @@ def _pieces_of_plain(source: Any) -> Pieces:
     return partial(source.read, AT_ONCE)
 
 
-#: For the name of each compression in a mode: the first bytes of its files, and the function that decompresses them.
+#: For each compression in a mode: the first bytes of compressed files, and the function that decompresses the files.
 _COMPRESSIONS: dict[str, tuple[tuple[bytes, ...], Callable[[Any], Pieces]]] = {
     "gz": ((b"\x1f\x8b",), _pieces_of_gzip),
     "bz2": ((b"BZh",), _pieces_of_bzip2),
@@ -114,13 +114,13 @@ class _HeaderBytes:
         self.failed = False
 
     def count(self) -> None:
-        """Counts another header of the member, because `tarfile` recurses for each."""
+        """Counts another header of the member, because `tarfile` recurses once per header."""
         self._headers += 1
         if self._headers > MOST_HEADERS + 1:
             raise tarfile.ReadError(f"a member has more than {MOST_HEADERS} headers")
 
     def check(self, size: int) -> None:
-        """Checks a size before `tarfile` reads any of these bytes, possibly in pieces; refuses if it is too large."""
+        """Refuses a size that is too large, before `tarfile` reads this number of bytes, possibly in pieces."""
         if not len(self._ahead) <= size <= self._left:
             raise tarfile.ReadError(f"the headers of a member take more than {LARGEST_HEADERS} bytes")
 
@@ -150,7 +150,7 @@ _LIES = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError
 class _Header(tarfile.TarInfo):
     """A header that must not be damaged. `tarfile` treats damage as the end of the archive, except at the start.
 
-    One member may have many headers: long names, extended headers, maps of holes. All headers are read within limits.
+    One member may have many headers: long names, extended headers, maps of holes. Their number and size are limited.
     """
 
     @classmethod
@@ -162,7 +162,7 @@ class _Header(tarfile.TarInfo):
         tarfile_.fileobj = headers
         try:
             info = super().fromtarfile(tarfile_)
-            if info.size < 0 or not place < tarfile_.offset <= _LAST_OFFSET:  # the next header would not be further on
+            if info.size < 0 or not place < tarfile_.offset <= _LAST_OFFSET:  # the next header would not follow
                 raise ValueError(f"its member has {info.size} bytes")
             return info
         except (tarfile.InvalidHeaderError, tarfile.TruncatedHeaderError) as error:  # type: ignore[attr-defined]
@@ -170,7 +170,7 @@ class _Header(tarfile.TarInfo):
                 raise
             raise tarfile.ReadError(f"{error} at byte {place}") from error
         except _LIES as error:
-            tarfile_.offset = place  # the actual position, not the one that the header claims
+            tarfile_.offset = place  # the actual position, not the position in the header
             if headers.failed:
                 raise
             said = str(error)[:_LONGEST_EXCERPT] or type(error).__name__
@@ -179,8 +179,8 @@ class _Header(tarfile.TarInfo):
             tarfile_.fileobj = stream
 
     def _proc_member(self, tarfile_: Any) -> Any:
-        """Counts each header. The method of `tarfile` that parses a header depends on Python's version, but all call
-        this one method.
+        """Counts each header. The method of `tarfile` that parses a header depends on Python's version, but all these
+        methods call this one.
         """
         if isinstance(tarfile_.fileobj, _HeaderBytes):
             tarfile_.fileobj.count()
@@ -238,7 +238,7 @@ def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None, h
         mode: the mode, as for `tarfile.open`.
         max_ratio: the largest allowed ratio.
         header: the offset of a header, for an uncompressed archive with a stream that is `BEFORE` bytes before this
-            header. Nothing before that is read. 0: the stream is at its start.
+            header. Nothing before this position is read. 0: the stream is at its start.
     """
     tar: Any
     source: Any
@@ -248,7 +248,7 @@ def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None, h
         # is then replaced.
         tar = OpenTar.open(fileobj=io.BytesIO(bytes(2 * tarfile.BLOCKSIZE)), mode="r:", tarinfo=_Header)
         if header and not ahead:
-            # a buffered stream keeps this byte with the following ones, instead of requesting it later
+            # a buffered stream then has this byte in its buffer, and need not request it later
             file_obj.read(BEFORE)
         source = Forwards(_pieces_of_plain(file_obj), start=max(header - BEFORE, 0)) if ahead else file_obj
         tar.fileobj, tar.plain = source, True
@@ -402,7 +402,7 @@ class _TarArchive(Archive):
                 if tar.offset:  # makes `tarfile` itself check whether the archive is long enough
                     fileobj.seek(tar.offset - 1)
             info = tar.next()
-            tar.members = []  # otherwise, tarfile keeps every header
+            tar.members = []  # so that `tarfile` does not keep every header
             if info is None:
                 self._read_to_the_end()
                 return None
@@ -508,18 +508,18 @@ class TarArchiveLoader(ArchiveLoader):
     The path of a member is the archive's path joined with the member's name, and always lies in the archive's folder:
     leading slashes are dropped, and a name that leads out of the folder is an error. Links are left out.
 
-    Streams that cannot seek are read only forward. If the next member of such an archive, or of a compressed one, is
-    requested before a member was read, this member is kept in memory.
+    Streams that cannot seek are read only forward. If the next member of a stream or of a compressed archive is
+    requested before a member was read, the unread member is kept in memory.
 
     A saved state resumes at the next member. If the archive is not compressed and its stream can start anywhere (a
-    file, an object in a store, a URL if the server supports ranges), nothing before that member is read.
+    file, an object in a store, a URL if the server supports ranges), nothing before the next member is read.
 
     Args:
         datapipe: yields pairs of path and binary stream.
         mode: the mode of `tarfile.open`: `"r:*"` (the default), `"r:gz"`, …, or `"r|*"`, … to read only forward.
         length: the number of members that `len` returns; -1 (the default): `len` raises TypeError.
-        max_ratio: the largest ratio of the size of an archive, as far as it was read, to its compressed size, if it
-            exceeds 1 GiB; also for a sparse member. 100 by default; None for no limit.
+        max_ratio: the largest ratio of the size of an archive, as far as it was read, to its compressed size, for sizes
+            over 1 GiB; also for a sparse member. 100 by default; None for no limit.
 
     Raises:
         ValueError: the mode is unknown, or `max_ratio` is less than 1.
@@ -554,7 +554,7 @@ class TarArchiveLoader(ArchiveLoader):
         stand_in, place = super()._bookmark(path, stream)
         archive = self._archive
         if archive is not None and archive.source is stream is not stand_in and archive.place is not None:
-            # The stream is opened at this position, so that a store is not asked for earlier bytes.
+            # The stream is opened at this position, so that no earlier bytes are requested from a store.
             return detached(stream, archive.place - BEFORE), (*place, archive.start)
         return stand_in, place
 
@@ -570,7 +570,7 @@ class TarArchiveLoader(ArchiveLoader):
             if place is not None:
                 tar.firstmember = None
                 tar.offset, tar.pax_headers = offset, headers
-            self._archive = archive  # once it is open and positioned
+            self._archive = archive  # only set once the archive is open and positioned
             folder, parent, keep = folder_of(path), archive.parent, not archive.seeks_cheaply
             while (found := archive.next_file()) is not None:
                 name = path_in(folder, found[0])

@@ -1,7 +1,7 @@
 """The pipe that reads zip archives: ZipArchiveLoader.
 
-Role: turns pairs of path and archive stream into pairs of path and member stream. Runs in the process that iterates it.
-A member is read from its archive on demand. The archive's stream, which the archive object owns, therefore stays open
+Role: the pipe turns pairs of path and archive stream into pairs of path and member stream, in the iterating process. A
+member is read from its archive on demand. The archive's stream, which the archive object owns, therefore stays open
 until its last member is closed or dropped.
 """
 
@@ -78,7 +78,7 @@ def open_zip(file_obj: Any, path: str, kind: type[zipfile.ZipFile] = zipfile.Zip
         raise zipfile.BadZipFile(f"a name in its directory does not decode ({error})") from error
     except zipfile.BadZipFile as error:
         cause = error.__context__
-        if isinstance(cause, OSError) and cause.errno is not None:  # the archive may be valid but cannot be read
+        if isinstance(cause, OSError) and cause.errno is not None:  # the stream of the archive cannot be read
             raise cause
         raise
     _check_places(archive)
@@ -86,7 +86,7 @@ def open_zip(file_obj: Any, path: str, kind: type[zipfile.ZipFile] = zipfile.Zip
 
 
 def _check_places(archive: zipfile.ZipFile) -> None:
-    """Checks that members do not share bytes. Otherwise, many files could use the space of one.
+    """Checks that members do not share bytes. If members shared bytes, a small archive could contain many large files.
 
     Raises:
         zipfile.BadZipFile: a member begins before the archive, or overlaps the next member or the directory.
@@ -112,7 +112,7 @@ class ZipArchiveLoader(IndexedLoader):
         datapipe: yields pairs of path and seekable binary stream.
         length: the number of members that `len` returns; -1 (the default): `len` raises TypeError.
         max_ratio: the largest ratio of the size of a member, or of all members up to an opened one, to the compressed
-            size, if it exceeds 1 GiB. 100 by default; None for no limit.
+            size, for sizes over 1 GiB. 100 by default; None for no limit.
 
     Raises:
         ValueError: `max_ratio` is less than 1.

@@ -1,10 +1,10 @@
 """The two parts of a split pipe: the main pipe, which reads the source, and its children.
 
-Role: shared by `fork`, `unzip`, `demux` and `round_robin_demux`. The children share one *main* pipe, which reads the
-source once and owns the items that wait for children. All run in the process that iterates them, in one thread.
+Role: `fork`, `unzip`, `demux` and `round_robin_demux` share this code. The children share one *main* pipe, which reads
+the source once and owns the items that wait for children. All these pipes run in one thread of the iterating process.
 
-The children of one main pipe are iterated in *generations*. A generation begins when a child is iterated that was
-already iterated in the current generation. This restarts the source and invalidates the iterators of all siblings. A
+The children of one main pipe are iterated in *generations*. A new generation begins when a child is iterated for the
+second time in a generation. The new generation restarts the source and invalidates the iterators of all siblings. A
 sibling that is iterated afterwards joins the generation.
 """
 
@@ -130,7 +130,7 @@ class Main(IterDataPipe[Any]):
         return lasting
 
     def _goes_on_alone(self) -> bool:
-        # A child that has not joined the generation yet finds the items that its siblings have left.
+        # A child that has not joined the generation yet can still read the items that wait for it.
         return 0 < len(self._joined) < self.num_instances
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -200,11 +200,11 @@ class DealMain(Main):
 
 
 class Child(IterDataPipe[Any]):
-    """One reader of a split."""
+    """One child of a split pipe."""
 
     _is_child_datapipe = True
     iteration_state = ()
-    _begins_sources = False  # the main pipe does this, once per generation
+    _begins_sources = False  # the main pipe begins the source, once per generation
     #: The name in graph drawings.
     drawn_as: ClassVar[str] = "Child"
 

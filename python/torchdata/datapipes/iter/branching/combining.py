@@ -39,7 +39,7 @@ _ZIPPED = "All inputs are required to be `IterDataPipe` for `ZipIterDataPipe`."
 
 @functional_datapipe("concat")
 class Concater(IterDataPipe[Any]):
-    """Yields the items of its inputs, one input after another. `a + b` is the same.
+    """Yields the items of its inputs, one input after another. `a + b` creates the same pipe.
 
     Args:
         datapipes: the pipes or datasets to read.
@@ -61,7 +61,7 @@ class Concater(IterDataPipe[Any]):
         self.datapipes = check_sources("Concater", datapipes)
 
     def __iter__(self) -> Iterator[Any]:
-        # The first input begins now, so that a state loaded into it is used by this iteration and no other.
+        # The first input begins now, so that only this iteration uses a state that was loaded into the input.
         return chain.from_iterable(self._inputs(iter(self.datapipes[self._current])))
 
     def _inputs(self, current: Iterator[Any]) -> Iterator[Iterator[Any]]:
@@ -175,7 +175,7 @@ class ZipperLongest(IterDataPipe[tuple[Any, ...]]):
 
 @functional_datapipe("mux_longest")
 class MultiplexerLongest(IterDataPipe[Any]):
-    """Yields one item of each input in turn, and skips inputs that have ended, until all have ended.
+    """Yields one item of each input in turn, and skips inputs that have ended, until all inputs have ended.
 
     Args:
         datapipes: the pipes or datasets to read.
@@ -189,7 +189,7 @@ class MultiplexerLongest(IterDataPipe[Any]):
         ['a', 0, 1, 2]
     """
 
-    #: The number of the next input in turn. Only in its turn is an input found to have ended.
+    #: The number of the next input in turn. The end of an input is detected only in its turn.
     _turn: int = state(0)
 
     def __init__(self, *datapipes: Any) -> None:
@@ -314,7 +314,7 @@ def _sample_multiplex(
     seed: int | None = None,
     weight: float = 1.0,
 ) -> SampleMultiplexer:
-    """Yields an item of this pipe or of another one at a time, chosen at random by their weights, until all have ended.
+    """Yields items of this pipe and other pipes, which are chosen at random by their weights, until all have ended.
 
     Args:
         source_datapipe: the first pipe to read.
@@ -323,7 +323,7 @@ def _sample_multiplex(
         weight: the weight of the first pipe, if the dict does not name it.
 
     Raises:
-        ValueError, TypeError: as by `SampleMultiplexer`.
+        ValueError, TypeError: as for `SampleMultiplexer`.
     """
     weights = pipes_to_weights_dict
     if isinstance(weights, dict) and weights and source_datapipe not in weights:

@@ -1,8 +1,8 @@
-"""The pipe that splits another one at random: RandomSplitter.
+"""The pipe that splits its source at random: RandomSplitter.
 
 `random_split` returns *children* that share one main pipe, which owns the generator. Nothing is buffered: each child
 reads the whole source and keeps its own items. Only one child can be read at a time: a new iteration of one child
-invalidates all earlier iterators of the children. All run in the process that iterates them, in one thread.
+invalidates all earlier iterators of the children. All these pipes run in one thread of the iterating process.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class _SplitMain(IterDataPipe[Any]):
 
     def read(self, instance: int) -> Iterator[Any]:
         """Yields the items of one child, which continues its pass."""
-        if self._reader != instance:  # a restored child that had ended, or whose pass a sibling had ended
+        if self._reader != instance:  # the pass of a restored child had already ended
             return iter(())
         if token_of(self).armed:
             start_pass(self)
@@ -124,7 +124,7 @@ class _Split(IterDataPipe[Any]):
     _is_child_datapipe = True
     drawn_as: ClassVar[str] = "Child"
     iteration_state = ()
-    _begins_sources = False  # the main pipe does this
+    _begins_sources = False  # the main pipe begins the source
 
     def __init__(self, main_datapipe: _SplitMain, target: Any) -> None:
         self.main_datapipe = main_datapipe
@@ -133,7 +133,7 @@ class _Split(IterDataPipe[Any]):
         share_token(self, main_datapipe._child_tokens[self.instance_id])
 
     def override_seed(self, seed: Any) -> _Split:
-        """Sets the seed of the split, of all groups, from the next iteration on. Returns the pipe itself."""
+        """Sets the seed of the split for all groups, from the next iteration on. Returns the pipe itself."""
         self.main_datapipe.override_seed(seed)
         return self
 

@@ -1,7 +1,7 @@
 """Pipes that split a pipe: Forker, UnZipper, Demultiplexer, RoundRobinDemultiplexer.
 
-Each returns its *children*, which are pipes that share one main pipe (see `children`). All run in the process that
-iterates them, in one thread. The main pipe owns the items that wait for a child.
+Each of these pipes returns its *children*, which are pipes that share one main pipe (see `children`). The main pipe and
+its children run in one thread of the process that iterates them. The main pipe owns the items that wait for a child.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Forker(IterDataPipe[Any]):
         [(0, 0), (1, 1), (2, 2)]
     """
 
-    def __new__(  # type: ignore[misc]  # the children are what upstream returns
+    def __new__(  # type: ignore[misc]  # returns the children, as upstream does
         cls,
         datapipe: Iterable[T],
         num_instances: int,
@@ -114,7 +114,7 @@ class Forker(IterDataPipe[Any]):
     ) -> list[IterDataPipe[T]]:
         _check_instances("fork", num_instances)
         if num_instances == 1:
-            return datapipe  # type: ignore[return-value]  # so that the usual call has a type
+            return datapipe  # type: ignore[return-value]  # the annotation describes the usual case of several children
         return _ForkMain(datapipe, num_instances, buffer_size, copy).children()
 
 
@@ -154,7 +154,7 @@ class UnZipper(IterDataPipe[Any]):
         ['a', 'b']
     """
 
-    def __new__(  # type: ignore[misc]  # the children are what upstream returns
+    def __new__(  # type: ignore[misc]  # returns the children, as upstream does
         cls,
         source_datapipe: Any,
         sequence_length: int,
@@ -217,7 +217,7 @@ class Demultiplexer(IterDataPipe[Any]):
         datapipe: the pipe to read, once for all children.
         num_instances: number of children.
         classifier_fn: a function from an item to the number of its child, or None.
-        drop_none: whether items of class None are dropped; False, the default, makes them an error.
+        drop_none: whether items of class None are dropped; if False (the default), they cause an error.
         buffer_size: maximum number of items that wait for all children together, 1,000 by default; -1 for no limit.
 
     Raises:
@@ -232,7 +232,7 @@ class Demultiplexer(IterDataPipe[Any]):
         ([0, 2, 4], [1, 3])
     """
 
-    def __new__(  # type: ignore[misc]  # the children are what upstream returns
+    def __new__(  # type: ignore[misc]  # returns the children, as upstream does
         cls,
         datapipe: Iterable[T],
         num_instances: int,
@@ -258,7 +258,7 @@ class _RoundRobinMain(DealMain):
         return turn
 
     def length(self, instance: int) -> int:
-        """Returns the number of items divided by the number of children; the first children may have one more."""
+        """Returns the number of items divided by the number of children; the first children may have one item more."""
         return (length_of(self, self.main_datapipe) + self.num_instances - 1 - instance) // self.num_instances
 
 
@@ -283,7 +283,7 @@ class RoundRobinDemultiplexer(IterDataPipe[Any]):
         ([0, 2, 4], [1, 3])
     """
 
-    def __new__(  # type: ignore[misc]  # the children are what upstream returns
+    def __new__(  # type: ignore[misc]  # returns the children, as upstream does
         cls, datapipe: Iterable[T], num_instances: int, buffer_size: int = 1000
     ) -> list[IterDataPipe[T]]:
         _check_instances("round_robin_demux", num_instances)
@@ -300,6 +300,6 @@ class RoundRobinDemultiplexer(IterDataPipe[Any]):
 
 def _check_instances(name: str, num_instances: int) -> None:
     if check_int(name, "num_instances", num_instances) < 1:
-        # The spelling of 0.9, which its users match; only for round_robin_demux.
+        # Users may match the spelling of torchdata 0.9, which has a typo only for round_robin_demux.
         spelled = "num_instaces" if name == "round_robin_demux" else "num_instances"
         raise ValueError(f"{name}: Expected `{spelled}` larger than 0, but {num_instances} is found")

@@ -1,8 +1,9 @@
 """The list of files that were created for one item, if their paths differ from the item's path.
 
-Role: writes and reads the list, and determines which files it may name. Archives and servers determine the names, and
-other users may be able to write into the folder. The list is therefore checked: it must be a regular file, is read
-through its descriptor, and may name only regular files under the section's folder. Runs in the process of the section.
+Role: this module writes and reads the list, and determines which files the list may contain. Archives and servers
+determine the names, and other users may be able to write into the folder. The list is therefore checked: it must be a
+regular file, is read through its descriptor, and may contain only regular files under the section's folder. The code
+runs in the process of the section.
 
 A list has one path per line, as torchdata 0.9 writes it. A newline in a path is written as `\\n`, and a backslash as
 two backslashes.
@@ -22,7 +23,7 @@ __all__ = ["LIST_SUFFIX", "FolderSearch", "dumped", "is_reserved", "read_list"]
 #: The suffix of the list, which is appended to the path of the item.
 LIST_SUFFIX = ".torchdata_list"
 
-#: Maximum size of a list, in bytes. This suffices for some millions of files.
+#: Maximum size of a list, in bytes. A list of this size contains some millions of paths.
 _LONGEST = 256 << 20
 
 _RESERVED = re.compile(rf".*{re.escape(LIST_SUFFIX)}|\.torchdata-.*\.(part|lock).*", re.I | re.S)
@@ -62,7 +63,7 @@ def _unescaped(match: re.Match[bytes]) -> bytes:
 
 
 class FolderSearch:
-    """Finds regular files under a folder, and nothing else. A link counts as its target.
+    """Finds regular files under a folder, and ignores other paths. A link counts as its target.
 
     Args:
         folder: the folder.

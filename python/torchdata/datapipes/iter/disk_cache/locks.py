@@ -1,10 +1,10 @@
 """Locks on files that are about to be written, which exclude other threads, processes and machines.
 
-Role: a process that creates a cached file holds the file's lock while it does so. A lock is `flock` on an empty file in
-the same folder, with a name derived from the file's name. The holder removes the lock file before it releases the lock.
-A process that acquires a lock therefore checks that the path still leads to the open file. The kernel releases the
-locks of a process that is killed. Runs in any thread of any process. The table of held locks belongs to one process,
-and a forked child begins with an empty table.
+Role: a process that creates a cached file holds the file's lock while creating the file. A lock is `flock` on an empty
+file in the same folder, with a name derived from the file's name. The holder removes the lock file before it releases
+the lock. A process that acquires a lock therefore checks that the path still leads to the open file. The kernel
+releases the locks of a process that is killed. The code runs in any thread of any process. The table of held locks
+belongs to one process, and a forked child begins with an empty table.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Lock:
     Attributes:
         excludes_processes: whether the lock excludes other processes. This is False if the file system does not support
             locks.
-        thread: the thread that releases this lock before it waits for another lock; None if no thread does so.
+        thread: the thread that releases this lock before it waits for another lock; None for no thread.
     """
 
     __slots__ = ("_fd", "_file", "excludes_processes", "thread")
@@ -54,7 +54,7 @@ class Lock:
                 return
             del _held[self._file]
             if self._fd is not None:
-                with contextlib.suppress(OSError):  # in a folder of another user, the empty file remains
+                with contextlib.suppress(OSError):  # the empty file remains if the folder does not allow its removal
                     if _leads_to(self._file, self._fd):
                         os.unlink(self._file)
                 os.close(self._fd)
@@ -67,7 +67,7 @@ def lock_file_of(path: str) -> str:
 
 
 def acquire(path: str, thread: int | None = None) -> Lock | None:
-    """Returns the lock of `path`, creating its folder, or None if another holder has it. Never waits.
+    """Returns the lock of `path`, creating its folder, or None if another holder has the lock. Never waits.
 
     Raises:
         OSError: no file can be created in the folder.
@@ -94,7 +94,7 @@ def release_all_of(thread: int | None) -> None:
 
 
 def _locked(file: str) -> int | None:
-    """Opens and locks a lock file. Returns None, with a warning, if that is not possible here.
+    """Opens and locks a lock file. Returns None, with a warning, if the file system or the folder does not allow locks.
 
     Raises:
         BlockingIOError: another holder has the lock.
@@ -104,11 +104,11 @@ def _locked(file: str) -> int | None:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _leads_to(file, fd):
                 return fd
-            os.close(fd)  # its previous holder removed it
+            os.close(fd)  # the previous holder removed this lock file
         except BlockingIOError:
             os.close(fd)
             raise
-        except OSError:  # the file system has no locks
+        except OSError:  # the file system does not support locks
             with contextlib.suppress(OSError):
                 os.unlink(file)
             os.close(fd)
@@ -135,8 +135,8 @@ def _opened(file: str) -> int | None:
         try:
             fd = os.open(file, flags)
         except FileNotFoundError:
-            continue  # removed in the meantime
-        except OSError:  # belongs to another user, or is a link, a folder, or a socket
+            continue  # the file was removed in the meantime
+        except OSError:  # the file belongs to another user, or is a link, a folder, or a socket
             return None
         if stat.S_ISREG(os.fstat(fd).st_mode):
             return fd
@@ -153,12 +153,12 @@ def _leads_to(file: str, fd: int) -> bool:
 
 
 def _forget_inherited() -> None:
-    """Closes a forked child's copies of the lock files, which would keep the parent's locks after it is killed."""
+    """Closes a forked child's copies of the lock files, because the copies would keep the locks of a killed parent."""
     global _mutex
     _mutex = threading.RLock()
     for lock in _held.values():
         if lock._fd is not None:
-            os.close(lock._fd)  # does not unlock, because the parent also has the file open
+            os.close(lock._fd)  # the lock remains, because the parent also has the file open
     _held.clear()
 
 

@@ -39,8 +39,8 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
 
     If the files of an item exist, the item skips the section, and the end of the section yields the paths. Other items
     pass through the section, and its end writes the files. Any number of processes may share the files. Each file is
-    computed by one process, which holds its lock. Meanwhile, further processes compute other files first and then wait.
-    No process sees an incomplete file. If a process is killed, another one computes its file.
+    computed by one process, which holds its lock. Other processes compute other files first, and then wait for the
+    file. No process sees an incomplete file. If a process is killed, another process computes its file.
 
     Args:
         source_datapipe: the pipe to read.
@@ -54,8 +54,8 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
         extra_check_fn: a function from a path to whether the existing file is valid; invalid files are replaced. The
             function is called for every yielded file.
         folder: the folder that must contain all files with paths that `filepath_fn` does not return. Files elsewhere
-            are yielded but computed again in the next epoch, so that a manipulated list cannot name other files. None
-            (the default): the folder of the path that represents them.
+            are yielded but computed again in the next epoch, so that a manipulated list cannot cause other files to be
+            yielded. None (the default): the folder of the path that represents the item.
 
     Raises:
         TypeError: an argument is not a function, or `folder` is not a path.
@@ -75,7 +75,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
     """
 
     _section: Section | None = state(saved=False, lasts=True)
-    _renews = False  # a section begins only once per pass
+    _renews = False  # a pass begins the section only once
 
     def __init__(
         self,
@@ -119,8 +119,8 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
         """Returns the paths that represent an item.
 
         Raises:
-            TypeError: `filepath_fn` returned something else.
-            ValueError: it returned no path.
+            TypeError: `filepath_fn` returned something other than paths.
+            ValueError: `filepath_fn` returned no path.
         """
         found = item if self.filepath_fn is None else self.filepath_fn(item)
         several = isinstance(found, (list, tuple)) or inspect.isgenerator(found)
@@ -139,7 +139,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
         return list(paths) if all(self._will_do(path, _look(path)) for path in paths) else None
 
     def folder_for(self, path: str) -> str:
-        """Returns the folder that must contain the files of the item with this path, if they have other paths."""
+        """Returns the folder that must contain the files of the item with this path, if the files have other paths."""
         return os.path.dirname(path) if self.folder is None else self.folder
 
     def _will_do(self, path: str, found: os.stat_result | None) -> bool:
@@ -197,16 +197,16 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         same_filepath_fn: whether to use the `filepath_fn` of `on_disk_cache`; False by default.
         skip_read: ignored, because the type of the data is detected.
         timeout: seconds to wait for a file that another process computes, if there is nothing else to do, 300 by
-            default. A process that was killed is not awaited.
+            default. The pipe does not wait for a process that was killed.
 
     Raises:
-        RuntimeError: `on_disk_cache` is missing before, or its section has ended. While iterating: data has another
-            checksum than in `hash_dict` or none, or the item of a file cannot be determined.
+        RuntimeError: `on_disk_cache` is missing before this pipe, or its section has ended. While iterating: data has
+            another checksum than in `hash_dict` or none, or the item of a file cannot be determined.
         ValueError: both `filepath_fn` and `same_filepath_fn` are given, or the mode or the timeout is invalid. While
             iterating: a file has a name of the cache's own files (`….torchdata_list`, `.torchdata-….part`,
             `.torchdata-….lock`), or its path is a URL with a part `..`.
         TimeoutError: while iterating, another process took too long; the message names the file and its lock.
-        OSError: while iterating, a file cannot be written. Nothing of it remains.
+        OSError: while iterating, a file cannot be written. No part of the file remains.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -246,7 +246,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         self.mode = mode
         self.filepath_fn = holder.filepath_fn if same_filepath_fn else filepath_fn
         self.skip_read = skip_read
-        # An attribute, so that the state finds both branches, for cached and missing files, which meet here.
+        # The attribute makes both branches, for cached and for missing files, part of the state.
         self.cache_holder = holder
         holder._end_caching_flag = True
 
@@ -282,7 +282,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         self._section = holder._section = section
         section.source = iter(holder.source_datapipe)
         paths = self._paths(section, iter(self.source_datapipe))
-        next(paths)  # ends the writer properly in any case
+        next(paths)  # starts the generator, so that closing it always runs its cleanup
         return paths
 
     def _paths(self, section: Section, results: Iterator[Any]) -> Iterator[Any]:
@@ -348,7 +348,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         return {"section": None if self._section is None else self._section.dump()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next iteration resume from these records."""
+        """Makes the next iteration resume from the saved records."""
         self.reset()
         self._loaded = state_dict["section"]
 

@@ -1,7 +1,7 @@
 """The record of one item in a cached section: the item of the source, and the paths that are yielded for it.
 
-Role: the record that `section.Section` keeps for each item that was read and not yielded. The record owns the locks of
-the item's paths. Belongs to the process of its section.
+Role: `section.Section` keeps a record for each item that was read and not yielded. The record owns the locks of the
+item's paths, and belongs to the process of its section.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from torchdata.datapipes.iter.streams.atomic_files import create_anew, temporary
 
 __all__ = ["Record", "mark_of"]
 
-#: "ready": nothing more is expected. "missing": this process creates the files. "pending": decided in the record's
-#: turn.
+#: "ready": all files exist. "missing": this process creates the files. "pending": decided when the record is next.
 Kind = Literal["ready", "missing", "pending"]
 
 _NONE: frozenset[str] = frozenset()
@@ -29,7 +28,7 @@ class Record:
     Attributes:
         item: the item.
         paths: the paths that represent the item.
-        kind: what is known about the files.
+        kind: whether the files exist or are created.
         targets: the absolute paths of `paths`, once a file is missing.
         written: the targets that were written.
         ready: paths that may be yielded once all earlier paths were yielded.
@@ -54,14 +53,13 @@ class Record:
     def release(self) -> None:
         """Releases the locks."""
         for target in list(self.locks):
-            if (lock := self.locks.pop(target, None)) is not None:  # another thread has not taken it in the meantime
+            if (lock := self.locks.pop(target, None)) is not None:  # another thread may have released the lock
                 lock.release()
 
     def mark_unfinished(self, member: str) -> None:
-        """Records, before `member` is written, that files are still missing if the existing folder suggests otherwise.
+        """Marks an existing folder as incomplete before its file `member` is written.
 
-        This is the case if a record represents a folder that contains its members. The mark remains if the process is
-        killed.
+        Only a record that represents a folder needs the mark. The mark remains if the process is killed.
         """
         folder = os.path.abspath(self.paths[0])
         if member.startswith(os.path.join(folder, "")):

@@ -1,11 +1,11 @@
 """The section between `on_disk_cache` and `end_caching`: determines which items pass through, which process computes
 them, and their order.
 
-Role: one `Section` per iteration of an `EndOnDiskCacheHolder`. The section reads the source and determines for each
-item whether its files exist (*ready*), must be created here (*missing*, with locks on the paths), or are being created
-by another process (*pending*). The section passes missing items to the pipes in between, and determines which paths may
-be yielded next. The section runs in the thread that iterates the end of the cache. If a pipe in between reads ahead in
-a thread, `items` runs in that thread. docs/internals/disk-cache.md describes how processes wait for each other.
+Role: each iteration of an `EndOnDiskCacheHolder` has one `Section`. The section reads the source and determines for
+each item whether its files exist (*ready*), must be created by this process (*missing*, with locks on the paths), or
+are being created by another process (*pending*). The section passes missing items to the pipes in between, and
+determines which path is yielded next. The section runs in the thread that iterates the end of the cache. If a pipe in
+between reads ahead in a thread, `items` runs in that thread. docs/internals/disk-cache.md describes how processes wait.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torchdata.datapipes.iter.streams.atomic_files import write_file
 
 __all__ = ["Section"]
 
-#: Maximum number of items that were read and not yielded. Beyond that, the section only waits for other processes.
+#: Maximum number of items that were read and not yielded. At the maximum, the section only waits for other processes.
 _AHEAD = 1000
 
 #: Maximum number of locked items in the pipes, because each lock is an open file. Further items are not locked.
@@ -61,17 +61,17 @@ class Section:
         self.source: Iterator[Any] = iter(())
         self._reading = threading.Lock()  # a thread that needs an item reads the source
         self._queue: deque[Record] = deque()  # items that were read and not yielded, in the source's order
-        self._elsewhere: set[Record] = set()  # those whose files another lock holder creates
+        self._elsewhere: set[Record] = set()  # records with files that another lock holder creates
         self._handoff: deque[Record] = deque()  # missing items for the pipes in between to take
-        self._flying: list[Record] = []  # taken by these pipes, with no result of a later item yet
+        self._flying: list[Record] = []  # items that the pipes in between took, without a result of a later item
         self._one_to_one = self._one_to_many = False
         self._forgetful = False  # whether an item had no result before a later item had one
         self._foreign_thread = False  # whether a thread of a pipe in between took items
         self._thread = threading.get_ident()  # the thread that iterates the end of the cache
         self.ended = False  # whether the source has ended
-        self._over = False  # the pipes in between ended early, so missing files stay missing
+        self._over = False  # whether the pipes in between ended early, so that missing files stay missing
         self.chain_ended = False  # whether the pipes in between have ended
-        self._dry = False  # whether these pipes were told that there are no items for now
+        self._dry = False  # whether the pipes in between received the end of their input for now
         self._closed = False
 
     # The pipes in between -------------------------------------------------------------------------------
@@ -133,11 +133,11 @@ class Section:
                     return path
                 record.locks[path] = lock
             self._elsewhere.discard(record)
-            if not self._take_found(record):  # it may have been created before it was locked
-                record.kind = "ready" if self._over else "missing"  # nothing creates it once the pipes have ended
+            if not self._take_found(record):  # another process may have created it before the lock
+                record.kind = "ready" if self._over else "missing"  # after the pipes ended, no file is created
             if record.kind == "missing":
                 self._handoff.append(record)
-            # The thread that abandoned the iteration may have closed it in the meantime.
+            # The thread that abandoned the iteration may have closed the section in the meantime.
             if record.kind != "missing" or self._closed or len(self._flying) + len(self._handoff) > _LOCKED:
                 record.release()
         except BaseException:
@@ -146,7 +146,7 @@ class Section:
         return None
 
     def _take_found(self, record: Record, *, is_head: bool = True) -> bool:
-        """Returns whether all files exist. The record is then ready, unless its long list is left until its turn."""
+        """Returns whether all files exist. The record is then ready, unless its list is long and is read later."""
         found = self._found(record.paths)
         if found is None:
             return False
@@ -163,11 +163,11 @@ class Section:
 
     @property
     def finished(self) -> bool:
-        """Returns whether everything was yielded and nothing more can come."""
+        """Returns whether all paths were yielded and no further paths can follow."""
         return self.ended and self.chain_ended and not self._queue and not self.in_flight
 
     def next_ready(self) -> str | None:
-        """Returns the path to yield next, or None if something else must be done first.
+        """Returns the path to yield next, or None if no path is ready.
 
         Raises:
             TimeoutError: another process took too long to create the path.
@@ -177,9 +177,7 @@ class Section:
         while queue:
             head = queue[0]
             if head.ready:
-                # The consumer may be slow, or wait for other processes that need the remaining files and can create
-                # them.
-                # compute the files themselves.
+                # The consumer may be slow, or may wait for other processes, which can now create the remaining files.
                 head.release()
                 return head.ready.popleft()
             if head.kind == "ready":
@@ -224,7 +222,7 @@ class Section:
         if record is not None:
             self._one_to_one = True
         elif self._one_to_one and self._forgetful:
-            return None  # probably of a skipped item
+            return None  # the path probably belongs to a skipped item
         elif self._one_to_one or flying:
             self._one_to_many = True
             if self._foreign_thread:
@@ -259,7 +257,7 @@ class Section:
 
     def written(self, path: str, record: Record | None) -> None:
         """Records that a path was written."""
-        if record is None:  # without a position in the order, it is yielded next
+        if record is None:  # the path has no position in the order, and is yielded next
             record = Record(None, (), "ready")
             self._queue.appendleft(record)
         else:
@@ -287,7 +285,7 @@ class Section:
     def _list_members(self, record: Record) -> None:
         """Lists the files that were created for a record, which makes it cached for all processes."""
         folder = self._folder_for(record.paths[0])
-        lies_within = FolderSearch(folder)  # a file that has vanished will be found missing
+        lies_within = FolderSearch(folder)  # a file that has vanished is detected later
         outside = next((path for path in record.members if not lies_within(path) and os.path.lexists(path)), None)
         if outside is None:
             listed = record.paths[0] + LIST_SUFFIX
@@ -308,7 +306,7 @@ class Section:
         self.chain_ended = self._dry = False
 
     def end_round(self) -> None:
-        """Records that the pipes in between have ended, so items without results have none."""
+        """Records that the pipes in between have ended, so no further results follow for their items."""
         with self._reading:
             self.chain_ended = True
             for record in list(self._flying):

@@ -47,7 +47,7 @@ class BatchMapper(Unfolding, IterDataPipe[T_co]):
         fn: a function from a list of items to an iterable, which may have more or fewer members.
         batch_size: items per batch; the last batch may have fewer.
         input_col: the parts of the items that `fn` receives: None (the default) for the items themselves; an index or
-            key for a list of this column; a list or tuple of them for a list of lists of these columns.
+            key for a list of this column; a list or tuple of indices or keys for a list of lists of these columns.
 
     Raises:
         TypeError: `fn` is not a function, or `batch_size` is not an integer; while iterating, the result of `fn` is not

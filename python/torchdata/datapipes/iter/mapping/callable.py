@@ -1,7 +1,7 @@
 """Pipes that call the user's function on every item: Mapper, FlatMapper, Collator.
 
-These pipes run in the process that iterates the pipeline. They own nothing except the function. FlatMapper also holds
-the item that it is unfolding.
+These pipes run in the process that iterates the pipeline. The pipes own nothing except the function. FlatMapper also
+holds the item that it is unfolding.
 """
 
 from __future__ import annotations

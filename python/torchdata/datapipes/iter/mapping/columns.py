@@ -21,7 +21,7 @@ __all__ = ["Dropper", "Flattener", "Slicer"]
 
 T_co = TypeVar("T_co", covariant=True)
 
-#: Number of item lengths to cache the columns to keep for.
+#: Number of item lengths for which the columns to keep are cached.
 _LENGTHS = 256
 
 
@@ -128,8 +128,8 @@ class Slicer(ItemByItem[T_co]):
     Args:
         datapipe: the pipe to read, of tuples, lists or dicts.
         index: the start of a slice of each item; or for dicts, the only key to keep; or a list of the columns to keep,
-            in the item's order. A missing column of a list causes a warning, as does a dict without the only key, which
-            is yielded unchanged.
+            in the item's order. A missing column or key causes a warning. A dict without the only key is yielded
+            unchanged.
         stop: the end of the slice; not used for dicts and lists of columns.
         step: the step of the slice; not used for dicts and lists of columns.
 
@@ -197,8 +197,8 @@ class Slicer(ItemByItem[T_co]):
 class Flattener(ItemByItem[T_co]):
     """Replaces columns that contain several members by these members, one level deep.
 
-    In tuples and lists, columns that are tuples or lists are flattened; in dicts, columns that are dicts. Other columns
-    stay. A member with a key that the item already has is left out, with a warning.
+    In tuples and lists, columns that are tuples or lists are flattened; in dicts, columns that are dicts are flattened.
+    Other columns stay unchanged. A member with a key that the item already has is left out, with a warning.
 
     Args:
         datapipe: the pipe to read.

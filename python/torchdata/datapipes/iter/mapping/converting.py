@@ -27,7 +27,7 @@ class MapToIterConverter(ReadsByIndex[T_co]):
 
     Args:
         datapipe: the MapDataPipe.
-        indices: the indices to read, in order; by default all from 0 to the length.
+        indices: the indices to read, in order; by default all indices below the length.
 
     Raises:
         TypeError: `datapipe` is not a MapDataPipe, or neither its length nor indices are known.

@@ -1,8 +1,8 @@
 """The event loop of an iteration of `async_map_batches`: runs one coroutine function over the items of a batch.
 
-The loop is created with the first batch and closed at the end, with the iterator, or at interpreter exit. The loop runs
-in the thread that requests a batch. If an event loop is already running in this thread, the new loop runs in a separate
-thread for each batch. This module imports asyncio, so it is imported only where it is used.
+The loop is created with the first batch, and closed when the iterator ends or is dropped, or at interpreter exit. The
+loop runs in the thread that requests a batch. If an event loop is already running in this thread, the new loop runs in
+a separate thread for each batch. This module imports asyncio, so it is imported only where it is used.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _outside_running_loop(function: Callable[[], T], interrupt: Callable[[], Any
             raise errors[0]
         return results[0]
     finally:
-        errors.clear()  # otherwise, the errors would refer to themselves through this frame
+        errors.clear()  # breaks the reference cycle between the errors and this frame
 
 
 def _close(runner: asyncio.Runner, process: int) -> None:
@@ -118,7 +118,7 @@ class EventLoop:
             left = [task for task in tasks if not task.done()]
             for task in left:
                 task.cancel()
-            # The calls end before the batch does, so none of them continues when the next batch runs the loop.
+            # The calls end before the batch does, so no call continues when the next batch runs the loop.
             await asyncio.gather(*left, return_exceptions=True)
 
     def _cancel(self) -> None:

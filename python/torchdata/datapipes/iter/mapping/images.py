@@ -1,7 +1,7 @@
 """The pipe that decodes images, optionally a random part of each: ImageDecoder.
 
-Role: calls `torchdata.images`. Runs in the process that iterates the pipe. For each image, the pipe's generator is
-seeded from the seed of the epoch and the number of the image, so the pipe does not need a state.
+Role: the pipe calls `torchdata.images` in the process that iterates it. For each image, the pipe's generator is seeded
+from the seed of the epoch and the number of the image, so the pipe does not need a state.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class ImageDecoder(Seeded, ItemByItem[Any]):
         return self.flip > 0 or self.crop == "random" or callable(self.crop)
 
     def reset(self) -> None:
-        """Uses the seed of the iteration, if anything is random."""
+        """Uses the seed of the iteration, if the crop or the flip is random."""
         super().reset()
         if self._is_random():
             self._take_seed()
@@ -130,7 +130,7 @@ class ImageDecoder(Seeded, ItemByItem[Any]):
         return partial(_explained, call)
 
     def _decoded(self, image: Any) -> Any:
-        """A substitute for the function that would be called with the columns, so that these are checked."""
+        """Has the same parameters as the decoding function, so that the constructor can check the columns."""
 
 
 class _Decoder:

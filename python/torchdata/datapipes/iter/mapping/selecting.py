@@ -43,8 +43,8 @@ class Filter(IterDataPipe[T_co]):
 
     Raises:
         TypeError: `filter_fn` is not a function.
-        ValueError: the number of arguments of `filter_fn` differs from the number of input columns; while iterating, it
-            returned something other than a bool.
+        ValueError: the number of arguments of `filter_fn` differs from the number of input columns; while iterating,
+            `filter_fn` returned something other than a bool.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

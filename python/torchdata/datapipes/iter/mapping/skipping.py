@@ -1,7 +1,7 @@
 """The pipe that skips items if other pipes raise exceptions for them: OnError.
 
-This pipe runs in the process that iterates the pipeline, and yields its source's items. `_pipe/skipping.py` skips
-items.
+This pipe runs in the process that iterates the pipeline, and yields its source's items. The items are skipped by
+`_pipe/skipping.py`.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ T_co = TypeVar("T_co", covariant=True)
 class OnError(IterDataPipe[T_co]):
     """Skips items if an earlier pipe raises an exception for them, back to the source or to the previous `on_error`.
 
-    An item that raises is left out and counted by exception type and pipe. This works for functions (of `map`,
-    `filter`, `threadpool_map`, `groupby` and all further pipes), for readers of streams and archives, which leave out
-    the end of a broken stream, and for pipes that cannot use an item.
+    An item that raises is left out and counted by exception type and pipe. Exceptions are skipped in functions (of
+    `map`, `filter`, `threadpool_map`, `groupby` and all further pipes), in readers of streams and archives, which leave
+    out the end of a broken stream, and in pipes that cannot use an item.
 
     A generator ends when it raises. Exceptions from your own generators and iterables are therefore not skipped, and a
-    note explains this. Listings of stores, `on_disk_cache` and `fullsync` are not skipped either, nor are
+    note explains this. Errors of store listings, `on_disk_cache` and `fullsync` are not skipped either, nor are
     `KeyboardInterrupt`, `SystemExit`, `MemoryError` and exits of processes.
 
     Skipped items are part of a saved state: a resumed run skips the same items and continues to count. At the end of an
     epoch, a `RuntimeWarning` contains the counts; with a `DataLoader2`, the counts of all workers.
-    `DataLoader2.stats()` returns them at any time.
+    `DataLoader2.stats()` returns the counts at any time.
 
     Args:
         datapipe: the pipe to read.
@@ -46,9 +46,8 @@ class OnError(IterDataPipe[T_co]):
             file. The fields are the `epoch` of the loader, from 0 (null without a `DataLoader2`), the number of the
             `worker` ("dispatch" for the dispatching process, null for the main process), the `pipe`, the number of the
             `item` in this pipe and process, the `key`, `error`, `message` and `notes`. The key is the path of the file,
-            URL or archive member that a reader of this package was reading. Otherwise it describes the first argument
-            of the
-            function: a path or key, its first member, its `__key__`, or the scalar columns of a row. Later epochs and
+            URL or archive member that a reader of this package was reading. For a function, the key describes its first
+            argument: a path or key, its first member, its `__key__`, or the scalar columns of a row. Later epochs and
             runs append to the same file: the set of the keys lists each broken sample once.
 
     Raises:

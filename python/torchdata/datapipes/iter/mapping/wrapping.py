@@ -1,7 +1,7 @@
-"""Pipes that begin a pipeline over something iterable, or only describe one: IterableWrapper, LengthSetter.
+"""Pipes that begin a pipeline over an iterable, or set the length of a pipeline: IterableWrapper, LengthSetter.
 
 These pipes run in the process that iterates the pipeline. IterableWrapper owns a reference to the user's iterable, and
-during an iteration a copy of it.
+during an iteration a copy of the iterable.
 """
 
 from __future__ import annotations
@@ -94,19 +94,19 @@ class LengthSetter(IterDataPipe[T_co]):
 class IterableWrapper(IterDataPipe[T_co]):
     """Begins a pipeline over any iterable.
 
-    Lists, tuples, ranges, strings, NumPy arrays and other sequences restore their position in constant time. The same
-    applies to datasets with `__len__` and `__getitem__` but without `__iter__`, such as PyTorch's, which are read by
-    index from 0 to their length. A `sharding_filter` after such a dataset distributes indices (see there).
+    Lists, tuples, ranges, strings, NumPy arrays and other sequences restore their position in constant time. Datasets
+    with `__len__` and `__getitem__` but without `__iter__`, such as PyTorch's, do so, too, because they are read by
+    index from 0 to their length. A `sharding_filter` after such a dataset distributes indices.
 
     If the iterable or its iterators have `state_dict` and `load_state_dict`, these methods restore the position (see
     `torchdata.nodes.Stateful`), and items are not reread. With `deepcopy=False`, the state of such an iterable between
     two epochs is saved, too.
 
-    Other iterables are reread up to the position. If the iterable draws from the global random generators, these
-    have the same states as in the first reading. A sample of the items is compared with the first reading. Different
-    items, as in an unseeded random order, raise `RuntimeError` unless the loader's state is loaded with `strict=False`.
-    If the iterable draws from the global generators for each item, a `RuntimeWarning` is issued instead, because code
-    that draws between two items changes the following ones.
+    Other iterables are reread up to the position. If the iterable draws from the global random generators, the
+    generators have the same states as in the first reading. A sample of the items is compared with the first reading.
+    Different items, as in an unseeded random order, raise `RuntimeError` unless the loader's state is loaded with
+    `strict=False`. If the iterable draws from the global generators for each item, a `RuntimeWarning` is issued
+    instead, because code that draws between two items changes the following items.
 
     Args:
         iterable: the iterable to read. A generator function is called again in each epoch. A one-shot iterator that
@@ -130,9 +130,9 @@ class IterableWrapper(IterDataPipe[T_co]):
     """
 
     data_attributes = frozenset({"iterable"})
-    #: The reading of an iterable that can neither seek nor has a state.
+    #: The stream over an iterable that can neither seek nor save its state.
     _stream: SampledStream | None = state(None, saved=False)
-    #: The reading of an iterable with a state (its own or its iterator's), and the position where the next reading
+    #: The stream over an iterable with a state (its own or its iterator's), and the position where the next iteration
     #: resumes.
     _stateful: StatefulStream | None = state(saved=False, lasts=True)
     _loaded: StreamState | None = state(saved=False, lasts=True)
@@ -154,7 +154,7 @@ class IterableWrapper(IterDataPipe[T_co]):
 
     def __iter__(self) -> Iterator[T_co]:
         if not self.deepcopy and isinstance(self.iterable, IterDataPipe):
-            return iter(self.iterable)  # its own state contains the position
+            return iter(self.iterable)  # the iterable's own state contains the position
         position = token_of(self).yielded
         if not is_stream(self.iterable):
             return iterate_from(self._source(), position)
@@ -183,7 +183,7 @@ class IterableWrapper(IterDataPipe[T_co]):
         if stream is None or not stream.reads(source):
             stream = self._stateful = StatefulStream(source)
         goes_on = record_of(self).goes_on
-        if loaded is not None and (goes_on or source is self.iterable):  # a copy has no knowledge of earlier epochs
+        if loaded is not None and (goes_on or source is self.iterable):  # a copy starts each epoch anew
             rest: Iterator[T_co] = stream.go_to(loaded)
             if goes_on:
                 return rest
@@ -275,14 +275,14 @@ class IterableWrapper(IterDataPipe[T_co]):
         try:
             position = self._position() if self._outlives_epochs() else None
             return {} if position is None else {"stream": copied(position._asdict())}
-        except Exception:  # the state is not available now, which an explicit request reports
+        except Exception:  # `state_dict` raises this error when the user calls it
             return {}
 
     def _load_lasting_state(self, lasting: dict[str, Any]) -> None:
         self._loaded = StreamState.of(lasting["stream"]) if "stream" in lasting else None
         if self._loaded is not None:
             is_of_iterator = self._loaded.own is None and self._loaded.inner is not None
-            if is_stateful(self.iterable) == is_of_iterator:  # another kind of stream, so items are counted
+            if is_stateful(self.iterable) == is_of_iterator:  # a state of another kind of stream is ignored
                 self._loaded = None
 
     def _compare(self, is_strict: bool) -> None:

@@ -44,7 +44,7 @@ class BucketBatcher(IterDataPipe[DataChunk[Any]]):
         sort_key: a function from a bucket (a list of items) to the sorted list, such as `sorted` or
             `functools.partial(sorted, key=len)`. None: items are not sorted.
         use_in_batch_shuffle: whether a whole pool of items, and later `bucket_num` batches, are shuffled at a time.
-            False shuffles by buffers of these sizes.
+            If False, items and batches are shuffled with buffers of these sizes.
 
     Raises:
         AssertionError: a number is not positive.
@@ -58,7 +58,7 @@ class BucketBatcher(IterDataPipe[DataChunk[Any]]):
         [['a', 'bb'], ['ccc', 'dddd']]
     """
 
-    def __new__(  # type: ignore[misc]  # what is returned is put together from other pipes, as upstream's is
+    def __new__(  # type: ignore[misc]  # the result consists of other pipes, as in upstream
         cls,
         datapipe: Iterable[T],
         batch_size: int,
@@ -106,9 +106,9 @@ def _sorted_bucket(sort_key: Callable[[list[Any]], Any], bucket: list[Any]) -> l
 
 
 class _Measured(tuple[Any]):
-    """The length of an item as a tuple with one member. The item is an attribute.
+    """The length of an item, as a tuple with one member. The item is an attribute of the tuple.
 
-    This allows the heap to compare lengths without running Python code.
+    Because the length is in a tuple, the heap compares lengths without running Python code.
     """
 
     item: Any
@@ -134,7 +134,7 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
     """Makes batches of items of similar length with a limited total length.
 
     Items wait in a buffer, and the shortest item leaves the buffer first. A batch is yielded when the next item would
-    exceed `max_token_count`. The order is that of torchdata 0.9.
+    exceed `max_token_count`. The order of the items equals that of torchdata 0.9.
 
     Args:
         datapipe: the pipe to read.

@@ -30,8 +30,8 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
     """Stores its items in memory, so that the pipes before it run only in the first epoch.
 
     The first complete epoch fills the cache, and later epochs yield the same objects. If the items need more memory
-    than `size`, the first items are dropped: later epochs read these from the source and the remaining ones from the
-    cache. The source should therefore yield the same items in every epoch.
+    than `size`, the first items are dropped: later epochs read the dropped items from the source and the remaining
+    items from the cache. The source should therefore yield the same items in every epoch.
 
     Every process has its own cache, which is copied and pickled with the pipe. The cache is refilled if the process
     gets another share of the data (`sharding_filter`). The cache is also part of the pipe's state, so a state is as

@@ -1,7 +1,7 @@
 """Pipes that change the order of items: Shuffler, InBatchShuffler, Sampler.
 
 These pipes run in the process that iterates the pipeline. Each shuffler owns a generator. Shuffler also owns a buffer
-of items, and Sampler the order that its sampler returned.
+of items. Sampler owns the order that its sampler returned.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Shuffler(SameLength, Shuffling, IterDataPipe[T_co]):
         self._rng = random.Random()
 
     def __iter__(self) -> Iterator[T_co]:
-        if self._unloaded:  # restored from an iteration over indices, unlike this one
+        if self._unloaded:  # the restored buffer contains indices, not items
             source, load = begin_unloaded(self.datapipe)
             return map(load, self._in_order(source))
         return self._in_order(iter(self.datapipe))
@@ -81,7 +81,7 @@ class Shuffler(SameLength, Shuffling, IterDataPipe[T_co]):
         return self._shuffled(source) if self._shuffling else source
 
     def _can_wait(self) -> bool:
-        # The items in a restored buffer determine this.
+        # A restored buffer contains either indices, which can wait to be loaded, or items, which are already loaded.
         restored = token_of(self).armed and bool(self._buffer)
         return can_wait(self.datapipe) and (self._unloaded or not restored)
 
@@ -168,14 +168,14 @@ class SequentialSampler:
 
 
 class Sampler(IterDataPipe[Any]):
-    """Yields what a sampler yields for a source; the samplers of this module yield indices.
+    """Yields the values that a sampler yields for a source, usually indices.
 
     Args:
         datapipe: the source, which must have a length.
-        sampler: a class, for example one of torch's samplers. It is called with `data_source=datapipe` and the
+        sampler: a class, for example one of torch's samplers. The class is called with `data_source=datapipe` and the
             arguments below, and the instance is iterated.
-        sampler_args: positional arguments of the sampler; None for none.
-        sampler_kwargs: named arguments of the sampler; None for none.
+        sampler_args: positional arguments of the sampler; None (the default) for no arguments.
+        sampler_kwargs: keyword arguments of the sampler; None (the default) for no arguments.
 
     Raises:
         AssertionError: the length of the source is unknown.
@@ -208,8 +208,8 @@ class Sampler(IterDataPipe[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         if self._order is None:
-            # A finite sampler is read completely at the beginning, because a random sampler could otherwise not be
-            # restored in the middle.
+            # A finite sampler is read completely at the beginning, so that a saved state contains the order of a random
+            # sampler.
             sequential = isinstance(self.sampler, SequentialSampler)
             finite = isinstance(self.sampler, Sized)
             self._order = range(len(self.sampler)) if sequential else list(self.sampler) if finite else self.sampler

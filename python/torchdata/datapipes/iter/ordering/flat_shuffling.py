@@ -1,4 +1,4 @@
-"""The pipe that turns items into several items and mixes these: ShuffledFlatMapper.
+"""The pipe that applies a function to items and mixes the members of the results: ShuffledFlatMapper.
 
 This pipe runs in the process that iterates the pipeline. The pipe owns a random generator and a buffer of results.
 """
@@ -42,8 +42,8 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
 
     Args:
         datapipe: the pipe to read.
-        fn: a function from an item (or its columns) to an iterable. None mixes the members of the items themselves, or
-            of their columns `input_col`. If the function returns a generator, a resume calls the function again.
+        fn: a function from an item (or its columns) to an iterable. If None, the members of the items (or of their
+            columns `input_col`) are mixed. If the function returns a generator, resuming calls the function again.
         input_col: the parts of an item that `fn` receives, as for `map`.
         buffer_size: number of results in the buffer, 100 by default.
 
@@ -58,7 +58,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
         ['a', '1', 'b', '2', '3', 'c']
     """
 
-    #: The remaining members of the results in the buffer; without shuffling, of the current result.
+    #: The remaining members of the results in the buffer; without shuffling, of only the current result.
     _buffer: list[Any] = state(list, items=True, saved=False)
     #: The index in the buffer of the result that yields the next member while the buffer is full.
     _next: int | None = state()
@@ -66,7 +66,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
     _asked: Parts | None = state(items=True, saved=False)
     #: The item that was read and waits for room in the buffer.
     _waiting: list[Any] = state(list, items=True)
-    #: The loaded state of results, which the next iteration fills the buffer with.
+    #: The loaded states of results. The next iteration fills the buffer with these results.
     _restored: list[dict[str, Any]] | None = state(items=True, saved=False)
 
     def __init__(
@@ -142,9 +142,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
 
     @contextmanager
     def _parking(self, buffer: list[Parts]) -> Iterator[None]:
-        """Context that reduces the buffer to its state, without open files and generators, if an iteration is abandoned
-        or fails.
-        """
+        """Context that closes the files and generators of buffered results if an iteration is abandoned or fails."""
         try:
             yield
         except BaseException:
@@ -162,13 +160,13 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
             index = getrandbits(width)
         return index
 
-    #: `list` and trainers ask loaders for their length, and loaders must then not ask this pipe.
+    #: Computing this pipe's length reads items, so loaders must not request it when `list` or a trainer calls `len`.
     _length_reads_items = True
 
     def __len__(self) -> int:
         if self.fn is not chosen:
             raise no_length(self, "ShuffledFlatMapper's length relies on the output of its function")
-        # Uses a copy of the source, so that this neither ends an iteration nor consumes a seed.
+        # Reads a copy of the source, so that computing the length neither ends an iteration nor consumes a seed.
         return sum(map(len, map(on_columns(self.fn, self.input_col), copy.deepcopy(self.datapipe))))
 
     def state_dict(self) -> dict[str, Any]:

@@ -24,10 +24,10 @@ T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
 R = TypeVar("R")
 
-#: Largest batch that is collected in a tuple, which takes the memory of a full batch from the start.
+#: Largest size of batches that are collected in a tuple. The tuple takes the memory of a full batch from the start.
 _ZIPPED = 1024
 
-#: Fills up the last batch.
+#: The placeholder that fills up the last batch.
 _NOTHING = object()
 
 
@@ -107,8 +107,8 @@ class Batcher(IterDataPipe[T_co]):
             yield wrap(batch)
 
     def _chunks(self, source: Iterator[Any]) -> Iterator[Any]:
-        # zip_longest collects a batch in C. It would reuse its tuple, and so keep the items of the last batch alive. It
-        # does not while something else refers to that tuple, as `chunk` does.
+        # zip_longest collects a batch in C. The reference from `chunk` prevents zip_longest from reusing its tuple,
+        # which would keep the items of the last batch alive.
         new, nothing, drop_last = DataChunk.__new__, _NOTHING, self.drop_last
         rows = zip_longest(*repeat(source, self.batch_size), fillvalue=nothing)
         reused = gc.get_referents(rows)
@@ -176,8 +176,8 @@ class Grouper(IterDataPipe[Any]):
     """Collects items with equal keys into groups and yields each group when it is full.
 
     When the buffer of ungrouped items is full, the largest group is yielded if it has at least `guaranteed_group_size`
-    items; otherwise it is dropped or an error is raised. At the end, the remaining groups are yielded, regardless of
-    their size.
+    items. A smaller group is dropped, or an error is raised. At the end, the remaining groups are yielded, regardless
+    of their size.
 
     Args:
         datapipe: the pipe to read.

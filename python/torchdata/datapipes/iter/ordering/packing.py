@@ -49,19 +49,19 @@ class Packer(IterDataPipe[dict[str, Any]]):
 
     - `position_ids` counts from 0 within each sequence (int64).
     - `cu_seqlens` contains the start of each sequence and the end of the last sequence (int32), as attention over
-      sequences of different lengths requires. Rows contain different numbers of sequences, so leave it out by `add` if
+      sequences of different lengths requires. Rows contain different numbers of sequences, so leave it out of `add` if
       you stack rows into batches.
 
-    Padding counts as the last sequence of its row in both.
+    In both columns, the padding of a row counts as its last sequence.
 
-    The method chooses the row of a sequence:
+    The `method` determines the row that a sequence is placed in:
 
-    - `"first_fit"`: the first of `buffer_size` rows that has room for it. If none has room, a new row is begun. If
-      there are then too many rows, the row with the most tokens is yielded. The order of sequences changes, and little
-      is padded.
+    - `"first_fit"`: the first open row that has room for the sequence. If no row has room, a new row is begun. If more
+      than `buffer_size` rows are then open, the row with the most tokens is yielded. The order of sequences changes,
+      and rows need little padding.
     - `"in_order"`: the last row. If the sequence does not fit, the row is yielded and a new row is begun.
-    - `"cut"`: the last row as far as there is room, and the next rows for the remaining tokens. All rows except the
-      last are full, and sequences are cut at the end of a row.
+    - `"cut"`: the last row until it is full, and the next rows for the remaining tokens. All rows except the last are
+      full, and sequences are cut at the end of a row.
 
     A state contains the rows that were not yielded: up to `buffer_size` rows with `"first_fit"`, otherwise one.
 
@@ -75,10 +75,10 @@ class Packer(IterDataPipe[dict[str, Any]]):
         buffer_size: number of rows that are open at a time with `"first_fit"`, 16 by default.
         pad_value: the value that fills up rows to `max_tokens`; None (the default): rows stay shorter. A
             number is used for `input_ids` (or the only column); `labels` are then filled with -100 and `attention_mask`
-            with 0. A mapping contains numbers by column, which all other columns need.
+            with 0. Other columns require a mapping from column to number.
         first_value: numbers by column that replace the first token of each sequence, such as `{"labels": -100}`.
-            Otherwise a model that shifts labels by one learns to predict the first token of a sequence from the end of
-            another sequence.
+            Without this label, a model that shifts labels by one learns to predict the first token of a sequence from
+            the end of another sequence.
         columns: the columns to pack, if mappings have further columns; None for all.
         add: the columns of `"position_ids"` and `"cu_seqlens"` that are added; both by default. Columns of items with
             these names are left out.
@@ -196,7 +196,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
         return _cut(piece, [0, *range(most, size, most), size] if self.long == "split" else [0, most])
 
     def _columns_of(self, item: Any) -> Piece:
-        """Returns the item if it is a sequence, otherwise its sequences by column after a check for equal lengths."""
+        """Returns a sequence unchanged, and a mapping as its sequences by column after a check for equal lengths."""
         if type(item) in _KINDS or not isinstance(item, Mapping):
             _kind_of(_TOKENS, item)
             return item
@@ -225,7 +225,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
         return self._begun(piece, size)
 
     def _filled(self, row: list[Any]) -> tuple[int, list[Piece]]:
-        """Removes a full row, which is yielded."""
+        """Removes a full row from the open rows, and returns the row."""
         rows = self._rows
         del rows[next(number for number, other in enumerate(rows) if other is row)]
         return 0, row[1]
@@ -239,7 +239,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
         if len(rows) <= (self.buffer_size if any_row else 1):
             return None
         rooms = [row[0] for row in rows[:-1]]
-        fullest = rooms.index(min(rooms))  # the oldest among equal rows
+        fullest = rooms.index(min(rooms))  # the oldest of the fullest rows
         room, pieces = rows.pop(fullest)
         return room, pieces
 

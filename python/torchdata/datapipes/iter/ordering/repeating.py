@@ -26,7 +26,7 @@ class Cycler(IterDataPipe[T_co]):
     """Reads its source several times.
 
     Args:
-        source_datapipe: the pipe to read; each pass is a new iteration of it.
+        source_datapipe: the pipe to read; each pass is a new iteration of the pipe.
         count: number of passes; None (the default) for no limit. Reading without a limit ends if a pass yields no item.
 
     Raises:
@@ -38,7 +38,7 @@ class Cycler(IterDataPipe[T_co]):
         [0, 1, 0, 1]
     """
 
-    #: The number of the pass, and the number of items that had been yielded when the pass began.
+    #: The number of the current pass, and the number of items that had been yielded when the pass began.
     _pass: int = state(0)
     _pass_begin: int = state(0)
 

@@ -50,14 +50,14 @@ class ShardingFilter(IterDataPipe[T_co]):
     Every process reads the whole source, in an order that must be the same in all processes. A loader compares the
     orders of its workers and raises an error if they differ.
 
-    Items that are read by index are loaded only by the process that they are assigned to. This is the case if a map
-    pipe (by `to_iter_datapipe`, `shuffle` or `sample_by`), or a dataset without `__iter__` in an `IterableWrapper`, is
-    followed only by `shuffle`, `map` and `sharding_filter`. The functions of `map` are then called only for the own
-    share. After an `IterableWrapper` of a range, list, tuple or array, items of other shares also cost nothing.
+    Items that are read by index are loaded only by the process that they are assigned to. Items are read by index if a
+    map pipe (by `to_iter_datapipe`, `shuffle` or `sample_by`), or a dataset without `__iter__` in an `IterableWrapper`,
+    is followed only by `shuffle`, `map` and `sharding_filter`. `map` then calls its function only for items of the
+    process. After an `IterableWrapper` of a range, list, tuple or array, items of other shares also cost nothing.
 
-    Some sources yield only a part of their items in a worker, according to `torch.utils.data.get_worker_info()`, such
-    as Hugging Face's `IterableDataset`. Before a filter, they yield all items, so that the items are not divided twice.
-    Without a filter, each worker reads only its own part, which is faster.
+    Some sources, such as Hugging Face's `IterableDataset`, yield only a part of their items in a worker, according to
+    `torch.utils.data.get_worker_info()`. If a `sharding_filter` follows such a source, the source yields all items, so
+    that they are not divided twice. Without a filter, each worker reads only its own part, which is faster.
 
     Args:
         source_datapipe: the pipe to read.
@@ -78,12 +78,12 @@ class ShardingFilter(IterDataPipe[T_co]):
         "ShardingPolicy.enable": "_sharding_enabled",
     }
 
-    #: Whether the source is assumed to split itself among workers, so that this filter must not. The loader then raises
-    #: an error if two workers read the same items.
+    #: Whether the source is assumed to split its items among workers, so that this filter must not. If True, the loader
+    #: raises an error when two workers read the same items.
     source_splits_itself: bool = False
 
     _taken: int = state(0)  # items of the source that were consumed when the current iterator was created
-    _yielded_before: int = state(0, saved=False)  # items that had been passed on at that time
+    _yielded_before: int = state(0, saved=False)  # items that had been yielded when the current iterator was created
 
     def __init__(self, source_datapipe: Iterable[T_co], sharding_group_filter: Any = None) -> None:
         source_datapipe = check_source("ShardingFilter", source_datapipe, "source_datapipe")
@@ -134,7 +134,7 @@ class ShardingFilter(IterDataPipe[T_co]):
                 self.num_of_instances *= instances
 
     def set_sharding_block(self, block: int | None) -> ShardingFilter[T_co]:
-        """Deals the items out in blocks of `block` consecutive items, from the next iteration on; None: one by one.
+        """Distributes the items in blocks of `block` consecutive items from the next iteration on; None: one by one.
 
         With blocks of k items, `sharding_filter().batch(k)` makes the same batches for any number of workers.
         Returns the pipe itself.
@@ -193,12 +193,12 @@ class ShardingFilter(IterDataPipe[T_co]):
         )
 
     def _share_of(self, source: Iterator[Any], is_unloaded: bool = False) -> Iterator[Any]:
-        """This process's share of the items of an iterator.
+        """Returns this process's share of the items of an iterator.
 
         Args:
             source: the iterator.
-            is_unloaded: whether it yields indices. The source is not iterated itself then, so its token does not show
-                when they end.
+            is_unloaded: whether the iterator yields indices. The source pipe is not iterated in this case, so its token
+                does not show when the indices end.
         """
         self._running = self._shard()
         self._yielded_before = token_of(self).yielded
@@ -207,7 +207,7 @@ class ShardingFilter(IterDataPipe[T_co]):
         if witness is None or not is_compared or not isinstance(self.source_datapipe, IterDataPipe):
             return self._running.share_of(source, self._taken)
         watch = witness.watch(self, self._taken)
-        if is_unloaded:  # a chain stays at its end
+        if is_unloaded:  # a `chain` that has ended does not read its source again
             return self._running.share_of(chain(source), self._taken, watch, lambda: False)
         token = token_of(self.source_datapipe)
         return self._running.share_of(source, self._taken, watch, lambda: token.finished)
@@ -220,7 +220,7 @@ class ShardingFilter(IterDataPipe[T_co]):
         return rounds * block + min(max(rest - shard * block, 0), block)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the number of items of the source that were read, up to the last item that was passed on."""
+        """Returns the number of items of the source that were read, up to the last yielded item."""
         taken, passed_on = self._taken, token_of(self).yielded - self._yielded_before
         if passed_on:
             taken = self._running.after(taken, passed_on)
@@ -228,7 +228,7 @@ class ShardingFilter(IterDataPipe[T_co]):
 
 
 def _group(value: Any, argument: str) -> int:
-    """Returns the number of a level: a member of `SHARDING_PRIORITIES`, also for members of torch's enum, or an int."""
+    """Returns a level as an integer, or as a member of `SHARDING_PRIORITIES` (also for a member of torch's enum)."""
     try:
         return SHARDING_PRIORITIES(value)
     except ValueError:

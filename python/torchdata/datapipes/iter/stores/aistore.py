@@ -1,7 +1,7 @@
 """Pipes that read from AIStore clusters: AISFileLister, AISFileLoader.
 
-Role: they run in the process that iterates them, on the `aistore` library. Each process creates its own clients, so
-that no connection is shared with a parent. The streams fetch data when it is read.
+Role: these pipes use the `aistore` library, and run in the process that iterates them. Each process creates its own
+clients, so that no connection is shared with a parent process. The streams fetch data when they are read.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _VERSION = "Ais-Version"
 
 @dataclass(frozen=True)
 class _Cluster:
-    """The arguments of a pipe that its client is created with.
+    """The arguments of a pipe for creating its client.
 
     Args:
         pipe: the pipe's name, for messages.
         endpoint: the URL of the cluster's proxy.
-        timeout: the time limit in seconds for one answer, and for all attempts to get one.
+        timeout: the time limit in seconds for one answer, and for all attempts to get an answer.
     """
 
     pipe: str
@@ -101,7 +101,7 @@ def split_url(pipe: str, url: Any, *, needs_name: bool = False) -> tuple[str, st
 
 
 def _cluster(pipe: object, url: Any, timeout: Any) -> _Cluster:
-    """Checks the library and the arguments that both pipes take.
+    """Checks the library and the arguments that the lister and the loader share.
 
     Raises:
         ModuleNotFoundError, ImportError: `aistore` is not installed, or too old.
@@ -129,7 +129,7 @@ def _cluster(pipe: object, url: Any, timeout: Any) -> _Cluster:
 
 
 class _OfCluster:
-    """The parameters of both pipes: a source, the cluster, and optionally a length."""
+    """The parameters of the lister and the loader: a source, the cluster, and optionally a length."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class AISFileLister(_OfCluster, GivenLength, ListsRoots):
         ImportError: the version of aistore is too old.
         aistore.sdk.errors.AISError: while iterating, the cluster answers with an error.
         requests.exceptions.ConnectionError: while iterating, the cluster does not answer.
-        ValueError: while iterating, an item is not such a URL.
+        ValueError: while iterating, an item is not an AIStore URL.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -202,7 +202,7 @@ class _AISRecipe:
         return buffered(_AISObject(self))
 
     def get(self, start: int) -> Any:
-        """Requests the object from byte `start` on; returns the answer before its contents are read."""
+        """Requests the object from byte `start` on; returns the answer with unread contents."""
         bucket, name = self.cluster.bucket(self.url)
         options = {"byte_range": f"bytes={start}-"} if start else {}
         where = f" from the cluster at {redacted(self.cluster.endpoint)}"
@@ -281,9 +281,9 @@ class _AISObject(RemoteFile[_AISRecipe]):
 class AISFileLoader(_OfCluster, LoadsObjects):
     """Opens objects of an AIStore cluster: yields pairs of URL and stream.
 
-    An object is fetched while it is read, so its size does not affect the memory. The streams are seekable and can be
-    pickled, so they can be part of a saved state. A resumed stream opens the same version of the object, and raises an
-    error if the object has changed.
+    An object is fetched while it is read, so its size does not affect the memory use. The streams are seekable and can
+    be pickled, so they can be part of a saved state. A resumed stream opens the same version of the object, and raises
+    an error if the object has changed.
 
     Args:
         source_datapipe: yields URLs such as `ais://bucket/name`.
@@ -297,7 +297,7 @@ class AISFileLoader(_OfCluster, LoadsObjects):
         aistore.sdk.errors.AISError: while iterating, the cluster answers with an error, such as `ErrObjNotFound`.
         requests.exceptions.ConnectionError: while iterating, the cluster does not answer.
         OSError: while reading, the cluster ends the answer early, or the object has changed.
-        ValueError: while iterating, an item is not such a URL.
+        ValueError: while iterating, an item is not an AIStore URL.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

@@ -1,8 +1,8 @@
 """Pipes over the file systems of fsspec: FSSpecFileLister, FSSpecFileOpener, FSSpecSaver.
 
-Role: they run in the process that iterates them, and get the file system from fsspec for each item. fsspec keeps one
-instance per process and thread, and recreates its threads in a forked child. No pipe holds a file system. The streams
-own the files, and their recipe is the URL.
+Role: the pipes run in the process that iterates them, and get the file system from fsspec for each item. fsspec keeps
+one instance per process and thread, and recreates its threads in a forked child. No pipe holds a file system. A stream
+owns its file, and its recipe is the URL.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class FSSpecFileLister(ListsFolders):
 def _naming(root: str, path: str) -> Callable[[str], str]:
     """Returns a function that converts names in a listing of `root` to URLs with the same protocol and chain."""
     links = root.split("::")
-    # The first link with a path is the one to list. Earlier caches do not have a path.
+    # The first link with a path is listed. Caching protocols before it do not have a path.
     index = next((i for i, link in enumerate(links) if "://" in link), len(links) - 1)
     protocol, separator, _ = links[index].rpartition("://")
     start = "".join(f"{link}::" for link in links[:index])
@@ -117,7 +117,7 @@ class _FSSpecRecipe:
     ) -> None:
         self.pipe, self.url, self.mode, self.max_retries = pipe, url, mode, max_retries
         self.for_open, self.for_connection = for_open, for_connection
-        #: Called before each retry of opening; None in a copy, which belongs to another pipe.
+        #: Called before each retry of opening; None in a copy, because the copy belongs to another pipe.
         self.count = count
         self.version: dict[str, str] | None = None
 
@@ -150,7 +150,7 @@ class _FSSpecRecipe:
     def _check_version(self, details: Any) -> None:
         told = details if isinstance(details, dict) else {}
         found = {tag: str(told[tag]) for tag in _TAGS if told.get(tag) is not None}
-        before = getattr(self, "version", None)  # a pickle from an earlier release has none
+        before = getattr(self, "version", None)  # a pickle from an earlier release has no version
         self.version = found if before is None else before
         tag = next((tag for tag in _TAGS if tag in found and tag in self.version), None)
         if tag is not None and found[tag] != self.version[tag]:
@@ -213,8 +213,8 @@ class FSSpecFileOpener(OpensFiles):
 class FSSpecSaver(SavesItems):
     """Saves the data of pairs of metadata and data by fsspec: yields the URL of each file when it is written.
 
-    A local file appears when it is complete. Other file systems upload the data while it is written. If that fails, the
-    upload is canceled if the file system supports this.
+    A local file appears when it is complete. Other file systems upload the data while it is written. If writing fails,
+    the upload is canceled, provided that the file system supports this.
 
     Args:
         source_datapipe: yields pairs of metadata and data: bytes for a binary mode, and a str otherwise.
@@ -270,7 +270,7 @@ class FSSpecSaver(SavesItems):
 
 
 def _give_up(file: Any) -> None:
-    """Closes a file that is being written, without uploading the remaining data if the file system allows it."""
+    """Closes a file that is being written, without uploading the remaining data if the file system supports this."""
     from fsspec.spec import AbstractBufferedFile
 
     inner = getattr(file, "buffer", None) if not isinstance(file, AbstractBufferedFile) else file

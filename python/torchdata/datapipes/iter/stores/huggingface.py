@@ -1,6 +1,6 @@
 """The pipe over datasets of the Hugging Face Hub: HuggingFaceHubReader.
 
-Role: yields the rows that the library `datasets` reads. Runs in the process that iterates it. Every iteration has its
+Role: the pipe yields rows that the library `datasets` reads, and runs in the iterating process. Every iteration has its
 own dataset object, which owns its connections and files. `datasets` is imported when a pipe is built.
 """
 
@@ -24,8 +24,8 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
     """Yields the rows of a dataset of the Hugging Face Hub, each a dict from column to value.
 
     Rows are streamed: nothing is downloaded ahead, and nothing is stored on disk. A saved state contains the position
-    in the dataset, and a resumed run does not read what precedes it. Every worker process yields all rows, so divide
-    them by `sharding_filter`.
+    in the dataset, and a resumed run does not read earlier rows. Every worker process yields all rows, so divide them
+    by `sharding_filter`.
 
     Args:
         dataset: the name of a dataset (`"owner/name"`), a folder of files, or the name of a file format, as for
@@ -46,7 +46,7 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
         >>> stars = rows.map(lambda row: row["star"])
     """
 
-    #: The current iterator, or a state that was loaded or remains from the last iteration.
+    #: The current iterator, or a state, which was loaded or remains from the last iteration.
     _data: Any = state(saved=False)
     _loaded: dict[str, Any] | None = state()
 
@@ -70,7 +70,7 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
             if loaded is not None and loaded["place"] is not None:
                 give(data, loaded["place"])
             # Rows are read in batches of one. The dataset's own iterator yields only a part of the rows if torch
-            # reports a worker, and sharding_filter would take a part of that part.
+            # reports a worker, and sharding_filter would divide this part again.
             rows: Iterable[dict[str, Any]] = map(_only_row, data.iter(batch_size=1))
         else:
             left = range(loaded["rows"] if loaded is not None else 0, len(data))

@@ -1,7 +1,7 @@
 """Pipes over the path handlers of iopath: IoPathFileLister, IoPathFileOpener, IoPathSaver.
 
-Role: they run in the process that iterates them, and access files through the `PathManager` that they hold, which is
-pickled with them. The streams own the files, and their recipe consists of the path manager and the path.
+Role: the pipes run in the process that iterates them, and access files through their `PathManager`, which is pickled
+with them. A stream owns its file, and its recipe consists of the path manager and the path.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _HasPathManager:
 
         Args:
             handler: an `iopath.common.file_io.PathHandler`.
-            allow_override: whether the handler may replace others that support the same prefixes.
+            allow_override: whether the handler may replace other handlers that support the same prefixes.
 
         Raises:
             KeyError: another handler supports one of the prefixes and must not be replaced.
@@ -137,8 +137,8 @@ class _IoPathRecipe:
 class IoPathFileOpener(_HasPathManager, OpensFiles):
     """Opens files by iopath: yields pairs of path and stream.
 
-    A stream closes its file when it is deleted. A stream can be pickled together with the path manager, which reopens
-    it.
+    A stream closes its file when it is deleted. A stream can be pickled together with its path manager, which reopens
+    the file.
 
     Args:
         source_datapipe: yields local paths or URLs.
@@ -171,7 +171,7 @@ class IoPathFileOpener(_HasPathManager, OpensFiles):
 class IoPathSaver(_HasPathManager, SavesItems):
     """Saves the data of pairs of metadata and data by iopath: yields the path of each file when it is written.
 
-    An existing local file stays unchanged. A new one appears when it is complete, so several processes may save the
+    An existing local file stays unchanged. A new file appears when it is complete, so several processes may save the
     same files, and no lock files remain. Directories are created. Files that handlers save elsewhere are replaced.
 
     Args:

@@ -1,8 +1,8 @@
 """Shared code of the pipes over file systems and object stores: masks, options, and listings with a position.
 
-Role: helper functions, and the base class of pipes that list names. This code runs in the process that iterates the
-pipe. No pipe holds a client, connection or file system. These are created in the process that iterates, so that pipes
-can be pickled, and can be forked together with the process that built them.
+Role: the module contains helper functions, and the base class of pipes that list names. The code runs in the process
+that iterates the pipe. No pipe holds a client, connection or file system. The iterating process creates them, so that
+pipes can be pickled, and can be forked together with the process that built them.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def check_options(pipe: str, argument: str, value: Any) -> dict[str, Any]:
 class ListsRoots(IterDataPipe[str]):
     """A pipe that yields the names found under each root that its source yields.
 
-    The position is the root that is being listed, and the last entry that was yielded from this root. A resume lists
-    this root again. Subclasses define `_source` and `_entries`.
+    The position is the root that is being listed, and the last entry that was yielded from it. A resumed iteration
+    lists this root again. Subclasses define `_source` and `_entries`.
     """
 
     #: The root that is being listed, and its last yielded entry (None: no entry yet).
@@ -82,7 +82,7 @@ class ListsRoots(IterDataPipe[str]):
 def after_last(names: list[str], last: tuple[int, str] | None, pipe: object, root: str) -> Iterator[tuple[Any, str]]:
     """Yields the numbered names after `last`, a number and a name; all names if `last` is None.
 
-    If earlier names have moved in the listing, it resumes after the last name.
+    If the listing has changed before the last name, the names after it are still yielded.
 
     Raises:
         RuntimeError: the last name has disappeared.

@@ -1,8 +1,9 @@
 """Objects of a store as files: shared code of S3 and AIStore, and the base class of the pipes that open objects.
 
-Role: the file object under the streams of such a pipe. Runs in the process that reads. A request opens an object, and
-its answer is kept for the first read. If the next file is opened before that, the first file returns its connection,
-and sends another request when it is read. A buffer full of unread streams therefore holds no connections.
+Role: the module defines the file object under the streams that the pipes yield. The code runs in the reading process. A
+request opens an object, and its answer is kept for the first read. If the next file is opened before the first read,
+the earlier file returns its connection, and sends another request when it is read. A buffer full of unread streams
+therefore holds no connections.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torchdata.datapipes.utils._streams import StreamWrapper
 
 __all__ = ["LoadsObjects", "RemoteFile", "buffered"]
 
-#: Size of the buffer over the file, which makes small reads and lines cheap.
+#: Size of the buffer over the file, which makes small reads and reading lines cheap.
 _SMALL_READS = 64 << 10
 
 
@@ -46,7 +47,7 @@ class RemoteFile(io.RawIOBase, Generic[R]):
     Subclasses define `_opened`, `drop_answer` and `readinto`.
 
     Args:
-        recipe: how to request the object. Afterwards, `self.recipe()` includes the version that is being read.
+        recipe: how to request the object. After a request, `self.recipe()` includes the version that is being read.
     """
 
     def __init__(self, recipe: R) -> None:

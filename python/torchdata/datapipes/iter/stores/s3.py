@@ -1,7 +1,7 @@
 """Pipes that read from S3, Google Cloud Storage and Azure: S3FileLister, S3FileLoader.
 
-Role: these pipes use obstore, and run in the process that iterates them. The yielded streams fetch data when it is
-read, and hold no connection in between (see `s3_object.py`). The stores belong to the process (see `s3_client.py`).
+Role: these pipes use obstore, and run in the process that iterates them. The streams fetch data when they are read, and
+hold no connection between requests (see `s3_object.py`). The stores belong to the process (see `s3_client.py`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _settings(
     config: Mapping[str, Any] | None,
     max_retries: Any,
 ) -> S3Settings:
-    """Checks the arguments of both pipes."""
+    """Checks the arguments of the lister or the loader."""
     name = type(pipe).__name__
     require("obstore", extra="s3", needed_by=name)
     timeout = check_int(name, "request_timeout_ms", request_timeout_ms, least=-1)
@@ -59,8 +59,8 @@ class S3FileLister(GivenLength, ListsRoots):
 
     Credentials, region and endpoint are read from the environment (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`,
     `AWS_SESSION_TOKEN`, `AWS_REGION`, `AWS_ENDPOINT_URL`, `AWS_SKIP_SIGNATURE=true` for public buckets;
-    `GOOGLE_APPLICATION_CREDENTIALS`; `AZURE_STORAGE_ACCOUNT_NAME`, `AZURE_STORAGE_ACCOUNT_KEY`). If these are not set,
-    S3 uses the profile `AWS_PROFILE` through boto3, and otherwise the machine's role. Keys with an empty part
+    `GOOGLE_APPLICATION_CREDENTIALS`; `AZURE_STORAGE_ACCOUNT_NAME`, `AZURE_STORAGE_ACCOUNT_KEY`). If these variables are
+    not set, S3 uses the profile `AWS_PROFILE` through boto3, and otherwise the machine's role. Keys with an empty part
     (`train//2.tar`), a part `.` or `..`, or a control character raise an error, because obstore does not support them.
 
     The pipe also works in forked workers, even if the parent process used it before.
@@ -82,7 +82,7 @@ class S3FileLister(GivenLength, ListsRoots):
         PermissionError: while iterating, credentials are missing or refused.
         TimeoutError: while iterating, the server does not answer.
         OSError: while iterating, another error of the server. All S3 errors are also ValueErrors.
-        ValueError: while iterating, an item is not such a URL.
+        ValueError: while iterating, an item is not a URL of a supported store.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -123,8 +123,8 @@ class S3FileLister(GivenLength, ListsRoots):
     def _pages(self, obstore: Any, store: Any, prefix: str, after: str | None) -> Iterator[list[str]]:
         """Yields the keys that begin with the prefix, page by page.
 
-        obstore lists only whole folders. The prefix's folder is therefore listed from just before the prefix to just
-        after it, which is possible because keys are sorted.
+        obstore lists only whole folders, sorted by key. The prefix's folder is therefore listed from just before the
+        prefix to just after it.
         """
         folder, slash, rest = prefix.rpartition("/")
         start = after or (folder + slash + _just_before(rest) if rest else None)
@@ -148,7 +148,7 @@ def _just_before(text: str) -> str:
     first, last = text[:-1], text[-1]
     if "1" <= last <= "~":
         return f"{first}{chr(ord(last) - 1)}~"
-    return first if first not in (".", "..") else ""  # obstore does not accept these as names
+    return first if first not in (".", "..") else ""  # obstore does not accept "." and ".."
 
 
 def _is_folder(obstore: Any, store: Any, key: str) -> bool:
@@ -158,7 +158,7 @@ def _is_folder(obstore: Any, store: Any, key: str) -> bool:
     except FileNotFoundError:
         return True
     except Exception as error:
-        # a user with permission to list may lack permission to read
+        # users with permission to list objects may lack permission to read them
         if type(error).__name__ != "PermissionDeniedError":
             raise
     return False
@@ -171,7 +171,7 @@ class S3FileLoader(LoadsObjects):
     An object is fetched while it is read, in pieces of at most `buffer_size` bytes. Only one piece is in memory at a
     time. The streams are seekable. Streams can be pickled, and therefore be part of a saved state. A copy opens the
     same version of the object, and raises an error if the object has changed. The settings in `config` are pickled with
-    them, so keep secrets in the environment.
+    streams, so keep secrets in the environment.
 
     `S3FileLister` describes the sources of credentials, region and endpoint. The pipe also works in forked workers,
     even if the parent process used it before.
@@ -195,7 +195,7 @@ class S3FileLoader(LoadsObjects):
         PermissionError: while iterating or reading, credentials are missing or refused.
         TimeoutError: while iterating or reading, the server does not answer.
         OSError: while iterating or reading, another error occurs. All S3 errors are also ValueErrors.
-        ValueError: while iterating, an item is not such a URL.
+        ValueError: while iterating, an item is not a URL of a supported store.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

@@ -1,9 +1,9 @@
 """obstore for the S3 pipes: one set of stores per process, picklable settings, and clear errors.
 
-Role: creates stores in the process that iterates. obstore works in its own threads, which do not survive a fork. In a
-child that was forked after obstore was loaded, every call of obstore would wait forever. The child therefore loads a
-second copy of obstore's extension with its own threads (16 ms, 15 MB). The inherited copy is neither used nor freed.
-This module owns the stores of the process.
+Role: this module creates stores in the iterating process. obstore works in its own threads, which do not survive a
+fork. In a child that was forked after obstore was loaded, every call of obstore would wait forever. The child therefore
+loads a second copy of obstore's extension with its own threads (16 ms, 15 MB). The inherited copy is neither used nor
+freed. This module owns the stores of the process.
 """
 
 from __future__ import annotations
@@ -80,13 +80,13 @@ class S3TimeoutError(TimeoutError, S3Error):
 
 @dataclass(frozen=True)
 class S3Settings:
-    """The arguments of the pipe for creating stores. Unlike a store, they can be pickled.
+    """The arguments of the pipe for creating stores. Unlike a store, the arguments can be pickled.
 
     Args:
         pipe: the pipe's name, for messages.
         request_timeout_ms: milliseconds without an answer after which a request fails; -1 for `DEFAULT_TIMEOUT_MS`.
         region: the region; empty uses the environment.
-        endpoint_url: the server; empty uses the environment, and otherwise Amazon's server.
+        endpoint_url: the server; if empty, the environment determines it, and by default Amazon's server is used.
         config: further settings of obstore's `S3Store`.
         max_retries: maximum number of retries after a temporary error.
     """
@@ -149,7 +149,7 @@ class S3Settings:
 def _profile(given: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
     """Returns the region and the credential provider of the user's profile, unless `given` or the environment has them.
 
-    boto3 reads the profile's files, and is imported only if such files exist.
+    boto3 reads the profile's files, and is imported only if the files exist.
     """
     files = [
         os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials",
@@ -207,7 +207,7 @@ class _Process:
 
 
 _process = _Process(inherited=False)
-#: Objects inherited from parents that must not be freed here, because they partly belong to other threads.
+#: Objects of parent processes. This process must not free the objects, because they partly belong to other threads.
 _kept: list[Any] = []
 
 

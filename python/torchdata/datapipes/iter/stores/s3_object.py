@@ -1,6 +1,6 @@
 """An S3 object as a file, which is read in pieces by range requests.
 
-Role: the file object in the streams that `S3FileLoader` yields, and the recipe to reopen it. The file object and the
+Role: `S3FileLoader` yields streams over this file object. A recipe reopens the file object. The file object and the
 recipe belong to the reading process. Between two requests, a file holds no connection, except for the unread answer to
 its opening request (see `remote_file.py`).
 """
@@ -88,7 +88,7 @@ class S3Object(RemoteFile[S3Recipe]):
     """A file over an object. Requests a new piece if the requested bytes are outside the current piece.
 
     Args:
-        recipe: how to request the object. Afterwards, `self.recipe()` includes the version that is being read.
+        recipe: how to request the object. After a request, `self.recipe()` includes the version that is being read.
     """
 
     def __init__(self, recipe: S3Recipe) -> None:
@@ -134,13 +134,13 @@ class S3Object(RemoteFile[S3Recipe]):
         return b"".join(pieces)
 
     def _here(self, wanted: int) -> memoryview:
-        """Returns the available bytes from the position on, and requests them if there are none; empty at the end."""
+        """Returns the bytes from the position on, and requests more if none are available; empty at the end."""
         self._check_open()
         if self._position >= self.size:
             return _NOTHING
         if not self._start <= self._position < self._end:
             goes_on = self._position == self._end
-            # Dropped before the next piece arrives, so that only one is in memory, and none if the request fails.
+            # The piece is dropped before the next piece arrives, so that only one piece is in memory.
             self._piece, self._start = _NOTHING, self._end
             self._piece = self._next_piece(wanted, goes_on)
             self._start, self._end = self._position, self._position + len(self._piece)

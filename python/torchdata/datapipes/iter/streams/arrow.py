@@ -1,8 +1,8 @@
 """The pipes that read the parts of a table: ArrowReader, and LanceReader, which reads rows as parts.
 
 Role: these pipes yield rows or frames of a table that `ArrowParts` lists. The iterating process runs them. A pipe holds
-one part in memory at a time: a row group of a Parquet file, or the parts of one list. The state of a pipe is the number
-of the part, and the row in it.
+one part in memory at a time, such as a row group of a Parquet file, or the parts of one list. The state of a pipe is
+the number of the part, and the row in it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ArrowReader(IterDataPipe[Any]):
             table that `ArrowParts` accepts may be given instead, and is read in order.
         columns: the columns to read, in this order; None (the default) for all.
         parts: the list of parts; the source yields their numbers; None (the default) finds the list in the source.
-        rows: whether items are rows, dicts from column to a Python value. Otherwise they are frames.
+        rows: whether items are rows, dicts from column to a Python value. If False, items are frames.
         frame_size: rows per frame; the last frame of a part may have fewer. None for one frame per part.
         library: the library of the frames: `"numpy"`, for dicts from column to array; `"pandas"`, `"polars"` or
             `"pyarrow"` (tables).
@@ -153,7 +153,7 @@ class ArrowReader(IterDataPipe[Any]):
         self._part = None
 
     def _last_row(self) -> str | None:
-        """The part and the row in it that was yielded last; None for frames."""
+        """The last yielded row and its part; None for frames."""
         return redacted(f"{self._name}, row {self._row - 1}") if self.rows else None
 
     def _check_name(self, part: int | list[int]) -> None:
@@ -208,7 +208,7 @@ class LanceReader(ArrowReader):
 
     This pipe is an `ArrowReader` with one part per row. If you do not need a given order of rows, ranges of rows are
     read faster: `ArrowParts("….lance", format="lance").shuffle().read_arrow()`. The dataset is read in the version that
-    it has when the pipe is built; a state of another version is refused.
+    it has when the pipe is built; a state of another dataset version is refused.
 
     Args:
         source_datapipe: yields indices of rows, or lists of them, as after `batch`, which are read together.

@@ -1,9 +1,9 @@
 """Writes a file atomically, so that no process sees a partial file.
 
-Role: `appearing` is used by pipes that save files. The caller writes a temporary file in the same folder, which is then
-renamed. `write_file` is used by on-disk caches, in the process and thread that ends a section. `write_file` also
-verifies the checksum and syncs the file. The name of a temporary file is derived from the final name, so that the next
-writer of the same file removes the remains of a killed writer.
+Role: pipes that save files use `appearing`. The caller writes a temporary file in the same folder, which is then
+renamed. On-disk caches use `write_file`, in the process and thread that ends a section. `write_file` also verifies the
+checksum and syncs the file. The name of a temporary file is derived from the final name, so that the next writer of the
+same file removes the remains of a killed writer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def appearing(path: str, *, replace: bool, ending: str = ".part") -> Iterator[st
 
     Args:
         path: the final path; links are followed.
-        replace: whether an existing file is replaced. If not, the file stays unchanged.
+        replace: whether an existing file is replaced. If False, an existing file stays unchanged.
         ending: the suffix of the temporary name.
     """
     path = os.path.realpath(path)
@@ -62,7 +62,7 @@ def _move_unless_there(source: str, target: str) -> None:
         os.link(source, target)
     except FileExistsError:
         pass
-    except OSError:  # the file system has no hard links
+    except OSError:  # the file system does not support hard links
         if not os.path.exists(target):
             os.replace(source, target)
 
@@ -125,7 +125,7 @@ def write_file(
         path: the path of the file; its folder is created if necessary.
         data: bytes or text, an open stream (read in pieces and closed), or an iterable of pieces.
         mode: `"wb"` or `"wt"`.
-        alone: whether the caller holds the lock of the path. If not, the temporary file has a unique name.
+        alone: whether the caller holds the lock of the path. If False, the temporary file has a unique name.
         expected: the checksum that the contents must have.
         hash_type: the kind of checksum.
 
@@ -142,7 +142,7 @@ def write_file(
         with create_anew(temporary, mode) as file:
             digest = _fill(file, path, data, mode, hash_type if expected is not None else None)
             file.flush()
-            now = time.time_ns()  # the kernel's clock for files lags by some milliseconds
+            now = time.time_ns()  # the kernel's file times lag behind this clock by some milliseconds
             os.utime(file.fileno(), ns=(now, now))
             os.fsync(file.fileno())
         if expected is not None and digest != expected.lower():
@@ -186,7 +186,7 @@ def _pieces(data: Any) -> Iterator[Any]:
         return iter(lambda: data.read(_CHUNK), _Empty())
     if isinstance(data, Iterable):
         return iter(data)
-    return iter((data,))  # rejected later because of its type
+    return iter((data,))  # the writer later rejects the type of the data
 
 
 class _Empty:

@@ -1,7 +1,7 @@
 """The pipe that decodes files by their extension: RoutedDecoder.
 
-Role: reads each stream to its end, closes it, and passes the contents to the handlers of
-`torchdata.datapipes.utils.decoder`. Runs in the process that iterates the pipe. Keeps nothing between two items.
+Role: the pipe reads each stream to its end, closes it, and passes the contents to the handlers of
+`torchdata.datapipes.utils.decoder`. The pipe runs in the iterating process, and keeps no data between items.
 """
 
 from __future__ import annotations

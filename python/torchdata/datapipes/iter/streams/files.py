@@ -1,6 +1,6 @@
 """Pipes that find files, open them and read them whole or in chunks.
 
-Role: the sources of most pipelines. These pipes run in the process that iterates them. `FileOpener` does not own
+Role: most pipelines begin with these pipes. The pipes run in the process that iterates them. `FileOpener` does not own
 streams: a stream closes itself when its last reader drops it.
 """
 
@@ -34,7 +34,7 @@ def check_masks(pipe: str, masks: Any) -> str | list[str]:
     """Returns the shell patterns in `masks`.
 
     Raises:
-        TypeError: they are neither a str nor a list of str.
+        TypeError: `masks` is neither a str nor a list of str.
     """
     if isinstance(masks, str):
         return masks
@@ -77,7 +77,7 @@ class FileLister(GivenLength, IterDataPipe[str]):
         >>> paths = FileLister("images", masks=["*.png", "*.jpg"], recursive=True)
     """
 
-    _pending: list[str] = state(list)  # directories that are still to be listed, the next one last
+    _pending: list[str] = state(list)  # directories that are still to be listed; the last one is listed next
     #: The directory that is being listed, and how many of its names were processed.
     _directory: str | None = state()
     _names_seen: int = state(0)
@@ -196,7 +196,7 @@ class FileOpener(GivenLength, ItemByItem[tuple[str, StreamWrapper]]):
     Args:
         datapipe: yields paths.
         mode: `"r"` (the default), `"t"` or `"rt"` for text, `"b"` or `"rb"` for bytes.
-        encoding: the encoding of text files; None (the default) for that of the locale.
+        encoding: the encoding of text files; None (the default) for the locale's encoding.
         length: the number of files that `len` returns; -1 (the default): `len` raises TypeError.
 
     Raises:
@@ -258,7 +258,7 @@ class StreamReader(HoldsStream[tuple[str, Any]]):
         if self.chunk is None:
             content = stream.read(None)
             self._release(stream)
-            self.reset()  # no position is left to resume from
+            self.reset()  # the epoch is over, so there is no position to resume from
             if content:
                 yield path, content
             return

@@ -1,9 +1,8 @@
 """Pipes that make data frames: DataFrameMaker of rows, ParquetDataFrameLoader of Parquet files.
 
-Role: both yield frames of pandas, polars or pyarrow, as the user chooses; ParquetDataFrameLoader also yields dicts of
-    arrays.
-These pipes run in the process that iterates them. ParquetDataFrameLoader owns the file that it reads, and holds one row
-group at a time.
+Role: both pipes yield frames of pandas, polars or pyarrow, as the user chooses. ParquetDataFrameLoader also yields
+dicts of arrays. These pipes run in the process that iterates them. ParquetDataFrameLoader owns the file that it reads,
+and holds one row group at a time.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ class DataFrameMaker(IterDataPipe[Any]):
     """Makes data frames of consecutive rows.
 
     Rows are tuples or lists with one value per column, mappings from column to value, or single values, which make
-    frames of one column. The column names are taken from the first of these that provides them: `columns`, the dtype,
-    the rows (mappings and named tuples). Otherwise, the library numbers the columns: 0, 1, … in pandas, and column_0,
+    frames of one column. The column names are taken from `columns`, from the dtype, or from the rows (mappings and
+    named tuples), in this order. Without names, the library numbers the columns: 0, 1, … in pandas, and column_0,
     column_1, … in polars and pyarrow.
 
     Args:
@@ -44,7 +43,7 @@ class DataFrameMaker(IterDataPipe[Any]):
             the library; or one such dtype for all columns.
         dtype_generator: a function that returns the dtype at the start of each iteration, for dtypes that cannot be
             pickled. The function is used if `dtype` is None.
-        columns: the names of the columns. Mappings must contain all of them; their other keys are left out. Without
+        columns: the names of the columns. Mappings must contain all these columns; other keys are left out. Without
             names, a frame has the keys of all its rows, with nulls for missing values.
         device: `""` or `"cpu"`.
         library: the library of the frames: `"pandas"`, `"polars"` or `"pyarrow"`. Polars uses threads, so worker
@@ -121,7 +120,7 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
             they are read.
         dtype: None (the default) for the types in the file; a `pyarrow.Schema` or a mapping from column to a dtype of
             the library; or one dtype for all columns.
-        columns: the columns to read, in this order; None (the default) for all. Nested ones are named `"parent.child"`.
+        columns: the columns to read, in this order; None (the default) for all. A nested column is `"parent.child"`.
         device: `""` or `"cpu"`.
         use_threads: whether columns are decoded by several threads.
         library: the library of the frames: `"pandas"`, `"polars"` or `"pyarrow"` (tables); or `"numpy"`, for dicts of
@@ -154,7 +153,7 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
 
     #: The row group, and the row within it, after the last yielded item.
     _next: tuple[int, int] = state((0, 0), saved=False)
-    #: Number of items to drop. Their row groups need not be read.
+    #: Number of items to drop. Row groups that contain only dropped items are not read.
     _unwanted: int = state(0, saved=False)
 
     def __init__(

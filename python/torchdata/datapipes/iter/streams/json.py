@@ -1,7 +1,7 @@
 """The pipe that parses JSON files: JsonParser.
 
-Role: converts pairs of path and stream to pairs of path and the value of the stream's JSON text. Runs in the process
-that iterates it. The pipe closes the streams that it reads.
+Role: the pipe converts pairs of path and stream to pairs of path and the value of the stream's JSON text. The pipe runs
+in the iterating process, and closes the streams that it reads.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class JsonParser(ItemByItem[tuple[str, Any]]):
 
     Raises:
         TypeError: `json.loads` does not accept an option.
-        json.JSONDecodeError: while iterating, a text is not JSON; the message names path and position. Another
-        ValueError if it is nested too deeply.
+        json.JSONDecodeError: while iterating, a text is not JSON; the message names path and position. If the text is
+            nested too deeply, another ValueError is raised.
         UnicodeDecodeError: while iterating, bytes are not UTF-8, UTF-16 or UTF-32; its reason names the path.
 
     Example:

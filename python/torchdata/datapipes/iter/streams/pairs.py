@@ -1,9 +1,8 @@
 """The base class of pipes that yield many items from one (path, stream) pair: readers of files, lines and archives.
 
-Role: such a pipe cannot request a pair from its source twice, so it *holds* the pair that it is reading. The pair and
-the position in it are the pipe's state. Runs in the process that iterates the pipe. The pipe closes a stream when it
-has been read, and when the iterator is abandoned. In the latter case, the pipe keeps a placeholder without an open
-file.
+Role: a pipe cannot request a pair from its source twice, so the pipe *holds* the pair that it is reading. The pair and
+the position in it are the pipe's state. The pipe runs in the iterating process. It closes a stream when it has been
+read, and when the iterator is abandoned. For an abandoned iterator, the pipe keeps a placeholder without an open file.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def path_and_stream(item: Any, pipe: object) -> tuple[str, Any]:
     """Returns `item` after a check that it is a pair of a path and a stream.
 
     Raises:
-        TypeError: the item is not such a pair.
+        TypeError: the item is not a pair of a path and a stream.
     """
     path, stream = pair_of(item, pipe)
     if not isinstance(path, str):
@@ -79,7 +78,7 @@ class HoldsStream(IterDataPipe[T_co]):
     _held: Any = state(saved=False)
     #: The position in the held pair where `_read` begins.
     _place: Any = state(saved=False)
-    #: Whether an iterator is reading the pair. If not, `_held` and `_place` are up to date.
+    #: Whether an iterator is reading the pair. If False, `_held` and `_place` are up to date.
     _reading: bool = state(False, saved=False)
 
     def _source(self) -> Any:
@@ -108,7 +107,7 @@ class HoldsStream(IterDataPipe[T_co]):
 
     def __iter__(self) -> Iterator[Any]:
         # The source begins now, so that a state saved before the first item does not describe the source's last epoch.
-        # There is a generator for each pair, so that a generator that raises does not end the chain.
+        # Each pair has its own generator, so that an exception in one generator does not end the chain.
         streams: Iterator[Iterator[Any]] = map(self._items_of, iter(self._source()))
         if self._held is not None:
             streams = chain((self._items_of(self._held, self._place),), streams)
@@ -118,7 +117,7 @@ class HoldsStream(IterDataPipe[T_co]):
         """Yields the items of one pair, from a position on."""
         path, stream = path_and_stream(pair, self)
         del pair
-        # A new tuple, so that a replaced iterator notices that the pipe holds another pair.
+        # The tuple is new, so that a replaced iterator detects that the pipe holds another pair.
         held = self._held = (path, stream)
         self._reading = True
         try:
@@ -140,14 +139,14 @@ class HoldsStream(IterDataPipe[T_co]):
                     raise
                 raise explained from error
             finally:
-                del explained  # the frame would be part of a cycle that keeps its variables alive
+                del explained  # avoids a reference cycle that keeps the frame's variables alive
         finally:
             self._release(stream)
         self._held = self._place = None
         self._reading = False
 
     def _drop_broken(self) -> None:
-        """Drops a stream that has raised, which its generator has closed."""
+        """Drops a stream after reading it has raised an exception. Its generator has already closed the stream."""
         self._held = self._place = None
         self._reading = False
 

@@ -1,4 +1,4 @@
-"""Pipes that put lines together: ParagraphAggregator.
+"""The pipe that joins lines: ParagraphAggregator.
 
 This pipe runs in the process that iterates the pipeline. The pipe owns the lines of the incomplete paragraph.
 """
@@ -30,7 +30,7 @@ class ParagraphAggregator(IterDataPipe[tuple[str, Any]]):
 
     Args:
         source_datapipe: yields pairs of path and line, as `readlines` does.
-        joiner: a function from the list of a paragraph's lines to the paragraph; by default they are joined by `\n`.
+        joiner: a function from the list of a paragraph's lines to the paragraph; by default, `\n` joins the lines.
 
     Raises:
         TypeError: `joiner` is not a function; while iterating, an item is not a pair.

@@ -1,6 +1,6 @@
 """The base class of pipes that save items as files of a file system.
 
-Role: such a pipe reads pairs of metadata and data, writes the data, and yields the path. The pipe runs in the process
+Role: a saving pipe reads pairs of metadata and data, writes the data, and yields the path. The pipe runs in the process
 that iterates it.
 """
 
@@ -35,7 +35,7 @@ class SavesItems(ItemByItem[str]):
         self.filepath_fn = filepath_fn
 
     def _save(self, path: str, data: Any) -> None:
-        """Writes the data. Its type fits the mode."""
+        """Writes the data, which has a type that fits the mode."""
         raise NotImplementedError
 
     def _result(self, item: Any) -> str:
@@ -56,7 +56,7 @@ class SavesItems(ItemByItem[str]):
         return path
 
     def _check_data(self, name: str, path: str, data: Any) -> None:
-        """Raises TypeError if the data does not fit the mode, before any of it is written."""
+        """Raises TypeError if the data does not fit the mode, before any data is written."""
         if "b" not in self.mode:
             fits = isinstance(data, str)
         else:

@@ -2,8 +2,8 @@
 
 Role: each pipe yields one item for each item that it reads. The pipes run in the process that iterates them. `Saver`
     owns
-the file that it writes until the file is complete. `HashChecker` reads streams but leaves them open for its reader, and
-closes only streams that it refuses.
+the file that it writes until the file is complete. `HashChecker` reads streams but leaves them open for the next
+reader, and closes only streams that it refuses.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _write(path: str, mode: str, data: Any) -> None:
     except FileNotFoundError:
         os.makedirs(os.path.dirname(target), exist_ok=True)
     else:
-        if not os.access(target, os.W_OK):  # renaming over the file would not check this
+        if not os.access(target, os.W_OK):  # replacing the file by renaming would ignore its permissions
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), target)
     with appearing(target, replace=True) as written, open(written, mode) as file:
         file.write(data)
@@ -117,13 +117,13 @@ class HashChecker(ItemByItem[tuple[str, Any]]):
         source_datapipe: yields pairs of path and data: bytes, str (hashed as UTF-8) or a binary stream.
         hash_dict: the expected hash of each path, in hexadecimal digits.
         hash_type: `"sha256"` (the default) or `"md5"`.
-        rewind: whether a stream is set back to its start, which requires a seekable stream; True by default. False
-            yields it at its end.
+        rewind: whether a stream is set back to its start, which requires a seekable stream; True by default. If False,
+            the stream is yielded at its end.
 
     Raises:
         ValueError: `hash_type` is unknown.
         TypeError: `hash_dict` is not a mapping; while iterating, data or stream do not contain bytes.
-        RuntimeError: while iterating, the hash differs, or there is none for the path.
+        RuntimeError: while iterating, the hash differs, or `hash_dict` has no hash for the path.
         io.UnsupportedOperation: while iterating, a stream cannot be rewound.
 
     Example:
@@ -187,7 +187,7 @@ class HashChecker(ItemByItem[tuple[str, Any]]):
     def _hash(self, path: str, data: Any) -> str:
         import hashlib
 
-        # Not for security: md5 sums of trusted files are common, even on systems that forbid md5 otherwise.
+        # The hash does not serve security: md5 sums of trusted files are common, even on systems that forbid md5.
         digest = hashlib.new(self.hash_type, usedforsecurity=False)
         if isinstance(data, (str, bytes, bytearray, memoryview)):
             digest.update(data.encode() if isinstance(data, str) else data)

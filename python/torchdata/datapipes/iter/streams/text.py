@@ -1,9 +1,9 @@
 """Pipes that read text: LineReader, CSVParser, CSVDictParser.
 
-Role: each converts pairs of path and stream to lines or rows. These pipes run in the process that iterates them. The
-position in a file is an offset, if the stream reports it. Text files do not report it during iteration. Text files are
-therefore read in units of whole lines, and the position is the offset of a unit and a number of lines, which a restored
-pipe skips.
+Role: each pipe converts pairs of path and stream to lines or rows. These pipes run in the process that iterates them.
+The position in a file is an offset, if the stream reports it. Text files do not report their offset during iteration.
+Text files are therefore read in units of whole lines, and the position is the offset of a unit and a number of lines,
+which a restored pipe skips.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ codecs.register_error(_DROPPED, _drop)
 
 
 def _cuts_lines(encoding: str) -> bool:
-    """Returns whether line ends in the bytes of an encoding are line ends of the text. Not if characters have several
-    bytes.
+    """Returns whether line ends in the bytes of an encoding are line ends of the text. This is not the case if
+    characters have several bytes.
     """
     try:
         return "\n\n".encode(encoding)[-2:] == b"\n\n"
-    except (LookupError, ValueError, TypeError):  # not a text encoding, which decoding reports
+    except (LookupError, ValueError, TypeError):  # not a text encoding; decoding raises the error
         return True
 
 
@@ -95,7 +95,7 @@ class _Units(Iterator[Iterator[str]]):
 
     Args:
         file: an open text file that can seek, at the beginning of a line.
-        begin: its position.
+        begin: the position of the file.
     """
 
     __slots__ = ("_file", "_in_last", "before", "begin")
@@ -119,7 +119,7 @@ class _Units(Iterator[Iterator[str]]):
         if not text:
             raise StopIteration
         if "\r" in text:
-            # The line ends are unknown, or there is an error, which must be raised at its line.
+            # The line ends are unknown, or a line contains an error that must be raised at this line.
             self._file = None
             file.seek(self.begin)
             return iter(file)
@@ -169,7 +169,7 @@ class _Text(HoldsStream[Any]):
         """Returns the lines after `skip_lines` or after the position, stripped and decoded by C functions."""
         self._start = position_of(stream)
         self._lines_before = self._skip_lines if place is None else place["skip"]
-        # The bare file object, because a wrapper costs an additional frame per line.
+        # This loop reads the bare file object, because a wrapper costs an additional Python frame per line.
         file_obj = stream.file_obj if isinstance(stream, StreamWrapper) else stream
         errors = _DROPPED if self._warns else self._errors
         self._units = None
@@ -182,10 +182,10 @@ class _Text(HoldsStream[Any]):
         first = next(islice(lines, self._lines_before, None), None)
         if first is None:
             return iter(())
-        in_bytes = isinstance(first, bytes)  # then all lines of the stream are bytes
+        in_bytes = isinstance(first, bytes)  # all lines of a stream have the same type
         if not self._lines_before and not self._start:
             first = first.removeprefix(self._mark(in_bytes))
-            if not first:  # the line consisted only of the mark
+            if not first:  # the line consisted only of the byte order mark
                 return iter(())
         lines = chain((first,), lines)
         # Unbound methods with `map` take half as long as operator.methodcaller.
@@ -247,7 +247,7 @@ class LineReader(_Text):
         [('a.txt', 'one'), ('a.txt', 'two')]
     """
 
-    _yielded_before: int = state(0, saved=False)  # items before those of the current stream
+    _yielded_before: int = state(0, saved=False)  # items of earlier streams
 
     def __init__(
         self,
@@ -402,7 +402,7 @@ class CSVDictParser(_CSV):
     def _bookmark(self, path: str, stream: Any) -> tuple[Any, Any]:
         stand_in, place = super()._bookmark(path, stream)
         reader = self._reader
-        # Requesting the names before the first row would read it. The reader is missing if no line was decoded.
+        # Requesting the field names earlier would read the first row. The reader is missing if no line was decoded.
         given = self.fmtparams if self._place is None else self._place
         known = reader.fieldnames if reader is not None and reader.line_num else given.get("fieldnames")
         return stand_in, {**place, "fieldnames": known}

@@ -1,8 +1,8 @@
 """The pipe that reads TFRecord files: TFRecordLoader.
 
-Role: converts pairs of path and stream to dicts, one per record. `torchdata._native.TFRecordReader`, which the pipe
-owns while it reads a stream, reads the framing, checksums and protocol buffers. This module applies the spec. Runs in
-the process that iterates the pipe. The position in a stream is the offset and the number of the next record.
+Role: the pipe converts pairs of path and stream to dicts, one per record. `torchdata._native.TFRecordReader`, which the
+pipe owns while it reads a stream, reads the framing, checksums and protocol buffers. This module applies the spec, in
+the iterating process. The position in a stream is the offset and the number of the next record.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
 
     A feature of floats becomes an array of float32, a feature of integers an array of int64, and a feature of bytes a
     list of bytes; if PyTorch is imported, arrays are tensors. A feature list of a SequenceExample becomes a list with
-    one of these per step. The pipe works without TensorFlow and protobuf.
+    one array or list of bytes per step. The pipe works without TensorFlow and protobuf.
 
     Args:
         datapipe: yields pairs of path and binary stream; the streams are closed when they are read. Compressed files
             must be decompressed before.
         spec: the features to read: a dict from name to a pair of shape and dtype. The shape is a tuple with at most one
-            length of -1, or None for the values as they are in the record. The dtype is one of NumPy or torch, or None
-            for the type of the record and for bytes (which become nested lists). The steps of a feature list are
-            stacked if a dtype is given. None instead of a pair leaves the feature unchanged. A name is first searched
-            in the context of a SequenceExample. Without a spec, all features are read unchanged.
+            length of -1, or None for the values as they are in the record. The dtype is a dtype of NumPy or torch, or
+            None for the type of the record and for bytes (which become nested lists). The steps of a feature list are
+            stacked if a dtype is given. If the pair is None, the feature stays unchanged. A name is first searched in
+            the context of a SequenceExample. Without a spec, all features are read unchanged.
         length: the number of records that `len` returns; -1 (the default): `len` raises TypeError.
         verify_checksums: whether the CRC-32C of every record is checked; True by default. Use False for files with
             wrong checksums.
@@ -129,7 +129,7 @@ class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
             return detached(stream), self._place
         reader = self._open[1]
         stand_in = detached(stream, reader.offset if self._tells else None)
-        # A stream that is its own placeholder is positioned after the bytes that were read ahead.
+        # A stream without a separate placeholder is positioned after the bytes that were read ahead.
         unread = reader.unread if stand_in is stream else b""
         return stand_in, {"offset": reader.offset, "record": reader.record, "unread": unread}
 
@@ -175,7 +175,7 @@ def _checked_entry(name: Any, entry: Any) -> tuple[Any, Any]:
 
 
 def _dtype_for(name: str, dtype: Any, torch: Any) -> Any:
-    """Returns `dtype` as a dtype of torch or, if that is not loaded, of NumPy; None for bytes or no dtype."""
+    """Returns `dtype` as a dtype of torch or, if torch is not loaded, of NumPy; None for bytes or no dtype."""
     if dtype is None or dtype is bytes or (torch is not None and isinstance(dtype, torch.dtype)):
         return None if dtype is bytes else dtype
     import numpy as np
@@ -193,7 +193,7 @@ def _dtype_for(name: str, dtype: Any, torch: Any) -> Any:
 
 
 def _appliers(spec: dict[str, tuple[Any, Any]], torch: Any) -> dict[str, Callable[[Any], Any]]:
-    """Returns by name the functions that apply the spec to a feature."""
+    """Returns, for each feature name, the function that applies the spec."""
     return {
         name: partial(_as_specified, name, shape, _dtype_for(name, dtype, torch), torch)
         for name, (shape, dtype) in spec.items()
@@ -223,7 +223,7 @@ def _as_specified(name: str, shape: tuple[int, ...] | None, dtype: Any, torch: A
         elif not (numbers and value):
             return _nested(name, value, shape)
         else:
-            value = (torch or import_module("numpy")).concatenate(value)  # the steps, one after another
+            value = (torch or import_module("numpy")).concatenate(value)  # joins the steps
     if shape is not None:
         value = _reshaped(name, value, shape)
     if dtype is None:

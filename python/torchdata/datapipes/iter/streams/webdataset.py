@@ -1,8 +1,8 @@
 """The pipe that groups the files of an archive into samples: WebDataset.
 
-Role: consecutive files with the same path except for the extension form one sample. Runs in the process that iterates
-the pipe. The state is the incomplete sample, including streams. When the iteration is abandoned, the streams are closed
-and replaced by objects that can be reopened.
+Role: consecutive files with the same path except for the extension form one sample. The pipe runs in the iterating
+process. The state is the incomplete sample, including streams. When an iteration is abandoned, the streams are closed
+and replaced by placeholders that can be reopened.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from torchdata.datapipes.utils._streams import StreamWrapper, detached
 
 __all__ = ["WebDataset"]
 
-#: The number of samples per generation of remembered samples.
+#: The number of samples whose fields one dict remembers.
 _GENERATION = 1 << 15
 
 
 @functional_datapipe("webdataset")
 class WebDataset(IterDataPipe[dict[str, Any]]):
-    """Groups consecutive files with the same name except for the extension into one dict.
+    """Groups consecutive files whose names differ only in the extension into one dict.
 
     A path is divided at the first dot of its last part. The first part is the key of the sample, and the second part
     the file's field: `"shard.tar/7.seg.png"` is the field `".seg.png"` of `"shard.tar/7"`. Backslashes count as
@@ -55,12 +55,12 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
         {'__key__': 'a/2', '.txt': 'two', '.cls': 1}
     """
 
-    tuning = frozenset({"strict"})  # well-packed archives yield the same items with and without it
+    tuning = frozenset({"strict"})  # for well-packed archives, `strict` does not affect the items
 
     #: The sample that is being assembled, if any, in a list that belongs to one iteration.
     _gathering: list[dict[str, Any]] = state(list, items=True)
 
-    #: The fields of the samples of this iteration by key, in two generations.
+    #: The fields of the samples of this iteration by key, in two dicts: recent and older samples.
     _gathered: tuple[dict[str, frozenset[str]], dict[str, frozenset[str]]] = state(lambda: ({}, {}), saved=False)
 
     def __init__(self, source_datapipe: Iterable[tuple[str, Any]], *, strict: bool = True) -> None:
@@ -91,12 +91,12 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
             if gathering:
                 yield self._whole(gathering.pop())
         except BaseException:
-            if self._gathering is gathering:  # otherwise, the iterator was replaced
+            if self._gathering is gathering:  # the iterator was not replaced
                 gathering[:] = [{field: _detached(data) for field, data in sample.items()} for sample in gathering]
             raise
 
     def _whole(self, sample: dict[str, Any]) -> dict[str, Any]:
-        """Returns the assembled sample, or closes its streams if a part of the sample was already yielded."""
+        """Returns the assembled sample, or closes its streams if a part of it was already yielded."""
         try:
             self._refuse_scattered(sample)
         except ValueError:
@@ -113,7 +113,7 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
             )
 
     def _refuse_scattered(self, sample: dict[str, Any]) -> None:
-        """Raises ValueError if other files of this sample came earlier, separated by other samples."""
+        """Raises ValueError if other files of this sample came earlier, before the files of other samples."""
         if not self.strict:
             return
         key, fields = sample["__key__"], frozenset(sample)

@@ -1,7 +1,7 @@
-"""Determines the number of items that a pipe buffers if this is left to the pipe.
+"""Determines how many items a pipe buffers if its buffer size is "auto".
 
-Role: runs in the thread that reads ahead. If the source had to stop because the queue was full, and the consumer later
-waited for an item, the time per item varies, and a larger queue compensates for this.
+Role: the code runs in the thread that reads ahead. If the queue was full at first and empty later, the time per item
+varies, and a larger queue avoids waiting.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ __all__ = ["LEAST_DEPTH", "Depth", "bytes_of"]
 
 #: The initial and the maximum number of buffered items.
 LEAST_DEPTH, MOST_DEPTH = 2, 256
-#: The items may take the available memory divided by this number.
+#: The buffered items may take the available memory divided by this number.
 MEMORY_PART = 16
 #: Maximum size of the items in bytes, if the available memory is unknown.
 OTHERWISE = 256 << 20
 
 
 class Depth:
-    """Enlarges a queue if this avoids waiting."""
+    """Enlarges a queue if a larger queue avoids waiting."""
 
     def __init__(self) -> None:
         #: The size of the largest item so far.
         self._item = 0
 
     def look(self, queue: ReadAheadQueue, item: Any) -> None:
-        """Must be called with each item before it is passed on."""
+        """Enlarges the queue if necessary. Call this method with each item before the item enters the queue."""
         if not queue.has_lacked():
             return
         from torchdata import _machine as machine
@@ -43,7 +43,7 @@ class Depth:
 
 
 def bytes_of(item: Any, depth: int = 4) -> int:
-    """Estimates the memory of an item: its arrays, tensors, strings and bytes, in containers up to a depth."""
+    """Estimates the memory of an item: its arrays, tensors, strings and bytes, also in nested containers."""
     size = getattr(item, "nbytes", None)
     if isinstance(size, int):
         return size

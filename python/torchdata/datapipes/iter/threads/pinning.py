@@ -1,8 +1,8 @@
 """PinMemory: copies batches into pinned memory ahead of use.
 
-Role: the last pipe of the graph in the main process. The thread of the pipe reads and pins one item ahead, so that
-training waits for neither, and copies to the GPU (`tensor.to(device, non_blocking=True)`) overlap with computing. The
-pipe owns the thread.
+Role: this is the last pipe of the graph in the main process. Its thread reads and pins one item ahead, so that training
+does not wait for either step, and copies to the GPU (`tensor.to(device, non_blocking=True)`) overlap with computing.
+The pipe owns the thread.
 """
 
 from __future__ import annotations
@@ -106,9 +106,9 @@ def _require_cuda(device: Any) -> int:
 
 
 def _work_for(device: Any) -> None:
-    """Makes `device` the current device of the calling thread. By default, a new thread uses the first GPU.
+    """Makes `device` the current device of the calling thread.
 
-    Otherwise, pinning in the thread would allocate memory on the first GPU, which belongs to another rank.
+    By default, a new thread uses the first GPU, so pinning would allocate memory on the GPU of another rank.
     """
     torch = sys.modules.get("torch")
     if device is not None and torch is not None and torch.cuda.is_available():

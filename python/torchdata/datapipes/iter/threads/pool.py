@@ -20,7 +20,7 @@ __all__ = ["Pool"]
 
 
 class _PoolWork(ReadAhead):
-    """The tasks of a pool's threads. The threads keep this object alive, so it refers to nothing else of the pool."""
+    """The tasks of a pool's threads. The threads keep this object alive, so it must not refer to the pool."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class _PoolWork(ReadAhead):
                 broken = without_own_frame(error)
         while (claimed := self.queue.claim()) is not None:
             self._call(*claimed, broken)
-            del claimed  # otherwise, the thread would keep an item alive that the consumer has finished with
+            del claimed  # so that the waiting thread does not keep an item alive that was consumed
 
     def _call(self, slot: int, item: Any, broken: BaseException | None) -> None:
         try:
@@ -62,7 +62,7 @@ class _PoolWork(ReadAhead):
             if self.queue.closed:
                 result = with_detached_streams(result)
         except BaseException as error:
-            # An immutable item is kept, because an error may not be picklable; a state then contains the item instead.
+            # Errors may not be picklable, so a state contains the item of a failed call if the item is immutable.
             kept = (item,) if type(item) in PLAIN_TYPES else None
             self.queue.fail(slot, not_the_end("ThreadPoolMapper", without_own_frame(error)), None, kept)
         else:
@@ -85,7 +85,7 @@ class Pool:
         self.take = self._queue.pop
         #: The error of the source, which follows the results.
         self.source_error: Exception | None = None
-        #: A saved state's hold on items that must not change. The consumer releases the hold before it continues.
+        #: The hold of a saved state, which pauses the threads. The consumer releases the hold before it continues.
         self.rest: ReadAheadHold | None = None
 
     def __len__(self) -> int:
@@ -94,16 +94,16 @@ class Pool:
 
     @property
     def closed(self) -> bool:
-        """Whether no further call begins."""
+        """Whether the pool is closed, so that no further call begins."""
         return self._queue.closed
 
     @property
     def work(self) -> Work:
-        """The tasks of its threads."""
+        """The tasks of the pool's threads."""
         return self._work
 
     def is_inherited(self) -> bool:
-        """Whether this is a copy in a forked child. The threads exist only in the parent."""
+        """Whether this pool is a copy in a forked child, which has no threads."""
         return self._work.is_inherited
 
     def submit(self, item: Any) -> None:
@@ -128,7 +128,7 @@ class Pool:
             return
         error = self.source_error
         if error is not None:
-            error.with_traceback(None)  # its frames refer to those of the pipe's reader, and everything these hold
+            error.with_traceback(None)  # its frames keep the pipe's reader and other objects alive
         for slot, kind, content, _ in self._queue.slots():
             if kind in ("waiting", "result"):  # closes files of pending items
                 detached = with_detached_streams(content)
@@ -136,7 +136,7 @@ class Pool:
                     self._queue.exchange(slot, detached)
 
     def go_on(self) -> None:
-        """Ends the hold of a saved state. Called by the consumer."""
+        """Ends the hold of a saved state, so that the threads resume. Called by the consumer."""
         rest, self.rest = self.rest, None
         if rest is not None:
             rest.release()
@@ -146,7 +146,7 @@ class Pool:
         submits items.
 
         If the function may change items, running calls are awaited, and no call begins before the consumer continues.
-        The items of the state therefore stay unchanged until then.
+        The items of the state therefore stay unchanged until the consumer continues.
 
         Raises:
             TimeoutError: a call took longer than `patience` seconds.

@@ -1,11 +1,11 @@
 """Pipes that read their source in a separate thread: Prefetcher, and the base class of such pipes.
 
-The source's iteration begins in the thread that iterates the pipe. From then on, a daemon thread reads items and puts
-them into a bounded native queue, until the source ends or fails, or the reader stops. The pipe owns the
-queue and the thread. The thread does not refer to the pipe or its iterator, so that dropping these ends the thread.
+The source's iteration begins in the thread that iterates the pipe. A daemon thread reads items and puts them into a
+bounded native queue, until the source ends or fails, or the reader stops. The pipe owns the queue and the thread. The
+thread does not refer to the pipe or its iterator, so the thread ends when the iterator is dropped.
 
-A forked child does not inherit the thread. It does not touch the inherited queue, and may iterate the pipe from the
-start.
+A forked child does not inherit the thread and does not touch the inherited queue. The child may iterate the pipe from
+the start.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _fill(data: _PrefetchData, prepare: Callable[[Any], Any] | None = None) -> N
     """Moves items from the source into the queue until either ends. Runs in the prefetching thread."""
     queue, source, data.source, halt, counts = data.queue, data.source, None, data.halt, data.before is None
     assert source is not None
-    if halt is None:  # otherwise, the halt waits for it
+    if halt is None:  # a halt already waits for the beginning
         await_beginning(queue)
     while (slot := queue.reserve()) is not None:
         if halt is not None:
@@ -151,7 +151,7 @@ def _fill(data: _PrefetchData, prepare: Callable[[Any], Any] | None = None) -> N
         if data.depth is not None and halt is None:
             data.depth.look(queue, item)
         queue.put(slot, item)
-        del item  # otherwise, the thread would keep an item alive that the consumer has finished with
+        del item  # so that the waiting thread does not keep an item alive that was consumed
         if halt is not None:
             halt.count()
 
@@ -236,7 +236,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
         return self._halt
 
     def _threads_at_work(self) -> Work | None:
-        """The work of this pipe's thread in this process; None if there is none."""
+        """The work of this pipe's thread in this process; None without a thread."""
         return None if self._data is None or self._data.is_inherited else self._data
 
     def _end_thread(self) -> None:
@@ -284,7 +284,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
     def pause(self) -> None:
         """Stops reading ahead. After the return, the thread does not touch the source any more.
 
-        Buffered items can still be read. A reader that needs more waits for `resume()`.
+        Buffered items can still be read. A reader that needs more items waits for `resume()`.
 
         Raises:
             TimeoutError: the source took longer than `patience` seconds for an item.
@@ -347,7 +347,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
         self._restored = (list(state_dict["items"]), state_dict["error"])
 
     def _load_lasting_state(self, lasting: dict[str, Any]) -> None:
-        self._end_thread()  # otherwise, it would consume random numbers that are loaded after this
+        self._end_thread()  # a running thread would consume random numbers of the generators that are loaded later
         super()._load_lasting_state(lasting)
 
     def __len__(self) -> int:
@@ -368,7 +368,7 @@ def end_threads(datapipe: Any) -> None:
 def stop_reading(datapipe: Any) -> None:
     """Stops the read-ahead threads of an abandoned pass, before the seeds of the next pass are set.
 
-    A thread that reached a later pass of `cycle` would otherwise begin it with the new seeds.
+    A thread that reached a later pass of `cycle` would otherwise begin that pass with the new seeds.
 
     Raises:
         TimeoutError: a thread does not finish its item within its pipe's `patience`.
@@ -378,7 +378,7 @@ def stop_reading(datapipe: Any) -> None:
 
 
 def pipes_with_threads(datapipe: Any) -> list[_PrefetchBase[Any]]:
-    """The pipes of a graph that read ahead in a thread of their own, readers before their sources."""
+    """Returns the pipes of a graph that read ahead in their own threads, each pipe before its sources."""
     return [pipe for pipe in reversed(graph_of(datapipe).pipes) if isinstance(pipe, _PrefetchBase)]
 
 

@@ -1,14 +1,14 @@
 """FullSync: all ranks of a distributed job end their epochs together.
 
-Role: the last pipe of the graph in the main process of every rank. A thread reads one item ahead and asks all ranks
-whether each of them also has an item. Items are passed on only if all ranks have one. The pipe owns the thread and the
+Role: this is the last pipe of the graph in the main process of every rank. A thread reads one item ahead and asks all
+ranks whether they also have an item. Items are passed on only if all ranks have one. The pipe owns the thread and the
 group of ranks for communication.
 
 Each step is one all-reduce: every rank contributes a number, and all receive the minimum. `_HAS` means an item,
-`_ENDED` the end of the data, and `_LEFT` an abandoned loop. A smaller number means that rank r leaves for good (`-(r +
-1)`) or has raised an exception (the number of ranks less than that). All ranks therefore stop after the same step: each
-rank votes once per step, up to the first step without an item on all ranks, and never after it. Items that a loader
-reads again to resume from a state are not voted on, because their number may differ between ranks.
+`_ENDED` the end of the data, and `_LEFT` an abandoned loop. A negative number means that rank r leaves for good (`-(r +
+1)`) or has raised an exception (`-(n + r + 1)` for n ranks). All ranks therefore stop after the same step: each rank
+votes once per step, up to the first step without an item on all ranks, and never after it. Items that a loader reads
+again to resume from a state are not voted on, because their number may differ between ranks.
 """
 
 from __future__ import annotations
@@ -61,14 +61,15 @@ class _StepData(_PrefetchData):
 
     Args:
         source: the pipe or iterator to read.
-        again: how many items are reread without a vote, because the ranks already voted on them. If negative, how
-            many votes are repeated without an item, because this rank was ahead of the position where all ranks resume.
+        again: how many items are reread without a vote, because the ranks already voted on them. A negative number
+            means votes that are repeated without an item, because this rank was ahead of the position where all ranks
+            resume.
     """
 
     def __init__(self, source: Iterator[Any], again: int = 0) -> None:
         super().__init__("FullSync", source, buffer_size=1)
         self.again, self.repeats = max(0, again), max(0, -again)
-        #: Held to move an item from `voted_on` to the queue, and to inspect both.
+        #: This lock is held while an item moves from `voted_on` to the queue, and while both are inspected.
         self.lock = threading.Lock()
         #: The queue slot of the item that is being voted on, if any.
         self.slot: int | None = None
@@ -76,10 +77,9 @@ class _StepData(_PrefetchData):
         self.voted_on: Any = _END
         #: The error of this rank's source.
         self.failure: BaseException | None = None
-        #: The failure of the ranks, until it is raised in the consumer.
+        #: The failure of the ranks that the consumer has not raised yet.
         self.untold: BaseException | None = None
-        #: Whether to count the items that this rank leaves out at the end; then their number, and whether that is
-        #: complete.
+        #: Whether to count the items that this rank leaves out at the end, their number, and whether all were counted.
         self.counts_rest = False
         self.rest = (0, True)
 
@@ -88,7 +88,7 @@ class _StepData(_PrefetchData):
         item: Any = _END
         failure: BaseException | None = None
         self.slot = self.queue.reserve()
-        if self.slot is not None:  # otherwise, the loop was left, which the other ranks must learn
+        if self.slot is not None:  # without a slot, the loop was left, and this rank only votes
             if self.halt is not None:
                 self.halt.stand()
             try:
@@ -110,7 +110,7 @@ class _StepData(_PrefetchData):
         return True
 
     def count_rest(self, source: Iterator[Any]) -> None:
-        """Counts the items that remain when another rank has none, by reading them for at most some seconds."""
+        """Counts the remaining items when another rank has none, by reading them for a few seconds at most."""
         left, until = 1, time.monotonic() + _COUNTING
         while not self.abandoned and time.monotonic() < until:
             if next(source, _END) is _END:
@@ -167,7 +167,7 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
         if least in (_ENDED, _LEFT) or goes:
             if least == _ENDED and data.voted_on is not _END and data.counts_rest:
                 assert source is not None
-                with suppress(Exception):  # these items are dropped
+                with suppress(Exception):  # an error does not matter, because the items are dropped
                     data.count_rest(source)
             queue.finish(data.slot)
             return
@@ -179,7 +179,9 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
 
 
 class _Hold:
-    """Shared by the pipe and the reader of an iteration. When both are gone, the iteration cannot continue."""
+    """An object that the pipe and the reader of an iteration share. Once both are dropped, the iteration cannot
+    continue.
+    """
 
     __slots__ = ("_data",)
 
@@ -193,8 +195,8 @@ class _Hold:
 class _StepReader(Iterator[Any]):
     """The consumer's end of the queue.
 
-    Dropping the iterator does not notify other ranks yet. What happens to the pipe later shows whether this rank was
-    interrupted in its loop or left it for the next epoch.
+    Dropping the iterator does not notify other ranks yet, because only the next use of the pipe shows whether this rank
+    was interrupted in its loop or left the loop for the next epoch.
     """
 
     __slots__ = ("_data", "_hold", "_on_rest", "_pop")
@@ -236,7 +238,7 @@ def _verdict(number: int, group: RankGroup) -> str:
 
 
 def _begun(source: Iterable[Any]) -> Iterator[Any]:
-    """Returns the source's iterator. If the source fails, it fails at once, so that other ranks are notified, too."""
+    """Returns the source's iterator. If the source raises, returns an iterator that raises the same error."""
     try:
         return iter(source)
     except Exception as error:
@@ -256,11 +258,11 @@ class FullSync(_PrefetchBase[T_co]):
     timeout, and the error names this rank. If a rank leaves its loop for the next epoch, the loops of all ranks end as
     soon as it begins that epoch. `DistributedReadingService` appends this pipe automatically. The pipe reads one item
     ahead, and stays in the main process if there are workers. Put pipes that read ahead in a thread (`prefetch`,
-    `pin_memory`) before it. Otherwise, `limit()` and saving a state, which pause these pipes, would wait for other
-    ranks.
+    `pin_memory`) before `fullsync`. After `fullsync`, pausing such pipes (for `limit()` or a saved state) would wait
+    for other ranks.
 
     Args:
-        datapipe: the pipe to read, which every rank has.
+        datapipe: the pipe to read. Every rank has its own pipe.
         timeout: the number of seconds that a rank waits for all ranks at each item, 1,800 by default.
         process_group: the ranks that end together: a `ProcessGroup` of torch, a `DeviceMesh` of one dimension, or an
             object with `rank`, `world_size` and `all_reduce_min(value)`, which is called in a thread. None (the
@@ -270,7 +272,7 @@ class FullSync(_PrefetchBase[T_co]):
     Raises:
         ValueError: `timeout` is not positive or over three years, the mesh has several dimensions, or this rank does
             not belong to the process group.
-        TypeError: `process_group` lacks one of these attributes.
+        TypeError: `process_group` lacks `rank`, `world_size` or `all_reduce_min`.
         RuntimeError: while iterating, `torch.distributed` is not available or not initialized, or another rank raised
             an error or left in the middle of the epoch.
         RanksLostError: while iterating, another rank has exited. This error is a `ConnectionError` and a
@@ -356,15 +358,14 @@ class FullSync(_PrefetchBase[T_co]):
         )
 
     def make_again(self, count: int) -> None:
-        """Makes the next iteration begin with items that are reread, or after some of them.
+        """Makes the next iteration reread items without a vote, or vote again without an item.
 
-        The number of these items differs between ranks, because each rank resumes from its own latest snapshot of its
-        pipes. The ranks have already voted on these items, so they do not vote again, and all continue at the same
-        step.
+        The number of reread items differs between ranks, because each rank resumes from the latest snapshot of its own
+        pipes. The ranks do not vote on these items again, so all ranks continue at the same step.
 
         Args:
-            count: the number of items to reread. If negative, how many of the items that the ranks will vote on
-                were already yielded by this rank.
+            count: the number of items to reread. If negative, the number of items that this rank has already yielded
+                although the ranks will vote on them.
         """
         self._again = count
 
@@ -391,7 +392,7 @@ class FullSync(_PrefetchBase[T_co]):
         raise no_length(self, "The number of items depends on the shortest rank")
 
     def _end_thread(self) -> None:
-        """Ends the iteration. The other ranks learn this at the same step."""
+        """Ends the iteration. The other ranks are notified at the same step."""
         self._part(self.timeout + self.patience)
 
     def _part(self, seconds: float) -> None:
@@ -412,7 +413,7 @@ class FullSync(_PrefetchBase[T_co]):
     def _raise_untold(self) -> None:
         """Raises a failure of the ranks that occurred after a loop was left.
 
-        Otherwise, the next iteration would wait for the same ranks, for the full timeout.
+        Without this check, the next iteration would wait for the failed ranks for the full timeout.
         """
         untold, self._untold = self._untold, None
         if untold is not None:
@@ -422,7 +423,7 @@ class FullSync(_PrefetchBase[T_co]):
         """Ends the thread of the last iteration and drops the items that it had read ahead.
 
         Raises:
-            RanksLostError: other ranks are gone, which is detected when they are notified that this rank left its loop.
+            RanksLostError: other ranks have exited, which this rank detects when it reports that it left its loop.
             PrefetchTimeoutError: other ranks did not take part in time.
         """
         super().reset()
@@ -431,7 +432,7 @@ class FullSync(_PrefetchBase[T_co]):
     def leave(self, for_good: bool) -> None:
         """Ends the iteration and notifies each rank of the reason when it requests more than this rank has read.
 
-        Does not wait for them. Does nothing if the iteration is already over.
+        Does not wait for the other ranks. Does nothing if the iteration is already over.
 
         Args:
             for_good: whether this rank will not continue, so that all ranks fail. If False, only their epochs end.

@@ -36,7 +36,7 @@ _END = object()
 
 
 class _Results(Iterator[Any]):
-    """The results of one iteration, in order. Dropping it closes the pool.
+    """The results of one iteration, in order. Dropping the iterator closes the pool.
 
     Keeps `ahead` tasks running while the consumer uses a result.
     """
@@ -60,11 +60,11 @@ class _Results(Iterator[Any]):
             if not len(pool):
                 self._end()
         pool.wait()
-        # After the wait, so that an interrupted wait has taken nothing. Before the result is returned, so that the
-        # threads have work while the consumer uses it.
+        # The pool reads ahead after the wait, so that an interrupted wait consumes nothing, and before the result is
+        # returned, so that the threads have work while the consumer uses the result.
         self._read_ahead(self._ahead + 1)
         take = pool.take
-        del self, pool  # otherwise, a stored error of a call would keep them alive through this frame
+        del self, pool  # a stored error refers to this frame, and would keep them alive
         return take()
 
     def _read_ahead(self, wanted: int) -> None:
@@ -126,7 +126,7 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
 
     Raises:
         TypeError: `fn` is not a function, a number is not an integer, or `threadpool_kwargs` has an unknown argument.
-        ValueError: `scheduled_tasks` or `max_workers` is not positive, or the columns are wrong as for `map`.
+        ValueError: `scheduled_tasks` or `max_workers` is not positive, or the columns are invalid, as for `map`.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -234,7 +234,7 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
         self._restored = state_dict
 
     def _load_lasting_state(self, lasting: dict[str, Any]) -> None:
-        self._close_pool()  # otherwise, its functions would continue to consume random numbers
+        self._close_pool()  # the functions in its threads would continue to consume random numbers
         super()._load_lasting_state(lasting)
 
 

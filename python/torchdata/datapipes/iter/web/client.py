@@ -1,8 +1,8 @@
 """HTTP requests: time limits, retries, connections, and errors that name the pipe.
 
-Role: shared by HttpReader, GDriveReader and OnlineReader, and by their streams. Runs in the process that iterates the
-pipe or reads the stream. An iteration owns its `Connections`, which are kept open from one URL to the next and closed
-at its end.
+Role: HttpReader, GDriveReader, OnlineReader and their streams share this code, which runs in the process that iterates
+the pipe or reads the stream. An iteration owns its `Connections`, which are kept open from one URL to the next and
+closed at its end.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _TEMPORARY = (408, 429, 500, 502, 503, 504)
 
 
 def _get_proxies() -> dict[str, str] | None:
-    """Returns the default proxies by scheme; None uses those from the environment.
+    """Returns the default proxies by scheme; if None, the proxies of the environment are used.
 
-    Old code replaces this function.
+    Existing user code replaces this function.
     """
     return None
 
@@ -145,8 +145,8 @@ class Connections:
         """Closes idle connections. A stream that is being read closes its own connection when it ends."""
         if self._adapter is not None and self._process == os.getpid():
             for manager in (self._adapter.poolmanager, *self._adapter.proxy_manager.values()):
-                for key in manager.pools.keys():  # noqa: SIM118  # it cannot be iterated over
-                    # otherwise, the pool and its connections would stay alive as long as a response
+                for key in manager.pools.keys():  # noqa: SIM118  # the container is not iterable
+                    # without this call, the pool and its connections would stay alive as long as a response
                     manager.pools[key].close()
             self._adapter.close()
         self._adapter, self._process = None, 0
@@ -240,7 +240,7 @@ class Client:
             error.add_note(message)
 
     def check(self, url: Any) -> None:
-        """Raises ValueError, as a matching type of `requests`, unless `url` is an HTTP URL."""
+        """Raises a ValueError (a matching exception of `requests`) if `url` is not an HTTP URL."""
         from requests.exceptions import InvalidSchema, InvalidURL, MissingSchema
 
         if not isinstance(url, (str, bytes)):

@@ -1,7 +1,7 @@
-"""Files of Google Drive: finds the download of a link, past the pages before it.
+"""Files of Google Drive: finds the download of a link, also if a confirmation page precedes it.
 
-Role: the client of GDriveReader, and of OnlineReader for links to Drive. Runs in the process that iterates the pipe.
-Keeps nothing: at most the first 128 KiB of a page are read, and the page is closed before the next request.
+Role: GDriveReader uses this client, and OnlineReader for links to Drive. The client runs in the iterating process. At
+most the first 128 KiB of a page are read, and the page is closed before the next request.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class DriveClient(Client):
         """
         from urllib3.exceptions import HTTPError
 
-        session = connections.session()  # one for both requests, which share their cookies
+        session = connections.session()  # both requests use this session, and share its cookies
         asked = download_url(url if isinstance(url, str) else url.decode())
         for _ in range(2):
             response = self.get(session, asked, url, headers)

@@ -1,6 +1,6 @@
 """Reading the pages that Google Drive shows before a download.
 
-Role: used by `gdrive.py`, which imports this module only for such a page, because importing the parser takes long.
+Role: `gdrive.py` imports this module only when it receives a page, because importing the parser takes long.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Page(HTMLParser):
         self.action: str | None = None
         self.inputs: dict[str, str] = {}
         self._inside = False
-        with contextlib.suppress(AssertionError):  # invalid declarations, so it is another page
+        with contextlib.suppress(AssertionError):  # a page with invalid declarations has no download form
             self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:

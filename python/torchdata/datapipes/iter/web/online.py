@@ -1,8 +1,8 @@
 """Pipes that read files from the network by their URLs: HttpReader, GDriveReader, OnlineReader.
 
-Role: each converts URLs to pairs of title and stream. These pipes run in the process that iterates them. An iteration
-owns its connections and closes them when it ends or is abandoned. A yielded stream belongs to its reader, and closes
-itself when it is dropped. `requests` is imported when a pipe is built.
+Role: each pipe converts URLs to pairs of title and stream. These pipes run in the process that iterates them. An
+iteration owns its connections and closes them when it ends or is abandoned. A yielded stream belongs to its reader, and
+closes itself when it is dropped. `requests` is imported when a pipe is built.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ class _UrlReader(SameLength, IterDataPipe[tuple[str, StreamWrapper]]):
 class HttpReader(_UrlReader):
     """Opens files at HTTP URLs: yields pairs of URL and binary stream.
 
-    A stream reads from the network while it is read, and only forward. Redirects are followed, and compressed transfers
-    are decompressed (the server is asked not to compress). A body that is shorter than announced is an error. A resumed
-    run opens a stream again at its position, by a range request if the server supports it, and raises an error if the
-    file has changed. A state contains the settings of the pipe, including passwords and tokens.
+    A stream reads forward only, and requests data from the network while it is read. Redirects are followed, and
+    compressed transfers are decompressed (the server is asked not to compress). A body that is shorter than announced
+    is an error. A resumed run opens a stream again at its position, by a range request if the server supports it, and
+    raises an error if the file has changed. A state contains the settings of the pipe, including passwords and tokens.
 
     Args:
         source_datapipe: yields URLs that begin with `http://` or `https://`.
@@ -83,7 +83,8 @@ class HttpReader(_UrlReader):
         max_retries: number of times that a request is repeated after a temporary fault: no connection, a broken
             connection, silence, or one of the answers 408, 429, 500, 502, 503 and 504. The waits between the requests
             grow, or follow `Retry-After`, up to a minute. If a body breaks, only the remaining part is requested if the
-            server supports it, and each received byte resets the number of retries. `DataLoader2.stats()` counts them.
+            server supports it, and received data resets the number of retries. `DataLoader2.stats()` counts the
+            retries.
         **kwargs: options of `requests.get`, such as `headers`, `auth`, `params`, `proxies`, `verify` or
             `allow_redirects`.
 
@@ -138,7 +139,7 @@ class GDriveReader(_DriveReader):
 
     The name is the last part of the server's answer and never a path, so it is safe to join it to a folder. Links of
     the forms `…/uc?id=ID`, `…/file/d/ID/view` and `…/open?id=ID` are supported, and the confirmation page of large
-    files is answered. Streams behave as with `HttpReader`.
+    files is confirmed. Streams behave as with `HttpReader`.
 
     Args:
         source_datapipe: yields links.

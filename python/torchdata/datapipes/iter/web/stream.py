@@ -1,7 +1,7 @@
 """Streams over HTTP URLs: reads files, and reopens them at their last position.
 
-Role: the streams of HttpReader, GDriveReader and OnlineReader. The streams belong to the process that reads them. A
-stream owns its response, and may outlive the iteration that created it. The recipe of a stream requests only the
+Role: HttpReader, GDriveReader and OnlineReader yield these streams. The streams belong to the process that reads them.
+A stream owns its response, and may outlive the iteration that created it. The recipe of a stream requests only the
 remaining part of the file (`Range`), or reads and drops the first part if the server does not support ranges. `ETag`,
 `Last-Modified` and size show whether the file is the same. See RFC 9110, sections 8.8, 13 and 14.
 """
@@ -97,7 +97,7 @@ class HttpRecipe:
         return HttpStream(self)
 
     def ask(self, offset: int) -> tuple[Any, int]:
-        """Returns a response with the file's contents from `offset` on, and how many bytes too early it begins.
+        """Returns a response with the file's contents from `offset` on, and how many of its bytes precede `offset`.
 
         Returns None instead of a response if the file ends at this offset.
 
@@ -194,7 +194,7 @@ class _Body(io.RawIOBase):
 
     def some(self, most: int, whole: bool = False) -> bytes:
         """Returns between one and `most` bytes, or all `most` if `whole` is set; empty only at the end."""
-        if self._failure is not None:  # this is not the end, but the position is unknown
+        if self._failure is not None:  # after an error, the position is unknown
             raise _twin(self._failure)
         from urllib3.exceptions import HTTPError
 
@@ -286,8 +286,8 @@ def _twin(error: Exception) -> Exception:
 class HttpStream(io.BufferedReader):
     """A binary stream of a file at a URL, as yielded by the pipes over HTTP.
 
-    It reads forward. `seekable()` is False, so that archive readers treat it as a stream. `seek` can still move
-    forward, and before the first read it makes the server begin at that position. If the connection breaks, the
+    The stream reads forward only. `seekable()` is False, so that archive readers treat it as a stream. `seek` can still
+    move forward, and before the first read it makes the server begin at that position. If the connection breaks, the
     remaining bytes are requested. The pipe's `max_retries` limits the number of consecutive attempts without data.
     After that, the error is permanent: every further read raises it again.
 
