@@ -35,8 +35,7 @@ __all__ = ["DataChunk", "IterDataPipe", "MapDataPipe", "begin_iteration", "share
 if TYPE_CHECKING:
     from torchdata.datapipes._forms import IterForms, MapForms
 else:
-    # Type checkers see the functional forms as methods in stubs, which `make stubs` writes. At run time, registries
-    # contain the forms.
+    # Type checkers see the functional forms as methods in stubs (`make stubs`). At run time, registries hold the forms.
     class IterForms:
         """At run time, `IterForms[T]` is `FunctionalForms` for any type parameter `T`."""
 
@@ -99,7 +98,7 @@ def _begun(
     record = record_of(datapipe)
     renewal = None if record.claim is None else renewal_of(datapipe, function)
     if record.ended and (can_reset(type(datapipe)) or not is_restorable(datapipe)):
-        iterator: Iterator[Any] = iter(())  # the sources are not touched
+        iterator: Iterator[Any] = iter(())  # an ended pass reads nothing from its sources
     elif is_read_whole(datapipe):
         iterator = begin_whole(lambda: function(datapipe))
     else:

@@ -42,7 +42,7 @@ def check_column_names(pipe: str, columns: Any) -> list[str] | None:
 
 
 def check_device(pipe: str, device: Any) -> None:
-    """Raises ValueError unless the device is the CPU, which is the only supported one."""
+    """Raises ValueError if the device is not the CPU, which is the only supported device."""
     if device not in ("", "cpu"):
         raise ValueError(
             f"{pipe}: device must be '' or 'cpu', but got {device!r}; frames lie in main memory: move the tensors that "

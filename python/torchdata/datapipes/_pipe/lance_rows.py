@@ -22,7 +22,7 @@ __all__ = ["LanceRows", "lance_dataset"]
 #: Default number of rows per part.
 PART_ROWS = 1024
 
-#: Handles that a parent process opened. They are never freed in this process, because freeing needs threads that exist
+#: Handles that a parent process opened. This process never frees the handles, because freeing needs threads that exist
 #: only in the parent process.
 _inherited: list[Any] = []
 

@@ -1,13 +1,13 @@
 """Skips items that raise exceptions, for the pipe `on_error`.
 
-Role: when a pass of `on_error` begins, it *claims* the pipes that it reads from, up to the next `on_error`: it skips
-their exceptions. If an exception reaches the guard of a claimed pipe, the guard calls `explain`, which calls this
+Role: a pass of `on_error` *claims* the pipes that it reads from, up to the next `on_error`: the exceptions of claimed
+pipes are skipped. If an exception reaches the guard of a claimed pipe, the guard calls `explain`, which calls this
 module. If the pipe's pass can continue, the exception is counted in the pipe's record, and the guard requests the next
 item. The counts are part of the pipe's entry in a state. A resumed pass therefore continues the counts, whereas a
 repeated pass starts from zero. Runs in the process that iterates the pipes.
 
 A pass can continue if its iterator survives an exception. The built-in `map`, the iterator of `filter`, and pipes that
-turn one item or stream into several (`_drop_broken`) survive exceptions. A generator ends when it raises one.
+turn one item or stream into several (`_drop_broken`) survive exceptions. A generator ends when it raises an exception.
 
 `StatefulDataLoader` skips samples with its own code, and shares the limits, messages and log format with this module.
 """

@@ -3,8 +3,8 @@
 Role: `StreamWrapper` is the file object of every pipe that yields streams. The wrapper belongs to the process that
 opened it, and owns the file object. A wrapper of this package contains (or determines) a *recipe* to reopen the stream:
 a path, or an archive and a position in it. A pickled or deep-copied wrapper consists of its recipe and the current
-offset, and opens its file on first use. This allows a saved state to contain a shuffle buffer full of streams, or a
-pipe in the middle of a file.
+offset, and opens its file on first use. A saved state can therefore contain a shuffle buffer full of streams, or a pipe
+in the middle of a file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Decodes the contents of files by their extension: the handlers of `routed_decode`.
 
-A handler is a function of an extension and the file's contents. It returns None for unsupported extensions. Handlers
+A handler is a function of an extension and the file's contents that returns None for unsupported extensions. Handlers
 for torch's pipes can be used unchanged, including the handlers in `torch.utils.data.datapipes.utils.decoder`.
 
 Role: defines the built-in handlers. Runs in the process that iterates the pipe, and keeps no state.

@@ -3,7 +3,7 @@
 Archives, servers and object stores contain arbitrary names. Code that writes files under names from these sources, or
 joins the names to a folder, should use the functions of this module.
 
-Role: pure functions on text, for the pipes and for user functions. They do not access files.
+Role: pure functions on text, for the pipes and for user functions. No function accesses files.
 """
 
 from __future__ import annotations

@@ -418,7 +418,7 @@ def _covers(kind: type) -> bool:
 
 
 def is_torchs(datapipe: Any) -> bool:
-    """Returns whether this is an iterable-style PyTorch pipe. Such a pipe does not have a token."""
+    """Returns whether a pipe is an iterable-style PyTorch pipe, which does not have an `IterationToken`."""
     return iter_base() not in type(datapipe).__mro__ and is_iter_pipe(datapipe)
 
 
@@ -471,7 +471,7 @@ def _forget(pipe: Any) -> None:
             record.loaded = PipeEntry(name_of(pipe))
         return
     if record.loaded is not None and record.loaded.left is not None:
-        # The pipe has the state from the beginning of a repeated pass. Its next pass begins after the repeated pass.
+        # The pipe has the state from the beginning of a repeated pass. The pipe's next pass begins after that pass.
         seed = pending_seed(pipe)
         was_given = seed is not None and seed != record.given
         load_entry(pipe, record.loaded.left)

@@ -32,8 +32,8 @@ def seed_when_imported(seeds: Mapping[str, int]) -> None:
     """Seeds a module's generator once, right after the module is imported.
 
     Args:
-        seeds: the seeds of modules that are not loaded, by full module name ("torch", "numpy.random"). They replace the
-            seeds of the previous epoch, so an empty mapping only removes the previous seeds.
+        seeds: the seeds of modules that are not loaded, by full module name ("torch", "numpy.random"). The mapping
+            replaces the seeds of the previous epoch, so an empty mapping only removes the previous seeds.
     """
     global awaited
     awaited = dict(seeds)
