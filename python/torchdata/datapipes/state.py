@@ -248,8 +248,8 @@ class _Saving:
         """Returns whether the last pipe of the graph must be replayed.
 
         It must be replayed if a pipe that is not replayed reads a source of a replayed pipe (as children of a fork do),
-        because both readers must then be replayed together. It must also be replayed if functions have drawn random
-        numbers, because the position of these functions in the graph is unknown.
+        because both readers must then be replayed together. A replay of the last pipe is also required if functions
+        have drawn random numbers, because the position of these functions in the graph is unknown.
         """
         if is_torchs(self.end):
             return False

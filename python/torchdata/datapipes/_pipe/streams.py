@@ -19,7 +19,7 @@ PLAIN_TYPES: frozenset[type] = frozenset({int, float, str, bytes, bool, type(Non
 
 
 def close_dropped(item: Any) -> None:
-    """Closes every wrapped stream in `item`, because the item is no longer used."""
+    """Closes every wrapped stream in an item that is no longer used."""
     if type(item) in PLAIN_TYPES:
         return
     # if the module is not loaded, no stream was wrapped

@@ -113,7 +113,7 @@ class Counterpart:
         return None if self.base is None else getattr(self.base, name, None)
 
 
-#: The functions to call when torch is imported, in order.
+#: The functions to call, in this order, when torch is imported.
 _waiting: list[Callable[[Any], object]] = []
 
 #: Pipe classes, including the base classes, that exist both in this package and in PyTorch. Maps each class to its

@@ -1,4 +1,5 @@
-"""Repeats the read-ahead of threads in a replayed pass: each thread reads exactly as far as before, and then pauses.
+"""Repeats the read-ahead of threads in a replayed pass. Each thread reads as many items as in the original pass, and
+then pauses.
 
 Role: used if the replay of a whole graph draws numbers from the global generators. If a pipe reads ahead in a thread,
 the functions before this pipe draw numbers before the reader receives the items. During a replay, each thread must

@@ -205,7 +205,7 @@ def perhaps_over(datapipe: Any) -> TypeError:
 def may_be_over(datapipe: Any) -> bool:
     """Returns whether the running pass of a PyTorch pipe may have ended.
 
-    PyTorch does not report the end of a pass. It reports the next pass only with its first item. A pass that
+    PyTorch does not report the end of a pass, and reports the next pass only with its first item. A pass that
     `iterate` did not begin may therefore be over once a source is exhausted, or once all items were yielded.
     """
     if record_of(datapipe).tells_end:
