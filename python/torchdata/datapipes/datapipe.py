@@ -1,8 +1,8 @@
 """The base classes of all pipes, `IterDataPipe` and `MapDataPipe`, and the function that guards iteration.
 
-Role: what all pipes share: registration of functional forms, pickling hooks, a single valid iterator at a time,
-`reset()` at the start of an iteration, and resuming from loaded state. Runs in every process that has pipes. A pipe
-owns its sources and one `IterationToken`.
+Role: implements what all pipes share: registration of functional forms, pickling hooks, a single valid iterator at a
+time, `reset()` at the start of an iteration, and resuming from loaded state. Runs in every process that has pipes. A
+pipe owns its sources and one `IterationToken`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ __all__ = ["DataChunk", "IterDataPipe", "MapDataPipe", "begin_iteration", "share
 if TYPE_CHECKING:
     from torchdata.datapipes._forms import IterForms, MapForms
 else:
-    # Type checkers see the forms as methods, which `make stubs` writes. At run time, they are looked up in registries.
+    # Type checkers see the functional forms as methods in stubs (`make stubs`). At run time, registries hold the forms.
     class IterForms:
-        """Stands for FunctionalForms with any parameter."""
+        """At run time, `IterForms[T]` is `FunctionalForms` for any type parameter `T`."""
 
         def __class_getitem__(cls, items: Any) -> type[FunctionalForms]:
             return FunctionalForms
@@ -56,7 +56,7 @@ def share_token(datapipe: Any, token: IterationToken) -> None:
 def begin_iteration(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
     """Starts an iteration of `datapipe` by its own `__iter__`, which is `function`, and guards the iterator.
 
-    Resets the pipe, unless a state was loaded into it. The iteration then resumes from that state. A replayed
+    If a state was loaded into the pipe, the iteration resumes from this state. Otherwise, the pipe is reset. A replayed
     pipe starts over and drops the items that it had yielded.
     """
     forwarded: Iterator[Any] | None = datapipe.__dict__.pop("_fast_forward_iterator", None)
@@ -73,7 +73,7 @@ def begin_iteration(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> 
     beginning = record_of(datapipe).beginning
     if beginning is None or not beginning.whole:
         return _begun(datapipe, function, *started)
-    # The whole graph repeats its draws from the global generators, which then have their saved states.
+    # The whole graph repeats its draws from the global generators. Afterwards, the generators are restored.
     halts = Halts(beginning.entries())
     load_generators(beginning.generators)
     try:
@@ -98,7 +98,7 @@ def _begun(
     record = record_of(datapipe)
     renewal = None if record.claim is None else renewal_of(datapipe, function)
     if record.ended and (can_reset(type(datapipe)) or not is_restorable(datapipe)):
-        iterator: Iterator[Any] = iter(())  # the sources are not touched
+        iterator: Iterator[Any] = iter(())  # an ended pass reads nothing from its sources
     elif is_read_whole(datapipe):
         iterator = begin_whole(lambda: function(datapipe))
     else:
@@ -120,7 +120,7 @@ def _hook_iter(function: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iter
     @functools.wraps(function)
     def __iter__(self: Any) -> Iterator[Any]:
         if getattr(type(self).__iter__, "__wrapped__", None) is not function:
-            # Called through super().__iter__() of an iteration that is already guarded.
+            # The call comes from super().__iter__() in an iteration that is already guarded.
             return function(self)
         try:
             return begin_iteration(self, function)
@@ -132,7 +132,7 @@ def _hook_iter(function: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iter
 
 
 def _noting(set_seed: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Wraps the `set_seed` of a user's pipe to record the seed, because a replay needs it again."""
+    """Wraps the `set_seed` of a user's pipe to record the seed, because a replay sets the same seed."""
 
     @functools.wraps(set_seed)
     def noted(self: Any, seed: Any, *args: Any, **kwargs: Any) -> Any:
@@ -143,16 +143,16 @@ def _noting(set_seed: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 class _Yielded:
-    """How many items the pipe's iteration has yielded. A user's attribute of the same name has priority."""
+    """The number of items that the pipe's iteration has yielded. A user's attribute of the same name has priority."""
 
     def __get__(self, datapipe: Any, cls: type) -> int:
         return 0 if datapipe is None else token_of(datapipe).yielded
 
 
 class _PicklingHooks:
-    """Hooks through which graph tools inspect pipes while these are pickled, with the same names as in torch.
+    """Hooks through which graph tools inspect pipes during pickling. The hooks have the same names as in torch.
 
-    Torch's own graph tools set the hooks of torch's classes, which also apply to pipes of this package.
+    Torch's own graph tools set the hooks of torch's classes. These hooks also apply to pipes of this package.
     """
 
     counterpart: ClassVar[Counterpart]
@@ -200,7 +200,7 @@ class _PicklingHooks:
         return {state.key: state.dump(self) for state in self._declared if state.saved}
 
     def _load_declared(self, state_dict: dict[str, Any]) -> None:
-        """Sets all declared attributes: to their saved values, or else to their initial values."""
+        """Sets all declared attributes to their saved values. Attributes without a saved value are reset."""
         for state in self._declared:
             if state.saved and state.key in state_dict:
                 state.load(self, state_dict[state.key])
@@ -258,7 +258,7 @@ class _PicklingHooks:
         return chain(self)
 
     def __repr__(self) -> str:
-        # Only the class, because messages identify a pipe by it. `str` is meant for people.
+        # Messages identify a pipe by its class. `str` describes the whole pipeline.
         return type(self).__qualname__
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
@@ -294,9 +294,9 @@ class IterDataPipe(IterForms[T_co], _PicklingHooks, PipeHooks, Generic[T_co], me
     Subclasses define `__iter__`, usually as a generator over `self.source_datapipe`. Every `iter(pipe)` calls
     `reset()`, returns a guarded iterator and invalidates earlier iterators.
 
-    A subclass that also defines `state_dict()` and `load_state_dict()` is restored by these methods. Otherwise, it is
-    replayed (see `torchdata.datapipes.state`). Keep the iteration state in attributes that `reset()` initializes, and
-    let `__iter__` continue from them.
+    A subclass that also defines `state_dict()` and `load_state_dict()` is restored by these methods. A subclass without
+    these methods is replayed (see `torchdata.datapipes.state`). Keep the iteration state in attributes that `reset()`
+    initializes, and let `__iter__` continue from these attributes.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
@@ -383,7 +383,7 @@ class MapDataPipe(MapForms[T_co], _PicklingHooks, PipeHooks, Generic[T_co], meta
             """Returns the number of items. At run time, pipes of unknown length do not have this method."""
 
     def __iter__(self) -> Iterator[T_co]:
-        """Reads the indices 0, 1, … up to the length, or if that is unknown, up to an IndexError."""
+        """Yields the items at 0, 1, … up to the length of the pipe, or up to an IndexError if the length is unknown."""
         try:
             indices: Iterable[int] = range(len(self))
         except (TypeError, NotImplementedError):

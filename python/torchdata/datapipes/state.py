@@ -1,16 +1,16 @@
 """The state of a pipe graph: saves the position of every pipe, and moves a new graph to the same position.
 
-Role: combines the states of the pipes to the state of a graph. Runs in the process and thread that iterates the graph,
-between two items.
+Role: combines the states of pipes into the state of their graph. Runs in the process and thread that iterates the
+graph, between two items.
 
 A graph state is a dict of plain data that is never modified. The key `graph` describes the classes and arguments of the
 pipes (see `fingerprint`). The key `pipes` has an entry for each pipe (see `PipeEntry`), with sources before their
 readers. The key `checksums` contains checksums of both. In a pipe's own state, values that require pickle are bytes
 under `"__pickled__"`, and plain data that is nested deeper than a list of numbers is under `"__nested__"`.
 
-A replay starts with the state that all sources had when the pass of the replayed pipe began. If the global generators
-were used since the end of the graph began, or if two branches of the graph meet below the pipe, the end of the graph is
-replayed.
+A pipe without a declared state is *replayed*: it starts over and drops the items that it had yielded. Its sources start
+with the states that they had when its pass began. The last pipe of the graph is replayed instead if the global
+generators were used during its pass, or if another pipe reads a source of the replayed pipe.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ def standing_still(pipes: list[Any]) -> Iterator[None]:
         (0, [1, 2])
     """
     with ExitStack() as stack:
-        # Readers precede their sources, because a paused source would keep its reader's thread from pausing.
+        # Readers are paused before their sources, because the thread of a reader cannot pause while it waits for a
+        # paused source.
         for pipe in reversed(pipes):
             hooks = hooks_of(pipe)
             if type(hooks).standing_still is not PipeHooks.standing_still:
@@ -105,20 +106,20 @@ def save_state(datapipe: Any, *, described: bool = True) -> dict[str, Any]:
     """Returns the state of the graph that ends in `datapipe`, after the last item that it yielded.
 
     A pipe that is read several times in one epoch (`cycle`) has a new seed each time. In loaders, and in a graph that
-    `set_graph_random_seed` has seeded, this seed follows from the previous one. Otherwise it is drawn from the global
-    generators: then also save `save_generators()`.
+    `set_graph_random_seed` has seeded, each seed is derived from the previous seed. In other graphs, the seeds are
+    drawn from the global generators, so also save the result of `save_generators()`.
 
     Args:
         datapipe: the last pipe of the graph, or the graph.
-        described: whether the state contains a description of the pipes, to refuse another pipeline, and checksums, to
-            detect damage; True by default. False is faster if you save states every second.
+        described: whether the state contains a description of the pipes, which detects another pipeline, and checksums,
+            which detect damage; True by default. False is faster if you save states every second.
 
     Returns:
         A dict of plain data.
 
     Raises:
-        TypeError: something in a pipe's state cannot be pickled, a pipe creates pipes while it is iterated, the graph
-            contains a random pipe of torch, or it ends in a pipe of torch that was not read by `iterate`.
+        TypeError: a value in a pipe's state cannot be pickled, a pipe creates pipes while it is iterated, the graph
+            contains a random pipe of torch, or the graph ends in a pipe of torch that was not read by `iterate`.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -141,7 +142,7 @@ def save_state(datapipe: Any, *, described: bool = True) -> dict[str, Any]:
 
 
 def save_entries(datapipe: Any) -> list[PipeEntry]:
-    """The positions of all pipes of a graph, as values."""
+    """Returns the positions of all pipes of a graph."""
     graph = graph_of(datapipe)
     with standing_still(graph.pipes):
         return _Saving(graph).entries()
@@ -150,8 +151,8 @@ def save_entries(datapipe: Any) -> list[PipeEntry]:
 def fingerprint(datapipe: Any) -> Fingerprint:
     """Describes the class, sources and arguments of each pipe of a graph, sources first.
 
-    `save_state` stores this under `"graph"`, and `load_state` compares it. A state without it is loaded without a
-    comparison.
+    `save_state` stores the fingerprint under `"graph"`, and `load_state` compares it with the current graph. A state
+    without a fingerprint is loaded without a comparison.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -167,7 +168,7 @@ def fingerprint(datapipe: Any) -> Fingerprint:
 
 
 class _Saving:
-    """Saves the state of a graph. Used once.
+    """Saves the state of a graph. An object is used only once.
 
     Args:
         graph: the graph.
@@ -183,8 +184,8 @@ class _Saving:
         """Returns the ids of the pipes that continue their passes.
 
         Args:
-            alone: whether to include pipes before their reader has begun, such as another child of a fork. The reader
-                may still begin, or the fork may start over.
+            alone: whether to include pipes with a reader that has not begun, such as another child of a fork. The
+                reader may still begin, or the fork may start over.
         """
         used = {id(self.end)} if self._has_begun(self.end) else set()
         for reader in reversed(self.pipes):  # readers precede their sources
@@ -227,7 +228,7 @@ class _Saving:
     # -- what must be replayed -----------------------------------------------------------------------------------
 
     def _to_replay(self) -> list[Any]:
-        """Returns the pipes to replay. None of them is a source of another one."""
+        """Returns the pipes to replay. No pipe in the result is a source of another pipe in the result."""
         replayed = [
             pipe
             for pipe in self.pipes
@@ -244,11 +245,11 @@ class _Saving:
         return [pipe for pipe in replayed if id(pipe) not in below]
 
     def _must_replay_all(self, replayed: list[Any]) -> bool:
-        """Returns whether the end of the graph must be replayed.
+        """Returns whether the last pipe of the graph must be replayed.
 
-        This is the case if two branches meet below a pipe and one of them continues (the children of a fork), because
-        they can only be replayed in step. This is also the case if functions have drawn random numbers, because their
-        position in the graph is unknown.
+        It must be replayed if a pipe that is not replayed reads a source of a replayed pipe (as children of a fork do),
+        because both readers must then be replayed together. A replay of the last pipe is also required if functions
+        have drawn random numbers, because the position of these functions in the graph is unknown.
         """
         if is_torchs(self.end):
             return False
@@ -268,7 +269,7 @@ class _Saving:
     # -- entries ---------------------------------------------------------------------------------------------------
 
     def entries(self) -> list[PipeEntry]:
-        """The entries of all pipes."""
+        """Returns the entries of all pipes."""
         found: dict[int, PipeEntry] = {}
         if is_torchs(self.end) and id(self.end) in self._in_use and may_be_over(self.end):
             raise perhaps_over(self.end)
@@ -284,14 +285,14 @@ class _Saving:
         return [found.get(id(pipe)) or self._entry(pipe, id(pipe) in below) for pipe in self.pipes]
 
     def _replayed(self, pipe: Any, beginning: Beginning) -> dict[int, PipeEntry]:
-        """The entries of a replayed pipe and of all that it reads from."""
+        """Returns the entries of a replayed pipe and of all its direct and indirect sources."""
         self._check_grown(pipe, beginning)
         entries: dict[int, PipeEntry] = {}
         began = record_of(pipe).stamp
         may_be_left = id(pipe) not in self._find_in_use(alone=False)
         for each, entry, raw in beginning.parts:
             if isinstance(each, IterDataPipe) and not is_torchs(each) and record_of(each).stamp < began:
-                entry, raw = entry_at_beginning(each)  # this source has not begun in the current pass
+                entry, raw = entry_at_beginning(each)  # the source has not begun in the current pass
             if raw is not None:
                 entry = entry._replace(state=to_plain(raw, name_of(each)))
             later = None if is_torchs(each) or record_of(each).stamp < began else pending_seed(each)
@@ -342,7 +343,7 @@ class _Saving:
                 entry = entry._replace(restores=True, yielded=token_of(pipe).yielded, finished=True)
             if replayed or not record.skipped:
                 return entry
-            return entry._replace(skipped=record.skipped)  # also of one whose reader has all of it
+            return entry._replace(skipped=record.skipped)  # also if the reader has read the whole pass
         finished, state = self._has_finished(pipe), self._state_of(pipe)
         seeds = record.seed, record.seeded or None
         return PipeEntry(name_of(pipe), True, token_of(pipe).yielded, finished, state, *seeds, record.skipped or None)
@@ -359,17 +360,15 @@ class _Saving:
 
 
 def _entry_anew(pipe: Any) -> PipeEntry:
-    """Returns an entry that starts the next pass of a pipe from the beginning, with the seed that was set for this
-    pass."""
+    """Returns an entry that starts the next pass of a pipe from the beginning, with the seed that was set for it."""
     entry, lasting = entry_at_beginning(pipe)
     return entry if lasting is None else entry._replace(state=to_plain(lasting, name_of(pipe)))
 
 
 def is_one_to_one(datapipe: Any) -> bool:
-    """Whether the class of a pipe declares with `one_to_one` that every item follows from exactly one item of its
-    source.
+    """Returns whether a pipe's class declares, with `one_to_one`, that each item follows from exactly one source item.
 
-    The declaration does not hold for a subclass that overrides `__iter__`.
+    A subclass that overrides `__iter__` must declare `one_to_one` again.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -392,8 +391,8 @@ def load_state(datapipe: Any, state: dict[str, Any], *, strict: bool = True, all
         state: a result of `save_state`.
         strict: whether to raise an error if pipes have other arguments than in the saved graph, or if a stream yields
             other items than before; True by default.
-        allow_pickle: whether values that require pickle are unpickled; True by default. With False, such a state raises
-            an error.
+        allow_pickle: whether values that require pickle are unpickled; True by default. If False, a state with such
+            values raises an error.
 
     Raises:
         ValueError: the state has another version, belongs to another graph, is damaged, or must not be unpickled.

@@ -1,6 +1,6 @@
 """Boxes, which select a part of an image: (left, top, right, bottom) in pixels, as in Pillow.
 
-Role: pure functions. A random box is drawn from the caller's generator.
+Role: pure functions. Random boxes are drawn with the caller's generator.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def drawing_from(rng: Any) -> Callable[[], float]:
             `torch.Generator`.
 
     Raises:
-        TypeError: the value is not such a generator.
+        TypeError: `rng` is not one of these generators.
     """
     draw: Any = getattr(rng, "random", None)
     if callable(draw):
@@ -49,9 +49,9 @@ def random_resized_crop(
 ) -> Box:
     """Returns a random part of an image, by the rules of torchvision's `RandomResizedCrop`.
 
-    The fraction of the area is uniform within `scale`, and the logarithm of width over height is uniform within that of
-    `ratio`. A box that does not fit is drawn again, up to ten times in all. After that, the largest centered box with a
-    ratio within `ratio` is used.
+    The fraction of the area is uniform within `scale`. The logarithm of width over height is uniform within the
+    logarithms of `ratio`. If a box does not fit, another box is drawn, up to ten boxes in total. If none of them fits,
+    the largest centered box with a ratio within `ratio` is used.
 
     Args:
         rng: the generator to draw from: a `random.Random`, a `numpy.random.Generator` or a `torch.Generator`.
@@ -105,14 +105,14 @@ def center_crop(width: int, height: int, share: float = 0.875, ratio: float = 1.
     Args:
         width: the width of the image in pixels.
         height: the height of the image in pixels.
-        share: the fraction, along each axis, of the largest box with this ratio.
+        share: the fraction, along each axis, of the largest box with the given ratio.
         ratio: the ratio of width to height.
 
     Returns:
         (left, top, right, bottom) in pixels.
 
     Raises:
-        ValueError: `share` is not above 0 and at most 1, or `ratio` not positive.
+        ValueError: `share` is not above 0 and at most 1, or `ratio` is not positive.
 
     Example:
         >>> from torchdata.images import center_crop
@@ -135,7 +135,7 @@ def check_box(box: Any, width: int, height: int, what: str) -> Box:
 
     Raises:
         TypeError: the box does not consist of four integers.
-        ValueError: the box is empty, or extends beyond an image of this size.
+        ValueError: the box is empty, or extends beyond an image of the given size.
     """
     try:
         left, top, right, bottom = (edge.__index__() for edge in box)

@@ -1,4 +1,4 @@
-"""The functions that decode: `decode` for one image, and `decode_batch` for a block of images.
+"""The functions that decode images: `decode` for one image, and `decode_batch` for a block of images.
 
 Role: validates the arguments once (`Request`), and decodes contents into an array. Runs in the calling thread.
 `decode_batch` starts threads if requested, and ends them before it returns.
@@ -23,16 +23,16 @@ __all__ = ["Crop", "Request", "Size", "decode", "decode_batch", "read"]
 Size = int | tuple[int, int] | None
 Crop = Sequence[int] | Callable[[int, int], Sequence[int]] | None
 
-#: The channels of each mode, and its dtype.
+#: The number of channels, and the dtype, of each mode.
 _MODES = {"RGB": (3, "uint8"), "L": (1, "uint8"), "RGBA": (4, "uint8"), "I;16": (1, "uint16")}
-#: Filters that return the same pixels in the extension as in Pillow, within one level. For other filters, Pillow is
-#: used.
+#: For each filter, whether the extension implements it, with Pillow's pixels within one level. Pillow implements the
+#: other filters.
 _FILTERS = {"bilinear": True, "hamming": True, "nearest": False, "box": False, "bicubic": False, "lanczos": False}
 
 
 @dataclass(frozen=True)
 class Request:
-    """The way to decode images. The arguments are the same as for `decode`.
+    """The settings of a decoding. The arguments are the same as for `decode`.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -64,12 +64,12 @@ class Request:
         object.__setattr__(self, "target", _target(self.size))
 
     def shape(self, target: tuple[int, int]) -> tuple[int, int, int]:
-        """Returns the shape of an image with these numbers of rows and columns."""
+        """Returns the shape of an image with the rows and columns in `target`."""
         channels = _MODES[self.mode][0]
         return (*target, channels) if self.layout == "HWC" else (channels, *target)
 
     def dtype(self) -> Any:
-        """The dtype: NumPy's name, or torch's dtype."""
+        """Returns the dtype of the result: a NumPy name, or a dtype of torch."""
         name = _MODES[self.mode][1]
         return getattr(_torch(), name) if self.as_tensor else name
 
@@ -106,22 +106,22 @@ def decode(
 ) -> Any:
     """Decodes an image to an array of its pixels, with optional cropping and resizing.
 
-    The pixels are equal to Pillow's pixels: exactly without resizing, and within one level of 255 with resizing. In a
-    worker, the array is in shared memory from the start, like the result of `torchdata.empty`.
+    Without resizing, the pixels are equal to Pillow's pixels. With resizing, they differ by at most one level of 255.
+    In a worker, the array is allocated in shared memory, like the result of `torchdata.empty`.
 
     Args:
-        data: the contents of the file as bytes, its path, or a file opened in binary mode (it is read to its end, and
-            stays open).
+        data: the contents of the file as bytes, the path of the file, or a file opened in binary mode, which is read to
+            its end and stays open.
         size: the size of the result: (height, width), or an integer for a square. None (the default) for the size of
             the crop.
-        crop: the part to use before resizing, (left, top, right, bottom) in pixels; or a function of width and height
-            that returns it. None (the default) for the whole image.
+        crop: the part of the image to use, (left, top, right, bottom) in pixels before resizing; or a function of width
+            and height that returns this part. None (the default) for the whole image.
         flip: whether left and right are exchanged.
         mode: the channels: "RGB" (the default), "L" (gray), "RGBA", or "I;16" (16-bit gray images). "RGB" and "L" drop
             transparency, as Pillow's `convert` does.
         layout: "HWC" (the default) for height, width, channels; "CHW" for channels first.
-        scale: "fast" decodes JPEG images at a half, a quarter or an eighth of their size, if that is not smaller than
-            the result.
+        scale: "fast" decodes JPEG images at a half, a quarter or an eighth of their size, if the reduced image is not
+            smaller than the result.
         resample: "bilinear", "hamming", "bicubic", "lanczos", "box" or "nearest", with antialiasing, as in Pillow. The
             extension implements the first two; the remaining filters use Pillow, and are slower.
         exif: whether to rotate the image upright according to EXIF. `crop` refers to the upright image.
@@ -137,7 +137,7 @@ def decode(
         PIL.Image.DecompressionBombError: the image has more pixels than Pillow allows; a note names the file.
         TypeError: `data` has another type, or the crop is not a box.
         ValueError: the content is not an intact image (the message names the file), the crop is not within the image,
-            or an argument has another value than those above.
+            or an argument has a value that is not listed above.
 
     Example:
         >>> from torchdata.images import decode
@@ -179,19 +179,18 @@ def decode_batch(
     truncated: Literal["error", "keep"] = "error",
     as_tensor: bool = False,
 ) -> Any:
-    """Decodes images of equal target size into one block: a batch that is complete without `collate`.
+    """Decodes images into one block with one size: a batch that is complete without `collate`.
 
     Args:
         data: the images, each as for `decode`.
         size: the size of each result: (height, width), or an integer for a square.
         out: an array or a contiguous tensor of bytes to fill, with the shape of the result. None (the default) creates
-            one, which in a worker is in shared memory.
+            an array, in a worker in shared memory.
         threads: the number of threads that decode concurrently, for processes with spare cores; 0 (the default) decodes
             in the calling thread.
         crop: the part to use of each image: a box, or a function of width and height, which is called for the images in
             order.
-        flip: whether left and right are exchanged: one value for all images, or one for each.
-        flip: whether to exchange left and right, for all images or for each image.
+        flip: whether to exchange left and right: one value for all images, or one value per image.
         mode: as for `decode`.
         layout: as for `decode`.
         scale: as for `decode`.
@@ -204,8 +203,8 @@ def decode_batch(
         The block: (images, height, width, channels), or (images, channels, height, width); `out` if it was given.
 
     Raises:
-        TypeError, ValueError: as for `decode`, with a note about the position of the image in the batch; `out` is not
-            such an array; `threads` is negative; `flip` does not have one value for each image.
+        TypeError, ValueError: as for `decode`, with a note about the position of the image in the batch; `out` does not
+            fit the result; `threads` is negative; `flip` does not have one value for each image.
 
     Example:
         >>> from torchdata.images import decode_batch
@@ -251,7 +250,7 @@ def decode_batch(
 
 
 class _numbered:
-    """Adds a note about the position of the image in the batch to an exception."""
+    """Adds a note to an exception: the position of the image in the batch."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -277,7 +276,7 @@ def _array_over(out: Any, shape: tuple[int, ...], dtype: str) -> Any:
 
 
 def read(data: Any) -> tuple[Any, str]:
-    """Returns the contents of an image, and its name in messages.
+    """Returns the contents of an image, and the name of the image for messages.
 
     Raises:
         TypeError: `data` is neither bytes, nor a path, nor a binary file.
@@ -302,7 +301,7 @@ def read(data: Any) -> tuple[Any, str]:
 
 
 def _opened(request: Request, content: Any, name: str, crop: Crop) -> tuple[DecodablePicture, Box]:
-    """Returns the picture in the contents, and the part of it to use."""
+    """Returns the picture in the contents, and the part of the picture to use."""
     with _decoding(name):
         picture = open_picture(content, request.mode, request.exif, request.truncated == "keep")
     width, height = picture.width, picture.height
@@ -339,7 +338,7 @@ def _fill(request: Request, picture: DecodablePicture, box: Box, flip: bool, nam
     left, top, right, bottom = box
     by, whole = 1, (0, 0, picture.width, picture.height)
     if request.scale == "fast":
-        # The minimum size of the whole image that gives the part at least the number of pixels of the result.
+        # At this minimum size of the whole image, the part has at least as many pixels as the result.
         least = math.ceil(columns * whole[2] / (right - left)), math.ceil(rows * whole[3] / (bottom - top))
         by = picture.reduce(*least)
     plain = box == whole and not flip and (rows, columns) == (picture.height, picture.width)
@@ -366,7 +365,7 @@ def _fill(request: Request, picture: DecodablePicture, box: Box, flip: bool, nam
 
 
 def _resized_by_pillow(pixels: Any, region: tuple[float, ...], request: Request, size: tuple[int, int]) -> Any:
-    """Returns the region of an image resized by Pillow, as an array (height, width, channels)."""
+    """Resizes a region of an image with Pillow, and returns an array (height, width, channels)."""
     import numpy as np
 
     module = _pillow.image_module()

@@ -1,6 +1,6 @@
-"""Images with a parsed header that can decode their pixels, by simplejpeg or by Pillow, with equal results.
+"""Images with a parsed header. Either simplejpeg or Pillow decodes their pixels, with equal results.
 
-Role: selects the decoder. A picture belongs to one call of `decode`.
+Role: selects the library that decodes. A picture belongs to one call of `decode`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torchdata.images import _pillow
 
 __all__ = ["DecodablePicture", "open_picture"]
 
-#: Maximum number of bytes in the pixel buffer of a thread.
+#: The maximum size in bytes of the pixel buffer that a thread keeps.
 _KEPT = 64 << 20
 
-#: For each mode, simplejpeg's name of the colors, and the JPEG color spaces that give the same pixels in libjpeg as in
-#: Pillow. Color images in gray mode are not included, because Pillow computes gray from red, green and blue.
+#: For each mode, simplejpeg's name of the colors, and the JPEG color spaces with the same pixels in simplejpeg as in
+#: Pillow. Gray mode includes no color images, because Pillow computes gray from red, green and blue.
 _COLOURS = {"RGB": ("RGB", frozenset({"YCbCr", "Gray", "RGB"})), "L": ("GRAY", frozenset({"Gray"}))}
 
 #: The number of channels of each mode.
@@ -33,14 +33,13 @@ class DecodablePicture(Protocol):
     height: int
 
     def pixels(self, out: Any = None) -> Any:
-        """Returns the array (height, width, channels), valid until this thread decodes another image; `out` if it is
-        given.
+        """Returns an array (height, width, channels): `out` if it is given. Any other array is valid until the thread
+        decodes another image.
         """
 
     def reduce(self, width: int, height: int) -> int:
-        """Switches to decoding at a half, a quarter or an eighth, and returns 2, 4 or 8; otherwise returns 1.
-
-        Width and height do not become smaller than the given numbers.
+        """Switches to decoding at a half, a quarter or an eighth of the size, and returns 2, 4 or 8. Returns 1 if the
+        image cannot be reduced, because width and height must not become smaller than the given numbers.
         """
 
 
@@ -67,7 +66,7 @@ _room = _Room()
 
 @functools.cache
 def simplejpeg() -> Any:
-    """Returns the library, or None if it is not installed."""
+    """Returns the module `simplejpeg`, or None if it is not installed."""
     try:
         return import_whole("simplejpeg")
     except ImportError:
@@ -80,7 +79,7 @@ def open_picture(content: Any, mode: str, exif: bool, keep: bool) -> DecodablePi
     Args:
         content: the bytes of the file.
         mode: one of Pillow's modes.
-        exif: whether to rotate it according to EXIF.
+        exif: whether to rotate the picture according to EXIF.
         keep: whether the available part of a truncated image is kept.
 
     Raises:
@@ -115,7 +114,7 @@ def _power(width: int, height: int, least_width: int, least_height: int) -> int:
 
 
 class _Jpeg:
-    """A JPEG image for simplejpeg. If simplejpeg refuses it, Pillow decodes it or reports the error."""
+    """A JPEG image for simplejpeg. If simplejpeg refuses the image, Pillow decodes it or reports the error."""
 
     def __init__(self, library: Any, content: Any, mode: str, width: int, height: int, keep: bool) -> None:
         self.library, self.content, self.mode, self.keep = library, content, mode, keep
@@ -174,7 +173,7 @@ class _Other:
         return out
 
 
-#: For each orientation, whether to exchange rows and columns, and which axes to mirror after that.
+#: For each EXIF orientation, whether to exchange rows and columns, and a function that then mirrors the axes.
 _TURNS: dict[int, tuple[bool, Callable[[Any], Any]]] = {
     2: (False, lambda a: a[:, ::-1]),
     3: (False, lambda a: a[::-1, ::-1]),

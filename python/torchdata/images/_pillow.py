@@ -1,6 +1,6 @@
 """Decodes images with Pillow, for both `torchdata.images` and `ImageHandler`.
 
-Role: opens and converts contents. Runs in the decoding thread. Keeps no state.
+Role: opens images and converts their modes. Runs in the decoding thread. Keeps no state.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ def converted(image: Any, mode: str, keep: bool = False) -> Any:
     try:
         image.load()
     except OSError:
-        # an attribute of Pillow 11 and later, or of earlier versions
+        # `_im` is an attribute of Pillow 11 and later, and `im` of earlier versions
         begun = getattr(image, "_im", None) or vars(image).get("im")
         if not keep or begun is None:
             raise
-        image.tile = []  # nothing remains to be decoded
+        image.tile = []  # Pillow then treats the image as completely decoded
     if mode != "I;16":
         return image.convert(mode)
     if image.mode != "I" and not image.mode.startswith("I;16"):
@@ -66,7 +66,7 @@ def orientation(image: Any) -> int:
     """Returns the orientation of the camera according to EXIF: 1 to 8, where 1 is upright."""
     try:
         told = image.getexif().get(_ORIENTATION, 1)
-    except Exception:  # a damaged EXIF block
+    except Exception:  # the EXIF block is damaged
         return 1
     return told if told in range(1, 9) else 1
 
@@ -75,7 +75,7 @@ def check_pixels(width: int, height: int) -> None:
     """Checks a size against Pillow's limit, `PIL.Image.MAX_IMAGE_PIXELS`, as Pillow does.
 
     Raises:
-        PIL.Image.DecompressionBombError: the image has more than twice that number of pixels. Above the limit itself, a
+        PIL.Image.DecompressionBombError: the image has more than twice as many pixels as the limit. Above the limit, a
             DecompressionBombWarning is issued.
     """
     module = image_module()

@@ -14,15 +14,15 @@ __all__ = ["arrays_of"]
 def arrays_of(table: Any, pipe: str, writable: bool = True) -> dict[str, Any]:
     """Returns a dict from column name to array.
 
-    With `writable`, every array is a new copy. Otherwise, an array shares Arrow's memory where possible.
+    If `writable` is True, every array is a new copy. If it is False, arrays share Arrow's memory where possible.
 
-    pyarrow's own conversion turns integers with nulls into floats and, for some types, nulls into ordinary values. This
-    function uses the following rules instead:
+    pyarrow's own conversion turns integers with nulls into floats. For some types, it turns nulls into ordinary values.
+    This function uses the following rules instead:
 
-    - numbers and booleans: an array of that dtype; a null is NaN in floats and an error elsewhere;
+    - numbers and booleans: an array of the same dtype; a null is NaN among floats, and an error among other numbers;
     - dates, timestamps (in UTC, if they have a time zone) and durations: datetime64 and timedelta64; a null is NaT;
     - lists: an array of objects, one array per row, converted by the same rules; a null is None;
-    - tensors of one shape in a Ray Dataset: one array with a tensor in each row;
+    - tensors of equal shape in a Ray Dataset: one array with a tensor in each row;
     - other types: an array of the objects that `to_pylist` returns (structs are dicts); a null is None.
 
     Raises:
@@ -66,19 +66,19 @@ def _tensors(column: Any, writable: bool) -> Any:
 
 
 def _numbers(column: Any) -> Any:
-    """Returns an array of a numeric column, without a copy if the column is a single chunk without nulls."""
+    """Returns an array of a numeric column. Does not copy a column that is a single chunk without nulls."""
     one = getattr(column, "num_chunks", 0) == 1
     return column.chunk(0).to_numpy(zero_copy_only=False) if one else column.to_numpy()
 
 
 def _owned(column: Any) -> Any:
-    """Returns a writable array. An array over Arrow's memory is read-only and would keep its table alive."""
+    """Returns a writable copy. An array over Arrow's memory would be read-only and keep its table alive."""
     values = column.to_numpy()
     return values if values.flags.writeable else values.copy()
 
 
 def _lists(column: Any, name: str, pipe: str, writable: bool) -> Any:
-    """Returns one array per row. The arrays are views of a single array with the values of all rows."""
+    """Returns an array of one array per row. The arrays are views of a single array with the values of all rows."""
     import pyarrow.compute
 
     lengths = pyarrow.compute.list_value_length(column).to_pylist()  # None for a null, which has no values
@@ -91,7 +91,7 @@ def _lists(column: Any, name: str, pipe: str, writable: bool) -> Any:
 
 
 def _objects(values: list[Any]) -> Any:
-    """Returns an object array with exactly these values. `numpy.array` would unpack sequences."""
+    """Returns an object array with one element per value. `numpy.array` would unpack sequences."""
     import numpy as np
 
     array = np.empty(len(values), dtype=object)

@@ -1,4 +1,4 @@
-"""Finds out how to read a given table part by part: `arrow_source`.
+"""Determines how to read a given table part by part: `arrow_source`.
 
 Role: recognizes the library of a table, and opens tables that are given by a path. Runs in the process that builds the
 pipe. A library is imported only if one of its tables was given.
@@ -18,7 +18,7 @@ from torchdata.datapipes._pipe.ray_blocks import RayBlocks
 
 __all__ = ["arrow_source"]
 
-#: Supported tables, for error messages.
+#: A description of the supported tables, for error messages.
 _KINDS = (
     "a pyarrow data set or table, a table of deltalake, pyiceberg or lance, a Ray Data set, a path, or a list of paths"
 )
@@ -57,7 +57,7 @@ def arrow_source(source: Any, filter: Any, format: str, part_rows: int | None = 
     if library == "ray":
         return RayBlocks(source, filter)
     arrow, dataset = (_arrow(module) for module in ("pyarrow", "pyarrow.dataset"))
-    library = type(source).__module__.partition(".")[0]  # the library may have changed by opening
+    library = type(source).__module__.partition(".")[0]  # determined again, because a path may have been opened
     if library == "pyiceberg":
         return IcebergFiles(source, filter)
     if library == "deltalake":

@@ -1,10 +1,9 @@
 """Tables that are read part by part: pyarrow datasets, in-memory tables, and Delta Lake, Iceberg and Lance tables.
 
-Role: `ArrowParts` lists these parts, and `ArrowReader` reads them. A part is a row group of a Parquet file, a file of
-another format, a chunk of an in-memory table, a data file of an Iceberg table, or a range of rows of a Lance dataset
-(`lance_rows.py`). Listing the parts reads only the metadata of the files. Sources are plain values that can be pickled
-and hold no open file. The sources are used in any process. pyarrow is imported when a source is created
-(`arrow_opening.py`).
+Role: `ArrowParts` lists the parts of a table, and `ArrowReader` reads them. A part is a row group of a Parquet file, a
+file of another format, a chunk of an in-memory table, a data file of an Iceberg table, or a range of rows of a Lance
+dataset (`lance_rows.py`). Listing the parts reads only the metadata of the files. Sources can be pickled and used in
+any process, because they hold no open file. pyarrow is imported when a source is created (`arrow_opening.py`).
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ class ArrowSource:
         self.names, self.schema = names, schema
 
     def __deepcopy__(self, memo: Any) -> ArrowSource:
-        return self  # immutable, and possibly large
+        return self  # a source is immutable, and possibly large
 
     def read(self, part: int, columns: list[str] | None, use_threads: bool) -> Any:
         """Returns the filtered table of one part.
 
         Args:
             part: the number of the part.
-            columns: the columns to read, in this order; None reads all columns.
+            columns: the columns to read, in the order of the result; None reads all columns.
             use_threads: whether several threads decode the columns.
         """
         raise NotImplementedError
@@ -57,7 +56,7 @@ class ArrowSource:
 
 
 class ArrowFragments(ArrowSource):
-    """The row groups, or files, of a pyarrow dataset that the filter does not exclude.
+    """The row groups or files of a pyarrow dataset, without those that the filter excludes.
 
     Args:
         lacks: whether a file may lack a column. The rows of such a file contain nulls in this column.
@@ -101,7 +100,7 @@ def _check_fragment(fragment: Any, present: Any, schema: Any, wanted: list[str],
 
 
 def _family(kind: Any) -> str:
-    """Returns the group of types between which values can be converted without changing their meaning."""
+    """Returns the name of a group of types. A conversion within the group does not change the meaning of a value."""
     types = _arrow().types
     if types.is_dictionary(kind):
         return _family(kind.value_type)
@@ -131,7 +130,7 @@ class ArrowChunks(ArrowSource):
 
 
 class IcebergFiles(ArrowSource):
-    """The data files of an Iceberg table, as planned by pyiceberg: with deletes applied and columns matched by id."""
+    """The data files of an Iceberg table. pyiceberg plans the scan, applies deletes, and matches columns by id."""
 
     def __init__(self, table: Any, filter: Any) -> None:
         scan = table.scan() if filter is None else table.scan(row_filter=filter)

@@ -21,16 +21,16 @@ def _arrow() -> Any:
 def tables_of(
     read: Callable[[int], Any], parts: Iterable[int], row: int, size: int | None, *, copy: bool
 ) -> Iterator[tuple[Any, tuple[int, int]]]:
-    """Yields tables of consecutive rows, each with the position after it: a part and a row within this part.
+    """Yields tables of consecutive rows. Each table comes with the position after it: a part, and a row in this part.
 
     Args:
         read: a function that returns the table of a part.
         parts: the numbers of the parts to read.
         row: the first row to read in the first part.
-        size: rows per table, which may span several parts; the last table may have fewer. None yields one table per
-            part.
-        copy: whether each table owns its memory. A slice keeps the memory of its whole part alive and pickles all of
-            it.
+        size: the number of rows per table, except for the last table. A table may span several parts. None yields one
+            table per part.
+        copy: whether each table owns its memory. A slice keeps the memory of its whole part alive, and its pickle
+            contains the whole part.
     """
     if size is None:
         for part in parts:
@@ -50,7 +50,7 @@ def tables_of(
                 yield whole, (part, row) if row < table.num_rows else (part + 1, 0)
                 del whole
         row = 0
-        del table  # frees its memory before the next part is read
+        del table  # frees the memory of the table before the next part is read
     if pieces:
         yield _arrow().concat_tables(pieces), (part + 1, 0)
 

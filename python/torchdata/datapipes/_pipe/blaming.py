@@ -23,7 +23,7 @@ def codes_read_by(datapipe: Any) -> list[UsersCode]:
 
 
 def counted_at(datapipe: Any) -> IterationToken:
-    """Returns the token that counts a pipe's skipped items: that of the map-style pipe that it reads, if any."""
+    """Returns the token that counts a pipe's skipped items: the token of the map-style pipe that it reads, if any."""
     for source in sources_of(datapipe):
         if not is_iter_pipe(source) and hasattr(source, "__dict__") and (token := token_of(source)).is_timed:
             return token
@@ -31,11 +31,11 @@ def counted_at(datapipe: Any) -> IterationToken:
 
 
 def blamed_name(datapipe: Any, error: BaseException | None = None) -> str:
-    """Returns the name under which a failed pipe is reported: its user's code if the pipe only reads a dataset.
+    """Returns the name of a failed pipe for messages: the name of the user's code if the pipe only reads a dataset.
 
     Args:
         datapipe: the pipe.
-        error: the exception; None if it was not kept.
+        error: the exception; None if the exception was not kept.
     """
     codes = codes_read_by(datapipe)
     if not codes and hasattr(datapipe, "iterable"):

@@ -1,7 +1,7 @@
 """Describes a pipeline in text, with one line per pipe and its parameters.
 
-Role: implements `str(pipe)`. Reads only attributes: it neither copies data nor imports a library. Secrets, and values
-that may be large or slow to print, are left out.
+Role: implements `str(pipe)`. The functions only read attributes of pipes, and neither copy data nor import a library.
+Secrets, and values that may be large or slow to print, are left out.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _hidden_in(value: str | bytes) -> Any:
 
 
 def _is_plain_container(value: Any) -> bool:
-    """Returns whether a container holds only numbers. Texts may be data."""
+    """Returns whether a container holds only numbers. A container with texts is not shown, because it may be data."""
     if type(value) not in (list, tuple, set, frozenset):
         return False
     return len(value) < 100_000 and all(isinstance(one, _NUMBERS) for one in value)

@@ -67,13 +67,13 @@ def check_generator_function(pipe: str, argument: str, function: Any) -> None:
         ) from error
 
 
-#: The pipes that wrap plain data: module and class name, by the base class of the pipe. The modules are given by name,
+#: The pipes that wrap plain data: module and class name, by the base class of the pipe. The modules are not imported,
 #: because they import this module.
 _wrappers: dict[type, tuple[str, str]] = {}
 
 
 def wrap_data_by(kind: type, module: str, name: str) -> None:
-    """Registers the class that wraps plain data for pipes of a kind."""
+    """Registers the class that wraps plain data as a pipe of the given kind."""
     _wrappers[kind] = module, name
 
 
@@ -86,7 +86,7 @@ def _wrapper(kind: type) -> Callable[..., Any]:
 def check_source(pipe: str, value: Any, argument: str = "datapipe") -> Any:
     """Returns the pipe to read: `value` itself, or an IterableWrapper over a dataset or another iterable.
 
-    Wrapping ensures that the state of a pipe over a plain list includes the position in the list.
+    Because a plain list is wrapped, the state of its reader includes the position in the list.
 
     Raises:
         TypeError: `value` cannot be iterated over, or is a pipe that is read by index.
@@ -109,7 +109,7 @@ def check_pipe(pipe: str, argument: str, value: Any, kind: type) -> Any:
     """Returns a pipe of `kind` (IterDataPipe or MapDataPipe): `value` itself, or a pipe that reads the dataset `value`.
 
     Raises:
-        TypeError: `value` is neither. Plain data must be wrapped explicitly because it may be a mistake.
+        TypeError: `value` is neither such a pipe nor a dataset. Plain data may be a mistake and must be wrapped.
     """
     found = _as_pipe(value, kind)
     if found is None:
@@ -121,18 +121,18 @@ def check_pipe(pipe: str, argument: str, value: Any, kind: type) -> Any:
 
 
 def check_sources(pipe: str, values: Collection[Any], kind: type = IterDataPipe, words: str = "") -> tuple[Any, ...]:
-    """Returns the pipes to read: each of `values`, or a pipe that reads it for each dataset among them.
+    """Returns the pipes to read: each pipe in `values` unchanged, and for each dataset a pipe that reads it.
 
     Args:
         pipe: the name of the reading pipe, for error messages.
         values: the pipes and datasets that the user passed.
         kind: IterDataPipe or MapDataPipe.
-        words: the error message of torchdata 0.9 for other values, if it is not the usual one.
+        words: the error message of torchdata 0.9 for other values; empty for the usual message.
 
     Raises:
         ValueError: `values` is empty.
-        TypeError: one of the values is neither a pipe of this kind nor a dataset. Plain data must be wrapped explicitly
-            because it may be a mistake.
+        TypeError: one of the values is neither a pipe of this kind nor a dataset. Plain data may be a mistake and must
+            be wrapped.
     """
     if not values:
         raise ValueError(f"{pipe}: Expected at least one DataPipe, but got nothing")
@@ -148,8 +148,8 @@ def check_sources(pipe: str, values: Collection[Any], kind: type = IterDataPipe,
 
 
 def _as_pipe(value: Any, kind: type) -> Any:
-    """Returns `value` if it is a pipe of `kind`, also of a foreign class of this name; a pipe that reads it if it is a
-    dataset; and None otherwise.
+    """Returns `value` if it is a pipe of `kind` or of another package's class with this name. For a dataset, returns a
+    pipe that reads it. For other values, returns None.
     """
     if isinstance(value, kind) or any(cls.__name__ == kind.__name__ for cls in type(value).__mro__):
         return value
@@ -224,8 +224,8 @@ def check_size(pipe: str, argument: str, value: Any, words: str = "") -> int:
 
 
 def check_weights(pipe: str, argument: str, value: Any, *, positive: bool) -> list[float]:
-    """Returns the weights in a dict. The weights must be finite and nonnegative, with at least one (or with `positive`
-    all) above 0.
+    """Returns the values of a dict of weights. Weights must be finite and not negative. At least one weight (with
+    `positive`, every weight) must be above 0.
 
     Raises:
         TypeError: `value` is not a dict, or it contains values that are not numbers.
@@ -322,7 +322,7 @@ def length_of(pipe: Any, source: Any) -> int:
 
 
 def no_length(pipe: Any, because: str) -> TypeError:
-    """Returns the error for a pipe of unknown length. Old code matches the end of its message."""
+    """Returns the error for a pipe of unknown length. Old code matches the end of the error's message."""
     return TypeError(f"{because}. So this {type(pipe).__name__} instance doesn't have valid length")
 
 
@@ -354,7 +354,7 @@ def check_mode(pipe: str, mode: Any, *, writes: bool = False) -> str:
 
 @contextmanager
 def explaining(pipe: object, action: str, path: Any, ending: str = "") -> Iterator[None]:
-    """Adds a note to exceptions of a library: the pipe, its file, and the operation that failed."""
+    """Adds a note to exceptions of a library. The note names the pipe, its file, and the operation that failed."""
     try:
         yield
     except Exception as error:
@@ -366,7 +366,7 @@ def explaining(pipe: object, action: str, path: Any, ending: str = "") -> Iterat
 
 
 class _Asking(threading.local):
-    #: Whether this thread accepts only lengths that are exact and cheap to determine.
+    #: Whether code in this thread accepts only lengths that are exact and cheap to determine.
     certain = False
 
 
@@ -375,9 +375,9 @@ _asking = _Asking()
 
 @contextmanager
 def certain_lengths() -> Iterator[None]:
-    """Turns warnings about lengths into a TypeError within this context, and only in this thread.
+    """Turns warnings about lengths into a TypeError within this context.
 
-    Filters of the `warnings` module would affect all threads.
+    Other threads are not affected, whereas filters of the `warnings` module would affect all threads.
     """
     before, _asking.certain = _asking.certain, True
     try:

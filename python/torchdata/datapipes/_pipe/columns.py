@@ -1,7 +1,7 @@
 """Applies a function to columns of an item, for `map`, `filter` and `flatmap`.
 
-Role: once per iteration, builds the fastest function from item to result for the given columns. Runs in the process
-that iterates the pipe.
+Role: builds, once per iteration, the fastest function that computes a result from the given columns of an item. Runs in
+the process that iterates the pipe.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from torchdata._reporting import add_note
 
 
 def chosen(*columns: Any) -> Any:
-    """Returns columns of an item in the form that pipes pass on: the single value as it is, or several as a tuple."""
+    """Returns columns of an item in the form that pipes pass on: a single value unchanged, or several as a tuple."""
     return columns[0] if len(columns) == 1 else columns
 
 
 def on_columns(function: Callable[..., Any], input_col: Any) -> Callable[[Any], Any]:
-    """Returns a function of an item that calls `function` with the columns `input_col`, or with the item if `input_col`
-    is None.
+    """Returns a function that calls `function` with the columns `input_col` of an item, or with the whole item if
+    `input_col` is None.
     """
     if input_col is None:
         return function
@@ -49,7 +49,7 @@ def on_columns(function: Callable[..., Any], input_col: Any) -> Callable[[Any], 
 
 
 def _note_columns(error: Exception, item: Any, input_col: Any) -> None:
-    """Adds a note with the columns of an item that lacks one of `input_col`."""
+    """Adds a note with the columns of an item that lacks one of the columns in `input_col`."""
     if isinstance(item, Mapping):
         has = f"a {type(item).__name__} with the keys {', '.join(map(repr, islice(item, 20))) or 'none'}"
     elif isinstance(item, Sized) and not isinstance(item, (str, bytes)):
@@ -60,11 +60,11 @@ def _note_columns(error: Exception, item: Any, input_col: Any) -> None:
 
 
 def replacing_columns(function: Callable[..., Any], input_col: Any, output_col: Any) -> Callable[[Any], Any]:
-    """Returns a function that stores the result of `function` for the input columns in the item.
+    """Returns a function that calls `function` with the input columns of an item and stores the result in the item.
 
-    The result is stored in `output_col` (-1 appends to a sequence). Without `output_col`, it replaces the first input
-    column, and the remaining input columns are removed. Tuples are replaced by new tuples, and other items are
-    modified.
+    The result is stored in `output_col` (-1 appends to a sequence). Without `output_col`, the result replaces the first
+    input column, and the remaining input columns are removed. An item that is a tuple is replaced by a new tuple, and
+    other items are modified in place.
     """
     apply = on_columns(function, input_col)
     many = isinstance(input_col, (list, tuple))

@@ -1,7 +1,7 @@
 """Recognizes what users pass instead of a pipe: indexable datasets, iterables and generator functions.
 
-Pure functions without imports: they recognize PyTorch's classes only if other code has loaded PyTorch. These functions
-run in the process that builds the pipe.
+The functions of this module are pure and run in the process that builds the pipe. They import no library, and recognize
+PyTorch's classes only if other code has loaded PyTorch.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ __all__ = [
     "splits_itself",
 ]
 
-#: Classes of datasets that split themselves among workers inside a torch worker if they are PyTorch `IterableDataset`s:
-#: module and class name.
+#: Datasets that split their items among workers in a torch worker if they are PyTorch `IterableDataset`s, by module and
+#: class name.
 _SPLITTING = (
     ("datasets.iterable_dataset", "IterableDataset"),
     ("litdata.streaming.combined", "CombinedStreamingDataset"),
@@ -42,7 +42,7 @@ _SPLITTING = (
     ("streaming.base.dataset", "StreamingDataset"),
 )
 
-#: Functions that produce a random order.
+#: Names of functions that produce a random order.
 _SHUFFLING = frozenset({"shuffle", "permutation", "permuted", "randperm", "sample"})
 
 #: Stages of webdataset pipelines that split the shards among workers or draw different shards in each worker.
@@ -60,8 +60,8 @@ def _instance_of(value: Any, module: str, name: str) -> bool:
 def is_indexed(value: Any) -> bool:
     """Returns whether the value is a sized dataset with integer indices, such as a sequence or PyTorch's `Dataset`.
 
-    Mappings do not count because their keys are arbitrary. PyTorch's `IterableDataset` does not count because its
-    inherited `__getitem__` only raises.
+    Mappings do not count as datasets because their keys are arbitrary. PyTorch's `IterableDataset` does not count
+    because the `__getitem__` that it inherits only raises.
     """
     kind = type(value)
     return (
@@ -88,17 +88,17 @@ def is_built_in(value: Any) -> bool:
 
 
 def is_generator_function(value: Any) -> bool:
-    """Returns whether calling the value creates a new generator. Partial functions are supported."""
+    """Returns whether the value is a generator function, possibly as a `functools.partial`."""
     return inspect.isgeneratorfunction(value)
 
 
 def splits_itself(iterable: Any) -> bool:
-    """Returns whether an iterable yields only the current worker's share of the data, as far as that can be determined.
+    """Returns whether an iterable seems to yield only the current worker's share of the data.
 
     Known examples are Hugging Face's `IterableDataset` if torch is loaded, the streaming datasets of litdata and
-    mosaicml-streaming, and webdataset pipelines with a splitting stage. Other code counts as splitting if its class or
-    generator function uses both names `get_worker_info` and `num_workers`. Code that does not use the number of workers
-    cannot split: it needs `get_worker_info` for a seed or for a file per worker.
+    mosaicml-streaming, and webdataset pipelines with a stage that splits the shards. An iterable of unknown type counts
+    as splitting if the code of its class or generator function uses both names `get_worker_info` and `num_workers`.
+    Code that uses only `get_worker_info` cannot split, because it does not know the number of workers.
     """
     if any(_instance_of(iterable, module, name) for module, name in _SPLITTING):
         return is_iterable_dataset(iterable)
@@ -109,13 +109,13 @@ def splits_itself(iterable: Any) -> bool:
 
 
 def is_known_to_split(iterable: Any) -> bool:
-    """Returns whether a self-splitting iterable belongs to a known library. Otherwise, its code was inspected."""
+    """Returns whether a self-splitting iterable was recognized by its library, rather than by its code."""
     known = (*_SPLITTING, ("webdataset.pipeline", "DataPipeline"))
     return any(_instance_of(iterable, module, name) for module, name in known)
 
 
 def shuffles_itself(iterable: Any) -> bool:
-    """Returns whether a user's iterable uses the name of a shuffling function, so its order may be random."""
+    """Returns whether a user's iterable may have a random order, because its code names a shuffling function."""
     return _uses(iterable, _SHUFFLING)
 
 
@@ -129,7 +129,7 @@ def _uses(iterable: Any, names: frozenset[str]) -> bool:
 
 
 def splits_among_ranks(iterable: Any) -> bool:
-    """Returns whether a self-splitting iterable is known to split its items among ranks as well."""
+    """Returns whether a self-splitting iterable is known to split its items among ranks as well as among workers."""
     if _instance_of(iterable, "webdataset.pipeline", "DataPipeline"):
         return any(getattr(stage, "__name__", "") == "split_by_node" for stage in getattr(iterable, "pipeline", ()))
     libraries = ("litdata", "streaming")
@@ -144,7 +144,7 @@ def is_coordinated(iterable: Any) -> bool:
 
 
 def epoch_of(dataset: Any) -> int | None:
-    """Returns the current epoch of a dataset or sampler that has `set_epoch` and exposes its epoch; otherwise None."""
+    """Returns the current epoch of a dataset or sampler; None if it lacks `set_epoch` or does not expose its epoch."""
     if not callable(getattr(type(dataset), "set_epoch", None)):
         return None
     for name in ("epoch", "_epoch"):
@@ -156,7 +156,7 @@ def epoch_of(dataset: Any) -> int | None:
 
 
 def in_fixed_order(iterable: Any) -> Any:
-    """Returns an iterable with the same order in every process: a sorted list for a set, otherwise the iterable itself.
+    """Returns an iterable that has the same order in every process: the sorted members of a set, or `iterable` itself.
 
     Raises:
         UnorderedSet: a member of the set cannot be sorted by a process-independent name.
@@ -179,11 +179,11 @@ def has_fixed_order(iterable: Any) -> bool:
 
 
 class UnorderedSet(TypeError):
-    """Raised for a set if its members cannot be sorted, because its order would then differ between processes."""
+    """Raised for a set with members that cannot be sorted, because its order would differ between processes."""
 
 
 def _name_of_member(member: Any) -> str:
-    """Returns a name for a member of a set. Equal members have equal names in every process; other members differ.
+    """Returns a name for a member of a set. Only equal members have equal names, also in different processes.
 
     Raises:
         UnorderedSet: the member does not have such a name.
@@ -210,7 +210,7 @@ def _name_of_member(member: Any) -> str:
 def _mentions(function: Any, names: frozenset[str]) -> bool:
     """Returns whether a function, or a function defined inside it, uses one of the names."""
     while not isinstance(function, FunctionType):
-        inner = getattr(function, "func", None)  # a functools.partial
+        inner = getattr(function, "func", None)  # the function of a functools.partial
         function = function.__func__ if isinstance(function, (MethodType, classmethod, staticmethod)) else inner
         if function is None:
             return False

@@ -1,6 +1,7 @@
 """Assigns the items of a sequence to shards, for `sharding_filter`.
 
-Role: pure functions over numbers. A sequence is dealt out in *units* of one item or of a block of consecutive items.
+Role: pure functions over numbers. The shards receive *units* of the sequence in turn; a unit is a block of one or more
+consecutive items, and a *round* consists of one unit per shard.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Division:
             source: the iterator.
             taken: the index in the sequence of the iterator's next item.
             watch: a function that samples items of the source; None disables sampling.
-            has_ended: returns whether the source is exhausted; used only with `watch`.
+            has_ended: a function that returns whether the source is exhausted; used only with `watch`.
         """
         if self.is_whole and watch is None:
             return source
@@ -83,7 +84,7 @@ class Division:
 
 
 def _own_of(source: Iterator[Any], own: list[bool], block: int, place: int, count: int | None = None) -> Iterator[Any]:
-    """Returns the shard's items among the next `count` items of a source; None means among all.
+    """Returns the shard's items among the next `count` items of a source, or among all items if `count` is None.
 
     Args:
         source: the iterator.
@@ -114,7 +115,7 @@ def _watched(
     sample = next_sample(taken)
     while not watch.is_full:
         yield _own_of(source, own, block, place, sample - taken)
-        if has_ended():  # not asked again because some iterators would start over
+        if has_ended():  # the source is not called again, because some exhausted iterators would start over
             return
         place, taken = place + sample - taken, sample
         sampled = [*islice(source, 1)]

@@ -1,7 +1,7 @@
 """Adds a note to an exception that passes through a pipeline: the pipe that raised the exception, and its item.
 
-Role: pipe iterators call `explain` for every exception that passes through them, and only then. Runs in the process and
-thread that raised the exception. Keeps no state: the exception itself stores the position in the graph.
+Role: pipe iterators call `explain` for every exception that passes through them. Runs in the process and thread that
+raised the exception. Keeps no state, because the exception itself stores the position in the graph.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ def explain(
 
     Args:
         error: the exception.
-        frames: its traceback so far.
+        frames: the traceback of the exception so far.
         datapipe: the pipe; the exception passes through its iterator.
         yielded: the number of items that the pipe had yielded; None if its iteration had not begun.
         iterator: the pipe's own iterator, if the next item may be requested from it.
 
     Returns:
-        True if the failed item is skipped and the next item is to be requested; otherwise False, or an exception to
-        raise instead.
+        True if the failed item is skipped and the next item is to be requested; False to raise `error`; or an exception
+        to raise instead of `error`.
     """
     error.with_traceback(frames)
     if isinstance(error, Exception):
         fold(error)
         redact_error(error)
     if came_from(error) is not None:
-        return False  # the note describes the position in that process
+        return False  # the exception has a note that describes the position in the process that raised it
     own = attributes_of(error)
     is_first = _ORIGIN not in own
     if is_first:
@@ -67,7 +67,7 @@ def note_index(error: BaseException, index: Any) -> None:
 
 
 def _origin_of(error: BaseException, datapipe: Any, yielded: int | None) -> dict[str, Any]:
-    """Returns the first pipe that an exception passed through, as plain values that can be pickled with it."""
+    """Describes the first pipe that an exception passed through, with values that can be pickled with the exception."""
     sources = [represented(source) for source in sources_of(datapipe)]
     did = "began to iterate"
     if yielded is not None:
@@ -78,7 +78,7 @@ def _origin_of(error: BaseException, datapipe: Any, yielded: int | None) -> dict
     if index is not None:
         did = f"{did}, of index {index}"
     return {
-        "pipe": id(datapipe),  # valid only in this process
+        "pipe": id(datapipe),  # the id is valid only in this process
         "name": blamed_name(datapipe, error),
         "behind": f", behind {' and '.join(sources)}" if sources else "",
         "did": did,
@@ -87,12 +87,12 @@ def _origin_of(error: BaseException, datapipe: Any, yielded: int | None) -> dict
 
 
 def _note(error: BaseException, origin: dict[str, Any], last: Any) -> None:
-    """Adds a note with the position in the graph that ends in `last`. Replaces the previous note, which saw less of the
-    graph.
+    """Adds a note with the position of the error in the graph that ends in `last`. The note replaces the note of an
+    earlier pipe, which describes a smaller part of the graph.
     """
     numbers = list(map(id, walk(last)))
     if origin["pipe"] not in numbers:
-        return  # stored after it was raised in another graph
+        return  # the exception was raised in another graph and stored
     which = f" ({_ordinal(numbers.index(origin['pipe']) + 1)} of {len(numbers)} pipes{origin['behind']})"
     if len(numbers) == 1:
         which = ""
@@ -112,13 +112,13 @@ def _ordinal(number: int) -> str:
 
 
 def no_fault_of_an_item(error: E) -> E:
-    """Marks an error that `on_error` must not skip because it would recur or items would be lost."""
+    """Marks an error that `on_error` must not skip, because the error would recur or items would be lost."""
     attributes_of(error)["never_skipped"] = True
     return error
 
 
 def not_the_end(name: str, error: BaseException) -> BaseException:
-    """Converts the error of a function: a StopIteration would be mistaken for the end of the data (see PEP 479).
+    """Returns a function's error. A StopIteration is replaced, because it would end the iteration (see PEP 479).
 
     Args:
         name: the name of the pipe that called the function.

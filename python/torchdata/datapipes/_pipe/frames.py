@@ -18,7 +18,7 @@ from torchdata.datapipes._pipe.checks import check_callable
 
 __all__ = ["FrameFormat", "check_column_names", "check_device"]
 
-#: The supported libraries, and the extra that installs each. NumPy creates dicts of arrays by way of pyarrow.
+#: The supported libraries, and the extra that installs each library. Dicts of NumPy arrays require pyarrow.
 LIBRARIES = {"pandas": "parquet", "polars": "polars", "pyarrow": "parquet", "numpy": "parquet"}
 
 
@@ -42,7 +42,7 @@ def check_column_names(pipe: str, columns: Any) -> list[str] | None:
 
 
 def check_device(pipe: str, device: Any) -> None:
-    """Raises ValueError unless the device is the CPU, which is the only supported one."""
+    """Raises ValueError if the device is not the CPU, which is the only supported device."""
     if device not in ("", "cpu"):
         raise ValueError(
             f"{pipe}: device must be '' or 'cpu', but got {device!r}; frames lie in main memory: move the tensors that "
@@ -57,7 +57,7 @@ class FrameFormat:
         pipe: the name of the pipe, for messages.
         library: `"pandas"`, `"polars"`, `"pyarrow"`, or with `arrays` `"numpy"`.
         dtype: None, a `pyarrow.Schema`, a mapping from column to dtype, or one dtype for all columns.
-        dtype_generator: a function that returns the dtype if `dtype` is None.
+        dtype_generator: a function that returns the dtype, used if `dtype` is None.
         writable: whether arrays are writable.
         arrays: whether `"numpy"` is allowed, which creates dicts from column name to array (see `arrays_of`).
 
@@ -98,7 +98,7 @@ class FrameFormat:
         return optional_import("pyarrow", extra="parquet", needed_by=self.pipe)
 
     def generated(self) -> FrameFormat:
-        """Returns the format with the dtype that `dtype_generator` returns now, or this format without a generator."""
+        """Returns the format with the dtype from `dtype_generator`, or this format if there is no generator."""
         if self.dtype_generator is None:
             return self
         return FrameFormat(self.pipe, self.library, self.dtype_generator())
@@ -135,7 +135,7 @@ class FrameFormat:
         return list(self.dtype) if isinstance(self.dtype, Mapping) else None
 
     def _by_column(self, columns: Sequence[Any]) -> dict[Any, Any]:
-        """Returns the dtypes of those columns that have one."""
+        """Returns the dtypes of the columns. Columns without a dtype are left out."""
         if self.dtype is None:
             return {}
         names = self._names()
@@ -201,7 +201,7 @@ class FrameFormat:
 
     def _columns_of_mappings(self, rows: list[Any], names: list[str] | None) -> dict[Any, Sequence[Any]]:
         if names is None:
-            found = dict.fromkeys(chain.from_iterable(rows))  # the columns of any row
+            found = dict.fromkeys(chain.from_iterable(rows))  # the columns that occur in at least one row
             if not found:
                 raise ValueError(f"{self.pipe}: no row of a frame has a column: all are {rows[0]!r}")
             return {name: [row.get(name) for row in rows] for name in found}
@@ -249,7 +249,7 @@ class FrameFormat:
             return frame.cast(types) if types else frame
         for name, dtype in types.items():
             dtype = self.module().api.types.pandas_dtype(dtype)
-            if hasattr(dtype, "__from_arrow__"):  # exact, unlike a conversion by way of floats
+            if hasattr(dtype, "__from_arrow__"):  # this conversion is exact, unlike a conversion through floats
                 frame[name] = self.module().Series(dtype.__from_arrow__(table[name]), index=frame.index)
             else:
                 frame[name] = frame[name].astype(dtype)

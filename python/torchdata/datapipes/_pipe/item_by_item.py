@@ -27,7 +27,7 @@ class ItemByItem(SameLength, IterDataPipe[T_co]):
     one_to_one = True
 
     def _function(self) -> Callable[[Any], Any]:
-        """Returns the function from an item to its result, made once per iteration."""
+        """Returns the function that computes the result of an item. Called once per iteration."""
         return self._result
 
     def _result(self, item: Any) -> Any:

@@ -1,9 +1,9 @@
 """Reads rows of a Lance dataset by index: `LanceRows`.
 
-Role: a source of `ArrowParts`; its parts are ranges of rows. The source stores how to open the dataset in its version,
-and each reading process opens the dataset itself, because a handle does not survive a fork. Listing requests only the
-number of rows. With a filter, Lance also reads the filter's columns. lance is imported where a source is created or
-read.
+Role: a source of `ArrowParts`; its parts are ranges of rows. The source stores the location and the version of the
+dataset. Each process that reads the dataset opens it, because a handle does not survive a fork. Listing the parts
+requests only the number of rows. With a filter, Lance also reads the filter's columns. The source imports lance when it
+is created or read.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ __all__ = ["LanceRows", "lance_dataset"]
 #: Default number of rows per part.
 PART_ROWS = 1024
 
-#: Handles that a parent process opened. Freeing them in this process would require threads that exist only in the
-#: parent.
+#: Handles that a parent process opened. This process never frees the handles, because freeing needs threads that exist
+#: only in the parent process.
 _inherited: list[Any] = []
 
 
@@ -75,7 +75,7 @@ class LanceRows(ArrowSource):
     def __init__(self, dataset: Any, filter: Any, part_rows: int | None) -> None:
         self._opening = dataset.__reduce__()
         self._part_rows = PART_ROWS if part_rows is None else part_rows
-        #: The indices of the rows that pass the filter.
+        #: The indices of the rows that pass the filter; None without a filter.
         self._chosen: Any = None
         if filter is not None:
             self._chosen = dataset.to_table(columns=["_rowoffset"], filter=filter)["_rowoffset"].to_numpy()

@@ -1,8 +1,8 @@
 """Tracks results that are yielded member by member, so that a state can contain the remaining members.
 
-Role: a function that returns several items may return other items if it is called again, because it may draw random
-numbers or modify its argument. The state therefore contains the remaining members if they are in memory. Only a
-generator is created again. Runs in the process that iterates the pipe.
+Role: a function that draws random numbers or modifies its argument may return other members in a second call. The state
+therefore contains the remaining members if they are in memory. If the result is a generator, the function is called
+again on resume. Runs in the process that iterates the pipe.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torchdata.datapipes.datapipe import DataChunk
 
 __all__ = ["SLICED", "Parts", "detached", "listed", "restored", "state_of_members"]
 
-#: Types that can be sliced, with iterators that report the number of remaining items.
+#: Types of results that can be sliced, and whose iterators report the number of remaining items.
 SLICED: frozenset[type] = frozenset({list, tuple, range, str, bytes, DataChunk})
 
 #: Types with members in memory that must be converted to a list for slicing. The views of dicts are listed by
@@ -52,7 +52,7 @@ def detached(members: Any, left: Iterator[Any]) -> Any:
 
 
 def restored(state: dict[str, Any]) -> Any:
-    """Returns the members stored in a state."""
+    """Returns the members that a state contains."""
     return state["members"]
 
 
@@ -89,7 +89,7 @@ class Parts:
             self._item, self._members = None, members[done:] if done else members
             self.left: Iterator[Any] = iter(self._members)
         else:
-            # The item is copied before the first member is requested, because that may read from a stream in the item.
+            # The item is copied first, because a request for the first member may read from a stream in the item.
             self._item, self._members = with_detached_streams(item), None
             source = iter(result)
             next(islice(source, done, done), None)  # skips `done` members
@@ -102,7 +102,7 @@ class Parts:
         return state_of_members(self._members, self.left) or {"members": ()}
 
     def detach(self) -> None:
-        """Reduces this object to its state after the iteration, which closes files and suspended generators."""
+        """Reduces this object to its state after the iteration, and thereby closes files and suspended generators."""
         if isinstance(self.left, _Counted):
             self.left = _Counted(iter(()), self.left.done)
         else:

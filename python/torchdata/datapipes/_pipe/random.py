@@ -1,7 +1,7 @@
 """Seeds for random pipes without an explicit seed, and private states of the global generators.
 
-Role: decides which global generator provides seeds. Runs in the process that iterates the pipe, at the start of an
-iteration.
+Role: chooses the global generator that provides the seeds. Runs in the process that iterates the pipe, at the start of
+an iteration.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ is_replica = False
 
 
 def draw_seed(last: int | None = None, follows: bool = False) -> int:
-    """Returns a new 63-bit seed from torch's global generator if torch is loaded, otherwise from Python's global
-    generator.
+    """Returns a new 63-bit seed from the global generator of torch, or of Python if torch is not loaded.
 
-    `torch.manual_seed` (or, without torch, `random.seed`) therefore makes a run reproducible. The replicas of a pipe
-    before a `sharding_filter` must draw the same numbers, because items would otherwise be lost or duplicated, but
-    their global generators differ. If a loader seeds the pipes, the seed of a pipe that is read more than once per
-    epoch (`cycle`) is therefore derived from its last seed. The order is thus the same for any number of workers,
-    including none, and for any number of ranks.
+    `torch.manual_seed` (or, without torch, `random.seed`) therefore makes a run reproducible. If the replicas of a pipe
+    before a `sharding_filter` drew different numbers, items would be lost or duplicated, but the global generators of
+    the replicas differ. If a loader seeds the pipes, the seed of a pipe that is read more than once per epoch (`cycle`)
+    is therefore derived from its previous seed. The order is thus the same for any number of workers, including none,
+    and for any number of ranks.
 
     Args:
         last: the seed of the pipe's previous iteration.
-        follows: whether the seeds follow from a seed of the loader, because the loader seeds the pipe.
+        follows: whether to derive the seed from `last`, as in a replica, because the loader seeds the pipe.
     """
     if last is not None and (is_replica or follows):
         return random.Random(f"after {last}").getrandbits(63)

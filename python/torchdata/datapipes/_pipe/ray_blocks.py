@@ -2,8 +2,8 @@
 
 Role: a source of `ArrowParts`; its parts are blocks. The blocks stay in Ray's object store, possibly on several
 machines, and a process requests only the blocks that it reads. A worker process joins the cluster at its first read. A
-forked process cannot join, because Ray uses threads, which a fork does not copy. ray is imported where a source is
-created or read.
+process that was forked from a member of the cluster cannot join, because Ray uses threads, which a fork does not copy.
+The source imports ray when it is created or read.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torchdata.datapipes._pipe.arrow_sources import ArrowSource
 
 __all__ = ["RayBlocks"]
 
-#: The id of the process that has joined a cluster. A forked child inherits its parent's id, and can therefore detect
-#: the fork.
+#: The id of the process that has joined a cluster. A forked child finds the id of its parent here, and can therefore
+#: detect the fork.
 _joined: int | None = None
 _joining = threading.Lock()
 
@@ -62,7 +62,7 @@ class RayBlocks(ArrowSource):
     def __getstate__(self) -> dict[str, Any]:
         if self._refs is None:
             return vars(self)
-        # Ray's pickler records the owner of a reference, unlike plain pickle.
+        # Ray's pickler records the owner of a reference, whereas plain pickle does not.
         ray = optional_import("ray", extra="ray", needed_by="ArrowParts of a Ray Data set")
         return {**vars(self), "_refs": None, "_pickled": ray.cloudpickle.dumps(self._refs)}
 
@@ -84,7 +84,7 @@ def _join(ray: Any, address: str) -> None:
     """Joins the cluster unless this process has already joined.
 
     Raises:
-        RuntimeError: this process was forked from one that had joined it.
+        RuntimeError: this process was forked from a process that had joined the cluster.
         ConnectionError: the cluster no longer exists.
     """
     global _joined
@@ -102,11 +102,11 @@ def _join(ray: Any, address: str) -> None:
 
 
 def _tell(ray: Any, refs: list[Any]) -> list[tuple[int, int, Any]]:
-    """Returns for each block the number of rows, the checksum of the first row, and the schema. Runs on the blocks'
-    machines.
+    """Returns the number of rows, the checksum of the first row, and the schema of each block. Runs on the machines
+    that store the blocks.
     """
 
-    def tell(table: Any) -> tuple[int, int, Any]:  # a nested function, so that it is pickled by value
+    def tell(table: Any) -> tuple[int, int, Any]:  # nested functions are pickled by value
         from zlib import crc32
 
         import pyarrow

@@ -1,7 +1,7 @@
 """Functional forms: the method names under which pipes are available on other pipes.
 
-Role: one registry per kind of pipe (iter, map). `functional_datapipe` fills it at import time, and `register_late` adds
-pipes without importing their modules.
+Role: keeps one registry per kind of pipe (iter, map). `functional_datapipe` adds the pipes of imported modules, and
+`register_late` adds pipes without importing their modules.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class FunctionalForms:
     #: PyTorch's base class for the same kind of pipe.
     counterpart: ClassVar[Counterpart]
 
-    if not TYPE_CHECKING:  # otherwise, a type checker would accept misspelled forms
+    if not TYPE_CHECKING:  # a type checker that saw `__getattr__` would accept misspelled forms
 
         def __getattr__(self, name: str) -> Any:
             function = type(self).functions.get(name) or type(self).counterpart.form(name)
@@ -54,7 +54,7 @@ class FunctionalForms:
         """Makes `function(pipe, ...)` available as `pipe.function_name(...)`.
 
         Raises:
-            ValueError: the name is taken, unless the existing class is an older version of the same class.
+            ValueError: the name already belongs to another class. A newer version of the same class replaces it.
         """
         before = cls.functions.get(function_name)
         if before is not None and not _may_replace(before, function):
@@ -82,7 +82,7 @@ class FunctionalForms:
 
         Args:
             function_name: the name of the form.
-            module: the full name of the module, which registers the pipe under this name.
+            module: the full name of the module that registers the pipe under `function_name`.
             class_name: the class of the pipe.
         """
         if function_name not in cls.functions:
@@ -102,7 +102,7 @@ class FunctionalForms:
                     cls.register_late(form, f"{package}.{module}", class_name)
 
 
-#: Methods of other libraries' datasets and streams, and the equivalent that pipes offer.
+#: Methods of other libraries' datasets and streams, each with the equivalent that pipes offer.
 _ELSEWHERE = {
     "apply": "write .map(function)",
     "concatenate": "write .concat(other)",
@@ -151,7 +151,7 @@ class LateForm:
 
 
 def _constructor(base: type[FunctionalForms], name: str, pipe: type) -> Callable[..., Any]:
-    """Returns the function that creates a pipe of a class, under the name `base.name`."""
+    """Returns a function with the name `base.name` that creates a pipe of a class."""
 
     def construct(source_datapipe: Any, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -185,8 +185,8 @@ def _note_names(error: TypeError, form: str, pipe: type, keywords: dict[str, Any
 
 
 def _without(parameter: str | None, docstring: str | None) -> str | None:
-    """Returns a class's docstring for its form, without the first parameter, which is the pipe that the method is
-    called on.
+    """Returns the docstring of a form: the docstring of its class without the first parameter, which is the pipe that
+    the method is called on.
     """
     if parameter is None or docstring is None:
         return docstring
@@ -200,10 +200,9 @@ def _without(parameter: str | None, docstring: str | None) -> str | None:
 
 
 def _may_replace(before: Any, now: Any) -> bool:
-    """Returns whether `now` is a newer version of the class that the form `before` creates, as when a notebook cell is
-    rerun.
+    """Returns whether `now` is a newer version of the class that the form `before` creates.
 
-    This also applies when the module of a late form is imported.
+    A class is redefined when a notebook cell is rerun, and when the module of a late form is imported.
     """
     if isinstance(before, LateForm):
         return getattr(getattr(now, "__wrapped__", now), "__module__", None) == before.module
@@ -219,7 +218,7 @@ class functional_datapipe:
     calls the class, `Doubler(pipe)`, or marks the line: `pipe.doubled()  # type: ignore[attr-defined]`.
 
     A class replaces an earlier class with the same module and qualified name, so that a notebook cell can be rerun.
-    Existing pipes are not affected.
+    Existing pipes keep their class.
 
     Args:
         name: the method name under which the pipe is found on every pipe of its kind.
@@ -247,7 +246,7 @@ class functional_datapipe:
 
     def __call__(self, cls: C) -> C:
         kinds = FunctionalForms.__subclasses__() if isinstance(cls, type) else []
-        # PyTorch's pipes also belong to a kind.
+        # Pipes that derive from PyTorch's classes also belong to a kind.
         base = next((kind for kind in kinds if issubclass(cls, kind)), None)  # type: ignore[arg-type]
         if base is None:
             raise TypeError(f"functional_datapipe decorates IterDataPipe and MapDataPipe classes, not {cls!r}")

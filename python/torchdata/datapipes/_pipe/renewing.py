@@ -1,10 +1,10 @@
 """Recreates iterators of this package's pipes after a skipped exception.
 
-Role: a generator that has raised has ended, but the `__iter__` of a pipe resumes from the state that its class lists,
-as it does from a loaded state. If exceptions of a pass are skipped, the pass therefore uses a chain of iterators of the
-same pipe. Each iterator continues where the previous iterator raised, and reads the existing iterators of the sources.
-Used by `skipping`, in the process that iterates the pipe. The chain owns the renewal, which owns the sources'
-iterators.
+Role: a generator ends when it raises an exception. A new call of the pipe's `__iter__` can resume from the state that
+its class declares, as it does from a loaded state. If exceptions of a pass are skipped, the pass therefore uses a chain
+of iterators of the same pipe. Each iterator continues where the previous iterator raised, and reads the existing
+iterators of the sources. Used by `skipping`, in the process that iterates the pipe. The chain owns the `Renewal`, which
+owns the iterators of the sources.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Renewal(Iterator[Iterator[Any]]):
     Args:
         datapipe: the pipe.
         function: the pipe's own `__iter__`.
-        sources: the pipes that show, by their progress, whether the next iterator would raise at the same item.
+        sources: the pipes that the next iterator reads. If they made no progress, it would raise at the same item.
     """
 
     __slots__ = (
@@ -50,14 +50,14 @@ class Renewal(Iterator[Iterator[Any]]):
         self._datapipe, self._function, self._sources = datapipe, function, sources
         self._first: Iterator[Any] | None = None
         self._is_broken = False
-        #: The iterators of the sources, and the iterators that the next iterator of this pipe must continue with.
+        #: The iterators of the sources, and those of them that the next iterator of this pipe has yet to take over.
         self._guards: dict[int, Iterator[Any]] = {}
         self._again: dict[int, Iterator[Any]] = {}
         #: The number of items that the pipe and its sources had yielded when the last iterator raised.
         self._seen: list[int] | None = None
 
     def over(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        """Yields the first iterator and its replacements. An iterator that survives exceptions is never replaced."""
+        """Returns the items of `iterator` and of its replacements. An iterator that survives exceptions is returned."""
         kind = type(self._datapipe)
         if type(iterator) is not GeneratorType and not (type(iterator) is chain and hasattr(kind, "_drop_broken")):
             return iterator
@@ -78,7 +78,7 @@ class Renewal(Iterator[Iterator[Any]]):
         return self._function(datapipe)
 
     def renew(self) -> bool:
-        """Replaces an iterator that has raised; returns False if the new iterator would raise at the same item."""
+        """Has the iterator that raised replaced; returns False if a new iterator would raise at the same item."""
         seen = [token_of(pipe).yielded for pipe in (self._datapipe, *self._sources)]
         if seen == self._seen:
             return False
@@ -95,7 +95,7 @@ class Renewal(Iterator[Iterator[Any]]):
 
 
 def renewal_of(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Renewal | None:
-    """Prepares a pass for skipped exceptions; returns None if the pipe cannot continue after one.
+    """Prepares a pass for skipped exceptions; returns None if the pipe cannot continue after an exception.
 
     Args:
         datapipe: the pipe that begins a pass.
@@ -107,7 +107,7 @@ def renewal_of(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Renew
         return None
     sources = [source for source in sources_of(datapipe) if iter_base() in type(source).__mro__]
     begins = hooks_of(datapipe)._begins_sources
-    if not begins:  # the pipe that it shares with its siblings begins the sources
+    if not begins:  # the pipe that the children of a split share begins the sources
         sources = [below for source in sources for below in sources_of(source) if is_iter_pipe(below)]
     if not sources:
         return None
@@ -119,13 +119,13 @@ def renewal_of(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Renew
 
 
 def taken_again(datapipe: Any) -> Iterator[Any] | None:
-    """Returns the running iterator of a pipe after its reader was recreated; None if the pipe must begin."""
+    """Returns the running iterator of a pipe to a recreated iterator of its reader; None if the pipe must begin."""
     renewal = _reader_of(datapipe)
     return None if renewal is None else renewal.take_again(datapipe)
 
 
 def keep_for_reader(datapipe: Any, guard: Iterator[Any]) -> None:
-    """Records the iterator of a pipe that has begun, for a reader that may be recreated."""
+    """Records the iterator of a pipe that has begun, because the iterator of its reader may be recreated."""
     renewal = _reader_of(datapipe)
     if renewal is not None:
         renewal.keep(datapipe, guard)

@@ -12,9 +12,9 @@ __all__ = ["retried"]
 
 R = TypeVar("R")
 
-#: Seconds before the first repetition. The pause doubles each time.
+#: The pause in seconds before the first repetition. The pause doubles for each further repetition.
 PAUSE = 0.5
-#: Permanent errors.
+#: OSErrors that are permanent, so that a repetition would fail as well.
 _FINAL = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 
 

@@ -1,14 +1,14 @@
-"""Reads a stream without a state. The position is a number of items, and a resume reads the stream up to this position.
+"""Reads a stream without a state. The position in the stream is a number of items. A resume rereads the items up to it.
 
-Role: each reading samples the stream, so that a resume detects a stream that does not repeat itself. The sampled
-positions become sparser, and no Python code runs between two of them. Runs where the source of a pipeline is read.
+Role: each reading takes samples of the items, so that a resume detects a stream that does not repeat itself. The gaps
+between sampled positions grow, and no Python code runs between two samples. Runs where the source of a pipeline is
+read.
 
-A stream may draw from the global generators in order to shuffle or to augment. If a stream does so for one of its first
-two items, a state contains the generators as they were at the beginning. A resume reads the items up to the position
-with these generators, and restores the current generators afterwards. If other code draws between two items, augmented
-items differ after a resume although their order is the same. A difference is therefore only a warning if the stream
-draws for its second item and only floating-point numbers and arrays differ, as augmentation causes. All other
-differences are errors.
+A stream may draw from the global generators in order to shuffle or to augment. If a stream draws for one of its first
+two items, its state contains the generators as they were before the first draw. A resume rereads the items with these
+generators, and restores the current generators afterwards. If other code draws between two items, augmented items
+differ after a resume although their order is the same. A resume therefore only warns if the stream draws for its second
+item and only floating-point numbers and arrays differ. All other differences are errors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _END: Any = object()
 
 
 class SampledStream:
-    """One reading of a stream, from its beginning or from a saved position.
+    """One pass over a stream, from the stream's beginning or from a saved position.
 
     Args:
         name: a description of the stream.
@@ -50,7 +50,7 @@ class SampledStream:
         self._has_saved = "digest" in saved
 
     def state(self) -> dict[str, Any]:
-        """Returns the samples so far, and the generators that are needed to read them again."""
+        """Returns the samples so far, and the generators that are needed to reread the sampled items."""
         state: dict[str, Any] = {"digest": self._digest.as_tuple()}
         if self._generators is not None:
             state |= {"generators": self._generators, "draws": self._draws}
@@ -100,7 +100,7 @@ class SampledStream:
 
         Args:
             position: the number of items that were reread.
-            is_noise: whether only numbers differ that may be drawn for each item.
+            is_noise: whether the items differ only in numbers that the stream may draw anew for each item.
         """
         if is_noise:
             warn_outside(
@@ -120,8 +120,8 @@ class SampledStream:
     def _pieces(
         self, source: Iterator[Any], if_empty: Callable[[], object] | None, digest: SampleDigest | None = None
     ) -> Iterator[Iterator[Any]]:
-        """Yields consecutive iterators over the stream, between which items are sampled."""
-        source = chain(source)  # does not call an exhausted iterator again
+        """Yields consecutive iterators over the stream, and samples items between two of these iterators."""
+        source = chain(source)  # `chain` does not call an exhausted iterator again
         digest, position = digest or self._digest, 0
         while True:
             if digest.next > position:
@@ -136,7 +136,7 @@ class SampledStream:
                 if position == 0 and if_empty is not None:
                     if_empty()
                 return
-            except BaseException as error:  # raised below, where the next call continues
+            except BaseException as error:  # raised below, so that the next call continues after it
                 failed = error
             if before is not None:
                 self._note_draws(before, is_second=position == 1)

@@ -16,22 +16,22 @@ __all__ = ["Seeded"]
 
 
 class Seeded:
-    """The seeds of a random pipe: one for the current iteration, and one for the next."""
+    """The seeds of a random pipe: a seed for the current iteration, and a seed for the next iteration."""
 
     _epoch_seed: int | None = state(lasts=True, copied=True)  # of the current iteration
     _seed: int | None = state(lasts=True, copied=True)  # of the next iteration
 
     def set_seed(self, seed: int) -> Self:
-        """Sets the seed of the next iteration (only that one). Returns the pipe itself."""
+        """Sets the seed of the next iteration, but not of later iterations. Returns the pipe itself."""
         self._seed = seed
         return self
 
     def epoch_seed(self) -> int | None:
-        """The seed of the current iteration; before the first iteration, the seed that `set_seed` set, if any."""
+        """The seed of the current iteration. Before the first iteration, the seed that `set_seed` set, or None."""
         return self._seed if token_of(self).current == 0 and self._seed is not None else self._epoch_seed
 
     def _take_seed(self) -> int:
-        """Returns the seed of the iteration that begins: the value passed to `set_seed`, or a new seed."""
+        """Returns the seed of an iteration that begins: the value passed to `set_seed`, or a new seed."""
         seed = draw_seed(self._epoch_seed, record_of(self).seeded) if self._seed is None else self._seed
         self._epoch_seed, self._seed = seed, None
         return seed

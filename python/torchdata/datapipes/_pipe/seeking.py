@@ -1,4 +1,4 @@
-"""Iterates over plain data from a given position, in constant time if the iterator can seek. Pure functions."""
+"""Pure functions that iterate over plain data from a given position, in constant time if the iterator can seek."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _SEEKABLE = frozenset(type(iter(sample)) for sample in _SAMPLES)
 
 
 def is_read_by_index(iterable: Any) -> bool:
-    """Returns whether to iterate by indexing 0, 1, … up to the length."""
+    """Returns whether to iterate over the value by indexing 0, 1, … up to its length."""
     if isinstance(iterable, Sequence) and type(iterable).__iter__ is Sequence.__iter__:
         return True
     return is_indexed_only(iterable)
@@ -89,7 +89,7 @@ def iterate_from(iterable: Any, position: int) -> Iterator[Any]:
 
 
 def seek(iterator: Any, count: int) -> bool:
-    """Skips items of an iterator in constant time; False if it cannot do so, or has fewer."""
+    """Skips items of an iterator in constant time; returns False if it cannot seek, or has fewer items."""
     if type(iterator) not in _SEEKABLE or operator.length_hint(iterator, -1) < count:
         return False
     _, _, *index = iterator.__reduce__()
@@ -103,7 +103,7 @@ def can_pass_over(iterable: Any) -> bool:
 
 
 def iterate_by_index(iterable: Any, position: int) -> Iterator[Any]:
-    """Like `iterate_from`, for a reader that skips items. Skipped items are not created if the iterable allows it."""
+    """Does the same as `iterate_from` for a reader that skips items. If possible, skipped items are not created."""
     return SequenceIterator(iterable, position) if can_pass_over(iterable) else iterate_from(iterable, position)
 
 

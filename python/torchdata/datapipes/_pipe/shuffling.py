@@ -1,4 +1,4 @@
-"""Shared code of pipes that shuffle: the switch, the seeds, and a private generator.
+"""Shared code of pipes that shuffle: the switch that turns shuffling off, the seeds, and a private generator.
 
 Role: the base class of Shuffler and InBatchShuffler. Runs in the process that iterates the pipe. The pipe owns the
 generator and seeds it when an iteration begins.
@@ -16,7 +16,7 @@ __all__ = ["Shuffling"]
 
 
 class Shuffling(Seeded):
-    """The seeds of a pipe that shuffles, and its switch. Subclasses extend `reset` and `iteration_state`."""
+    """A pipe that shuffles, with its seeds and its switch. Subclasses extend `reset` and `iteration_state`."""
 
     #: The attribute that the adapter `Shuffle` sets.
     set_by_adapters: ClassVar[dict[str, str]] = {"Shuffle.enable": "_enabled"}

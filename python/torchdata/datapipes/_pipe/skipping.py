@@ -1,14 +1,13 @@
 """Skips items that raise exceptions, for the pipe `on_error`.
 
-Role: a pass of `on_error` claims its sources, up to the next `on_error`. If an exception reaches the guard of a claimed
-pipe, the guard calls this module by way of `explain`, only in the error case. If the pipe's pass can continue, the
-exception is counted in the pipe's record, and the guard requests the next item. The counts are part of the pipe's entry
-in a state. A resumed pass therefore continues the counts, whereas a repeated pass starts from zero. Runs in the process
-that iterates the pipes.
+Role: a pass of `on_error` *claims* the pipes that it reads from, up to the next `on_error`: the exceptions of claimed
+pipes are skipped. If an exception reaches the guard of a claimed pipe, the guard calls `explain`, which calls this
+module. If the pipe's pass can continue, the exception is counted in the pipe's record, and the guard requests the next
+item. The counts are part of the pipe's entry in a state. A resumed pass therefore continues the counts, whereas a
+repeated pass starts from zero. Runs in the process that iterates the pipes.
 
-A pass can continue if its iterator survives an exception. This is true of the built-in `map`, of the iterator of
-`filter`, and of pipes that turn one item or stream into several (`_drop_broken`). A generator that has raised has
-ended.
+A pass can continue if its iterator survives an exception. The built-in `map`, the iterator of `filter`, and pipes that
+turn one item or stream into several (`_drop_broken`) survive exceptions. A generator ends when it raises an exception.
 
 `StatefulDataLoader` skips samples with its own code, and shares the limits, messages and log format with this module.
 """
@@ -57,8 +56,8 @@ __all__ = [
     "write_line",
 ]
 
-#: The number of this worker, "dispatch" in the dispatching process, or None in the main process. The loader sets this
-#: number, and reports the skipped items of its processes.
+#: The number of this worker, "dispatch" in the dispatching process, or None in the main process. Set by the loader,
+#: which reports the skipped items of its processes.
 worker: int | str | None = None
 
 #: The epoch, from 0, of the loader that this worker process belongs to.
@@ -67,7 +66,7 @@ epoch = 0
 #: In the main process, the current epoch of each skipping pipe.
 _epochs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
-#: A fraction is checked once a pipe has read this many items, and at the end of the pass.
+#: A limit that is a fraction is checked once a pipe has read this many items, and at the end of the pass.
 FEWEST = 100
 
 
@@ -105,7 +104,7 @@ def claim(owner: Any) -> None:
             continue
         record = record_of(pipe)
         record.claim = mine
-        if not owner_record.goes_on:  # pipes that begin later in this pass have not skipped anything in it yet
+        if not owner_record.goes_on:  # a new pass counts from zero, also for pipes that begin later in the pass
             record.skipped = {}
             if record.loaded is not None:
                 record.loaded = record.loaded._replace(skipped=None)
@@ -115,7 +114,7 @@ def claim(owner: Any) -> None:
 
 
 def release(owner: Any) -> None:
-    """Releases the pipes that `owner` has claimed, because another pipe or no pipe reads them now."""
+    """Releases the pipes that `owner` has claimed, because `owner` no longer reads them."""
     record = record_of(owner)
     for pipe in _alive(record.claimed):
         held = record_of(pipe).claim
@@ -187,8 +186,8 @@ def too_many(
         skipped: the counts of skipped items.
         limit: the limit, see `check_limit`.
         name: the argument's name.
-        items: a description of the items that may be skipped; the last word is a noun for items.
-        where: the processes and epochs with these items.
+        items: a description of the items that may be skipped, with a noun as its last word.
+        where: the processes and epochs that the counts cover.
         last: a line about the last exception.
     """
     permitted = f"{100 * limit:g} % of {items}" if isinstance(limit, float) else f"{limit} {items.split()[-1]}"
@@ -204,7 +203,7 @@ def is_over(counts: Iterable[tuple[int, int]], limit: int | float | None, *, at_
     Args:
         counts: for each pipe or dataset, how many items it has skipped, and how many it has read.
         limit: the limit, see `check_limit`.
-        at_the_end: whether the pass has ended, so that a fraction of few items is checked as well.
+        at_the_end: whether the pass has ended. If True, a fraction is checked even if few items were read.
     """
     if limit is None or isinstance(limit, int):
         return limit is not None and sum(skipped for skipped, _ in counts) > limit
@@ -224,8 +223,7 @@ def limit_error(owner: Any, *, at_the_end: bool = False) -> TooManySkipped | Non
 
 
 def skip(error: BaseException, datapipe: Any, yielded: int, iterator: Any) -> bool | TooManySkipped:
-    """Skips the item that made a claimed pipe raise an exception; returns False if the item cannot or must not be
-    skipped.
+    """Skips the item that made a claimed pipe raise an exception.
 
     Args:
         error: the exception, as raised by this pipe.
@@ -234,7 +232,8 @@ def skip(error: BaseException, datapipe: Any, yielded: int, iterator: Any) -> bo
         iterator: the pipe's iterator.
 
     Returns:
-        Whether the next item is to be requested, or the error to raise instead because the limit is exceeded.
+        True if the next item is to be requested; False if the item cannot or must not be skipped; or the error to raise
+        because the limit is exceeded.
     """
     record = existing_record(datapipe)
     reference = None if record is None else record.claim
@@ -260,7 +259,7 @@ def skip(error: BaseException, datapipe: Any, yielded: int, iterator: Any) -> bo
     if (told := limit_error(owner)) is None:
         return True
     told.__cause__ = error
-    # keeps the original pipe, so that no reader claims the error as its own
+    # The copied attributes name the original pipe, so that notes do not attribute the error to a reader.
     attributes_of(told).update(attributes_of(error))
     return told
 
@@ -278,7 +277,7 @@ def _goes_on(datapipe: Any, iterator: Any) -> bool:
     """Returns whether a pipe's iterator can continue after raising, and makes it drop the failed item."""
     base = iter_base()
     if any(is_iter_pipe(source) and base not in type(source).__mro__ for source in sources_of(datapipe)):
-        return False  # a source may have ended if its exception passed no guard
+        return False  # a source without a guard may have ended by raising
     if type(iterator) in (map, FilterIterator, IndexedIterator) or getattr(type(iterator), "outlives_errors", False):
         return True
     reference = record_of(datapipe).renewal
@@ -311,7 +310,7 @@ def write_line(path: str, line: dict[str, Any]) -> None:
 
 
 def _key_of(error: BaseException) -> str | None:
-    """Returns the key or path of the item, as recorded by a built-in reader, or of the function's first argument."""
+    """Returns the key or path of the item that a built-in reader recorded, or of the function's first argument."""
     if (named := key_named(error)) is not None:
         return named
     frames = error.__traceback__
@@ -325,7 +324,7 @@ def _key_of(error: BaseException) -> str | None:
 
 
 def _row_read_for(datapipe: Any) -> str | None:
-    """The file and row that a reader of tables has read last, if only maps and filters are between it and the pipe."""
+    """Returns the file and row that a table reader has read last; None if other pipes than maps and filters follow."""
     while type(datapipe).__name__ in ("Mapper", "Filter"):
         [datapipe] = sources_of(datapipe)
         if hasattr(type(datapipe), "_last_row"):

@@ -1,10 +1,9 @@
-"""Stops sources from splitting their items among workers if a `sharding_filter` already does so.
+"""Stops sources from splitting their items among workers if a `sharding_filter` already splits the items.
 
-Role: such sources ask `torch.utils.data.get_worker_info()` for their worker. If a filter that splits among workers
-reads such a source, the source would yield a part, and the filter would keep only a part of this part. While such a
-source is asked for an item, PyTorch therefore reports a single worker in that thread. Runs in workers of this package
-and of PyTorch. In these workers, PyTorch's function returns an object of this package, which shows the true values to
-all other code.
+Role: a source may call `torch.utils.data.get_worker_info()` and yield only its worker's part of the items. A filter
+that reads this source would then keep only a part of this part. While a filter requests an item from its sources,
+PyTorch therefore reports a single worker in that thread. Runs in workers of this package and of PyTorch. In these
+workers, PyTorch's function returns an object of this package, which shows the true values to all other code.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ _WORKER = "torch.utils.data._utils.worker"
 #: The module that defines the base classes of pipes.
 _BASES = "torchdata.datapipes.datapipe"
 
-#: Libraries with iterables that never call `get_worker_info`.
+#: Libraries whose iterables never call `get_worker_info`.
 _INNOCENT = frozenset({"itertools", "numpy", "pandas", "polars", "pyarrow", "torchdata"})
 
-#: The pipes that a filter reads and that may call `get_worker_info`.
+#: The pipes that may call `get_worker_info` and that a filter reads.
 _whole: WeakSet[Any] = WeakSet()
 
 
 class _Depth(threading.local):
-    """The number of running iterators in this thread that must not see the worker."""
+    """The number of running iterators in this thread for which PyTorch must report a single worker."""
 
     value = 0
 
@@ -41,13 +40,13 @@ _depth = _Depth()
 
 
 def read_whole(datapipes: Iterable[Any]) -> bool:
-    """Prevents pipes from splitting their items among workers: in their next iterations, they yield all items.
+    """Makes pipes yield all items in their next iterations, instead of splitting the items among workers.
 
     Args:
         datapipes: all pipes that a `sharding_filter` reads from.
 
     Returns:
-        Whether some of the pipes belong to PyTorch. If so, their reader must call `begin_whole`.
+        Whether some of the pipes belong to PyTorch. If True, their reader must call `begin_whole`.
     """
     theirs = False
     for datapipe in datapipes:
@@ -58,7 +57,7 @@ def read_whole(datapipes: Iterable[Any]) -> bool:
 
 
 def _never_asks(datapipe: Any) -> bool:
-    """Returns whether a pipe certainly does not call `get_worker_info` itself. User functions do not count."""
+    """Returns whether a pipe certainly does not call `get_worker_info` itself. Calls by user functions do not count."""
     if not hasattr(type(datapipe), "__iter__"):
         return True
     if type(datapipe).__module__.partition(".")[0] != "torchdata":
@@ -84,7 +83,7 @@ def is_read_whole(datapipe: Any) -> bool:
 
 
 def begin_whole(begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-    """Returns the iterator that a function creates. Neither the function nor the iterator sees the worker."""
+    """Returns the iterator that a function creates. PyTorch reports a single worker to both of them."""
     module: Any = sys.modules.get(_WORKER)
     info = None if module is None else module._worker_info
     if info is not None and not hasattr(type(info), "_truth"):  # in a worker of PyTorch
@@ -115,8 +114,8 @@ class _Untold(Iterator[Any]):
 
 
 def watched_info(module: Any, **truth: Any) -> Any:
-    """Returns the `WorkerInfo` for PyTorch. The result is accurate, except that pipes read by a filter see a single
-    worker.
+    """Returns the `WorkerInfo` for PyTorch. The result is accurate, except that it reports a single worker to pipes
+    that a filter reads.
 
     Args:
         module: `torch.utils.data._utils.worker`.

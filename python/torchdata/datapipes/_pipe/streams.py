@@ -1,7 +1,7 @@
 """Closes the streams in items that a pipe drops, and in items that it keeps.
 
-Role: pipes that drop items call `close_dropped` on each, and pipes that keep items after their iteration call
-`with_detached_streams`. Both functions are almost free for plain items, or if no stream was ever wrapped. Runs in the
+Role: pipes call `close_dropped` for each item that they drop, and `with_detached_streams` for items that they keep
+after their iteration. Both functions cost almost nothing for plain items, or if no stream was ever wrapped. Runs in the
 process that iterates the pipe.
 """
 
@@ -19,7 +19,7 @@ PLAIN_TYPES: frozenset[type] = frozenset({int, float, str, bytes, bool, type(Non
 
 
 def close_dropped(item: Any) -> None:
-    """Closes every wrapped stream in `item`, because the item is no longer used."""
+    """Closes every wrapped stream in an item that is no longer used."""
     if type(item) in PLAIN_TYPES:
         return
     # if the module is not loaded, no stream was wrapped
@@ -31,8 +31,8 @@ def close_dropped(item: Any) -> None:
 def with_detached_streams(item: Any) -> Any:
     """Returns `item`, or a copy with wrapped streams that reopen their files when they are read.
 
-    Used for items that a pipe keeps after its iteration. A stream's file is closed once no other code refers to the
-    stream. Streams that cannot be reopened are kept as they are.
+    Used for items that a pipe keeps after its iteration. The file of a replaced stream is closed once no other code
+    refers to the stream. Streams that cannot be reopened are not replaced.
     """
     return _exchanged(item, _detached)
 
@@ -53,7 +53,7 @@ def _exchanged(item: Any, exchange: Callable[[Any], Any]) -> Any:
         return item
     if isinstance(item, streams.StreamWrapper):
         return exchange(item)
-    # Only exact types, because a subclass may not be recreated in the same way.
+    # Subclasses are left out, because the constructor of a subclass may have other arguments.
     if kind is dict:
         values = [_exchanged(value, exchange) for value in item.values()]
         changed = any(map(is_not, values, item.values()))

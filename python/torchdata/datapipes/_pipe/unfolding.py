@@ -1,7 +1,7 @@
 """Shared code of pipes that turn one item into several (flatmap, map_batches, unbatch, mux, …).
 
-Role: chains the parts of consecutive items without a Python frame per part, and tracks the remaining parts. Runs in the
-process that iterates the pipe. The pipe owns the parts of the item that is being unfolded.
+Role: chains the parts of consecutive items without running a Python frame for each part, and tracks the remaining
+parts. Runs in the process that iterates the pipe. The pipe owns the parts of the item that is being unfolded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Raising:
 
     def __next__(self) -> Any:
         if self._errors:
-            raise self._errors.pop()  # no frame may keep a reference to the raised error
+            raise self._errors.pop()  # popped, because no frame may keep a reference to the raised error
         raise StopIteration
 
 
@@ -51,14 +51,14 @@ class Unfolding:
     """The state and iteration of a pipe that yields the parts of its source's items.
 
     The state contains the remaining parts if they are in memory. If the parts are generated on demand, the state
-    contains the item and how many of its parts were yielded. Restoring such a state unfolds the item again.
+    contains the item and how many of its parts were yielded. A resume from such a state unfolds the item again.
     """
 
     #: The iterator over the parts; None if no item is being unfolded.
     _left: Iterator[Any] | None = state(items=True, saved=False)
     _in_memory: Any = state(items=True, saved=False)  # the parts, if they are in memory
-    _item: Any = state(items=True, saved=False)  # otherwise, the item that is being unfolded
-    _yielded_before: int = state(0, saved=False)  # the number of items that were yielded before its parts
+    _item: Any = state(items=True, saved=False)  # the item that is being unfolded, if its parts are not in memory
+    _yielded_before: int = state(0, saved=False)  # the number of items that were yielded before the parts of `_item`
     _resume: dict[str, Any] | None = state(items=True, saved=False)  # the state to resume from
 
     def _unfold(self, items: Iterator[Any], parts_of: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
@@ -79,12 +79,11 @@ class Unfolding:
                 try:
                     parts = parts_of(item)
                     members: Any = parts if type(parts) in sliced else listed(parts)
-                    # The item is copied before its first part is created, because that may read from a stream in the
-                    # item.
+                    # The item is copied first, because the creation of a part may read from a stream in the item.
                     kept = with_detached_streams(item) if members is None else None
                     left = _iterator_over(parts if members is None else members, self)
                 except Exception as error:
-                    # If the chain raises the error as one of the parts, neither the chain nor this generator ends.
+                    # The error is raised like a part, so that neither the chain nor this generator ends.
                     yield _Raising(not_the_end(name_of(self), error))
                     continue
                 if members is None:
@@ -92,7 +91,7 @@ class Unfolding:
                 self._in_memory, self._left = members, left
                 yield left
         except GeneratorExit:
-            if self._left is left is not None:  # not the parts of a newer iteration
+            if self._left is left is not None:  # a newer iteration has not replaced the parts
                 self._park()
             raise
 
@@ -101,7 +100,7 @@ class Unfolding:
         self._item, self._in_memory, self._left = None, [], iter(())
 
     def _park(self) -> None:
-        """Reduces this object to its state after an abandoned iteration. Closes files and generators."""
+        """Reduces this object to its state after an abandoned iteration, and closes files and generators."""
         if self._in_memory is None:
             self._left = iter(())
         elif self._left is not None:

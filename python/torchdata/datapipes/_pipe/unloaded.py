@@ -1,13 +1,13 @@
 """Distributes items by index before they are loaded.
 
 Role: if a `sharding_filter` reads items that are loaded by index, the pipes before it pass on indices instead of items,
-and the filter loads only its own share. This works for pipes that never inspect an item: they keep or change the order,
-or apply a function to each item, which is postponed like the loading. Each index takes the position of its item, so
-positions, seeds and states are the same as for an iteration over items. Runs in the process that iterates the pipeline.
-Keeps no state.
+and the filter loads only the items of its own share. Pipes can pass on indices if they never inspect an item: pipes
+that keep or change the order, and pipes that apply a function to each item, which the filter calls after loading. Each
+index takes the position of its item, so positions, seeds and states are the same as for an iteration over items. Runs
+in the process that iterates the pipeline. Keeps no state.
 
-Each iteration decides this anew, along one path through the graph. A pipe with another reader passes items to that
-reader. The graph itself is not changed.
+Each iteration decides anew whether to pass on indices, along one path through the graph. If a pipe has several readers,
+the other readers receive items. The graph itself is not changed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Load", "PipeStep", "ReadsByIndex", "Unloadable", "begin_sharing", "b
 
 T_co = TypeVar("T_co", covariant=True)
 
-#: Loads the item with an index.
+#: A function that loads the item with a given index.
 Load = Callable[[Any], Any]
 
 
@@ -39,7 +39,7 @@ class Unloadable(Protocol):
         """Replaces `__iter__`: returns an iterator over indices, and the function that loads an item."""
 
     def _loads(self) -> Load:
-        """Returns the function that loads an item, without an iteration."""
+        """Returns the function that loads an item, without beginning an iteration."""
 
 
 def can_wait(datapipe: Any) -> bool:
@@ -58,7 +58,7 @@ def begin_unloaded(datapipe: Any) -> tuple[Iterator[Any], Load]:
     """Starts a guarded iteration over indices; returns the iterator and the function that loads an item.
 
     Raises:
-        ValueError: the pipe passes on only items, which contradicts the loaded state.
+        ValueError: the loaded state counts indices, but the pipe does not support indices.
     """
     if not _supports_indices(type(datapipe)):
         raise ValueError(
@@ -77,11 +77,11 @@ def begin_unloaded(datapipe: Any) -> tuple[Iterator[Any], Load]:
 
 
 def begin_sharing(datapipe: Any) -> Iterator[Any]:
-    """Starts an iteration for a reader that takes a share. The iterator can skip other shares' items if the pipe
-    supports this.
+    """Starts an iteration for a reader that takes a share. If the pipe supports it, the iterator can skip the items of
+    other shares.
 
-    To support this, the class of the pipe itself defines `_can_pass_over` and `_iter_by_index`, which replaces
-    `__iter__` and yields the same items. Subclasses do not inherit this support.
+    A pipe supports skipping if its own class defines `_can_pass_over` and `_iter_by_index`, which replaces `__iter__`
+    and yields the same items. Subclasses do not inherit this support.
     """
     record, kind = existing_record(datapipe), type(datapipe)
     is_claimed = record is not None and record.claim is not None
@@ -91,7 +91,7 @@ def begin_sharing(datapipe: Any) -> Iterator[Any]:
 
 
 def getter_of(datapipe: Any) -> Load:
-    """Returns the function that loads an item of a map-style pipe: `__getitem__`, timed if the loader requests it."""
+    """Returns the function that loads an item of a map-style pipe: `__getitem__`, timed if the loader wants times."""
     token = token_of(datapipe) if hasattr(datapipe, "__dict__") else None
     if token is None or not token.is_timed:
         return datapipe.__getitem__  # type: ignore[no-any-return]

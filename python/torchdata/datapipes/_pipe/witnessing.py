@@ -1,13 +1,13 @@
 """Samples the items that a `sharding_filter` reads, to check that all workers read the same order.
 
-All loaders sample a stream without a state in the same way (`SampleDigest`), to check that the stream repeats itself
+All loaders take the same samples of a stream without a state (`SampleDigest`), to check that the stream repeats itself
 after a resume.
 
-Role: each worker reads the whole source and keeps its share by position. If workers read different orders, shares
-overlap and items are lost. The filter therefore records checksums of some items with their positions, and the loader
-compares the checksums of its workers. Runs in workers, in the thread that reads the filter. The sampled positions are
-the same in all workers: all positions at first, then with gaps that grow as the square root of the position. Two orders
-of the same n items therefore share about 36 sampled items, regardless of n.
+Role: each worker reads the whole source and keeps the items at the positions of its share. If the workers read the
+items in different orders, shares overlap and items are lost. The filter therefore records checksums of some items with
+their positions, and the loader compares the checksums of its workers. Runs in workers, in the thread that reads the
+filter. All workers sample the same positions: every position at first, then positions with gaps that grow as the square
+root of the position. Two orders of the same n items therefore share about 36 sampled items, regardless of n.
 """
 
 from __future__ import annotations
@@ -24,32 +24,33 @@ from zlib import crc32
 
 __all__ = ["Note", "SampleDigest", "SampleWatch", "Witness", "checksum_of", "current", "next_sample", "sample_behind"]
 
-#: The lower half of the checksum of a digest.
+#: A mask for the lower half of the checksum of a digest.
 _LOWER = (1 << 32) - 1
 
 #: Maximum number of samples of one filter in one epoch.
 _MOST_SAMPLES = 1 << 13
 
-#: The witness of the current epoch in this process, if this is one of several workers.
+#: The `Witness` of the current epoch if this process is one of several workers.
 current: Witness | None = None
 
-#: Types with values that are the same in every process.
+#: Types with values that have the same checksum in every process.
 _PLAIN = frozenset({str, bytes, int, bool, float, complex, type(None)})
 
-#: How many elements of an array or tensor are sampled.
+#: The maximum number of elements of an array or tensor that a checksum covers.
 _ELEMENTS = 1 << 10
 
 
 class Note(NamedTuple):
-    """The samples of a filter since its last note.
+    """The samples that a filter has taken since its previous note.
 
     Args:
         number: the number of the filter in the graph.
         source: a description of the filter's source.
         start: the position where the filter began to read.
         samples: positions and checksums of items.
-        length: the number of items that the source had; None if it has not ended.
-        splits_itself: whether the source is assumed to split itself among workers, which then read different items.
+        length: the total number of items of the source; None if the source has not ended.
+        splits_itself: whether the source is assumed to split its items among workers, so that workers read different
+            items.
     """
 
     number: int
@@ -89,12 +90,12 @@ class SampleWatch:
         self._samples.append((position, checksum))
 
     def end(self, length: int) -> None:
-        """Records that the source has ended."""
+        """Records that the source has ended after `length` items."""
         if not self.is_full:
             self._length = length
 
     def note(self) -> Note | None:
-        """Returns the samples since the last note; None if there are none."""
+        """Returns the samples since the previous note; None if there are no new samples."""
         samples, self._samples = self._samples, []
         length, self._length = self._length, None
         if not samples and length is None:
@@ -103,7 +104,7 @@ class SampleWatch:
 
 
 class Witness:
-    """The watches of one epoch in one worker.
+    """The `SampleWatch` of each sharding filter, for one epoch in one worker.
 
     Args:
         filters: the sharding filters to take samples of, each with a description of its sources.
@@ -114,7 +115,7 @@ class Witness:
         self._watches: dict[int, SampleWatch] = {}
 
     def watch(self, datapipe: Any, start: int) -> SampleWatch | None:
-        """Returns the watch of a filter that begins to read at a position; None if it already read in this epoch."""
+        """Returns the watch of a filter that begins to read at a position; None if the filter has one in this epoch."""
         for number, (known, source) in enumerate(self._filters):
             if known is datapipe and number not in self._watches:
                 self._watches[number] = SampleWatch(number, source, start, datapipe.source_splits_itself)
@@ -122,7 +123,7 @@ class Witness:
         return None
 
     def notes(self) -> list[Note] | None:
-        """Returns the notes of all filters since the last call; None if there are none."""
+        """Returns the notes of all filters since the previous call; None if there are no new notes."""
         notes = [note for watch in [*self._watches.values()] if (note := watch.note()) is not None]
         return notes or None
 
@@ -145,10 +146,10 @@ class SampleDigest:
 
     @classmethod
     def of(cls, saved: Any) -> SampleDigest:
-        """Returns the digest that `as_tuple` described.
+        """Returns the digest for a result of `as_tuple`.
 
         Raises:
-            TypeError, ValueError: the description is damaged.
+            TypeError, ValueError: `saved` is damaged.
         """
         position, checksum = saved
         if type(position) is not int or type(checksum) is not int or position < 0 or not 0 <= checksum < 1 << 64:
@@ -168,11 +169,11 @@ class SampleDigest:
         self.next = sample_behind(self.next)
 
     def add_missing(self) -> None:
-        """Skips the next sampled position, because this position is after the last item."""
+        """Skips the next sampled position, because the stream has fewer items."""
         self.next = sample_behind(self.next)
 
     def agrees_with(self, other: SampleDigest) -> bool:
-        """Returns whether two digests have the same checksum, as far as they cover the same samples."""
+        """Returns whether two digests have the same checksum; True if they cover different numbers of samples."""
         return self.next != other.next or self.checksum == other.checksum
 
     @staticmethod
@@ -199,7 +200,7 @@ def next_sample(position: int) -> int:
 
 
 def sample_behind(sample: int) -> int:
-    """Returns the sampled position that follows another one."""
+    """Returns the sampled position that follows the sampled position `sample`."""
     return sample + max(isqrt(sample) // 3, 1)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torchdata.datapipes.map.grouping import *
     from torchdata.datapipes.map.wrapping import *
 
-#: The same as in `torchdata.datapipes.iter`.
+#: The modules of the pipes, as in `torchdata.datapipes.iter`.
 _PIPES = late_names(
     {
         "arrow": "ArrowParts from_ray_data",

@@ -1,7 +1,7 @@
-"""The map pipe over the parts of a table: ArrowParts, and `from_ray_data`, which reads a Ray Dataset by them.
+"""The map pipe over the parts of a table: ArrowParts, and `from_ray_data`, which reads a Ray Dataset with ArrowParts.
 
-Role: provides the numbers of parts, which are shuffled and sharded before the table is read. The pipe owns the list of
-parts, which is created when the pipe is built. Runs in any process that requests an item.
+Role: provides the numbers of parts. The numbers are shuffled and sharded before the table is read. The pipe owns the
+list of parts, which is created when the pipe is built. Runs in any process that requests an item.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class ArrowParts(MapDataPipe[int]):
     """Lists the parts of a table by their numbers from 0, for `.read_arrow()` to read.
 
     A part is a row group of a Parquet file, a file of another format (Feather, ORC, CSV, JSON), a chunk of a table in
-    memory, a data file of an Iceberg table, a range of rows of a Lance dataset, or a block of a Ray Dataset. To list
-    the parts, only the directories of files are read, and the first row of a block. `ArrowParts(…).shuffle()` therefore
+    memory, a data file of an Iceberg table, a range of rows of a Lance dataset, or a block of a Ray Dataset. Listing
+    the parts reads only the metadata of files, or the first row of each block. `ArrowParts(…).shuffle()` therefore
     yields the row groups of all files in random order, and `sharding_filter` divides them before they are read.
 
     Args:
@@ -29,12 +29,12 @@ class ArrowParts(MapDataPipe[int]):
             `deltalake.DeltaTable`, a `pyiceberg.table.Table`, a `lance.LanceDataset`, or a materialized
             `ray.data.Dataset`; or a path, or a list of paths, of files of one format.
         filter: the rows to read: a `pyarrow.compute.Expression`; for an Iceberg table the `row_filter` of its `scan`;
-            for a Lance dataset also SQL. Parts without such rows according to their statistics are left out. For a
-            Lance dataset, the filter is applied when the list is made. None (the default) for all rows.
+            for a Lance dataset also SQL. Parts are left out if their statistics exclude all rows. For a Lance dataset,
+            the filter is applied when the pipe is built. None (the default) for all rows.
         format: the format of files that are given by their paths: `"parquet"` (the default), `"feather"`, `"csv"` or
-            any other that `pyarrow.dataset.dataset` accepts; `"delta"`, `"lance"` or `"iceberg"` (with the path of the
-            metadata) for tables.
-        part_rows: rows in a part of a Lance dataset; None (the default) for 1,024.
+            another format that `pyarrow.dataset.dataset` accepts; `"delta"`, `"lance"` or `"iceberg"` (with the path of
+            the metadata) for tables.
+        part_rows: the number of rows in a part of a Lance dataset; None (the default) for 1,024.
 
     Raises:
         TypeError: the source has another type, or is a Ray Dataset that is not materialized.
@@ -61,7 +61,7 @@ class ArrowParts(MapDataPipe[int]):
         self.source: ArrowSource = arrow_source(source, filter, format, part_rows)
 
     def name(self, index: int) -> str:
-        """The name of a part in messages: its file, and its row group if it has one."""
+        """Returns the name of a part for messages: its file, and the row group if the part is a row group."""
         return self.source.names[index]
 
     def __getitem__(self, index: int) -> int:
@@ -87,16 +87,16 @@ def from_ray_data(
     Each worker and each rank reads its own blocks from Ray's object store, in the order of the dataset. A saved state
     contains the block and the row in it, and a resumed run fetches no earlier block. Another program can resume if it
     materializes the same blocks in the same order, with
-    `ray.data.DataContext.get_current().execution_options.preserve_order = True`; otherwise the state is refused. This
-    is short for `ArrowParts(dataset).to_iter_datapipe().sharding_filter().read_arrow(…)`.
+    `ray.data.DataContext.get_current().execution_options.preserve_order = True`. A state of other blocks is refused.
+    The function is short for `ArrowParts(dataset).to_iter_datapipe().sharding_filter().read_arrow(…)`.
 
     Args:
         dataset: a dataset that is materialized (`dataset.materialize()`), because only its blocks have a fixed order.
-        columns: the columns to read, in this order; None (the default) for all.
+        columns: the columns to read, in the order of the result; None (the default) for all columns.
         shuffle: whether blocks have another order in each epoch; False by default. Rows keep their order within a
-            block, so add `.shuffle()` after it.
-        rows: whether items are rows, dicts from column to a Python value (the default). Otherwise they are frames.
-        frame_size: rows per frame; None (the default) for one frame per block.
+            block, so call `.shuffle()` on the result to shuffle rows.
+        rows: True (the default) for items that are rows: dicts from column to a Python value. False for frames.
+        frame_size: the number of rows per frame; None (the default) for one frame per block.
         library: the library of the frames: `"numpy"` (the default), for dicts from column to array; `"pandas"`,
             `"polars"` or `"pyarrow"`.
 

@@ -67,7 +67,7 @@ class Mapper(SameLength, MapDataPipe[T_co]):
 class InMemoryCacheHolder(SameLength, MapDataPipe[T_co]):
     """Stores every requested item, so that the pipes before it run once per item.
 
-    The cache exists as long as the pipe. The cache is pickled with the pipe, and is part of its state.
+    The cache exists as long as the pipe. The cache is pickled with the pipe, and is part of the pipe's state.
 
     Args:
         source_dp: the pipe to read.

@@ -1,5 +1,5 @@
-"""Pipes that read a map-style pipe in another order: Shuffler, IndexSampler. Both are iterable-style pipes, because
-they only determine an order.
+"""Pipes that read a map-style pipe in another order: Shuffler, IndexSampler. Both pipes are iterable-style pipes,
+because they only determine an order.
 
 These pipes run in the process that iterates the pipeline, and own the order of the current iteration.
 """
@@ -33,7 +33,7 @@ T_co = TypeVar("T_co", covariant=True)
 class Shuffler(Seeded, ReadsByIndex[T_co]):
     """Yields the items of a map pipe in random order.
 
-    The order depends only on the seed, and equals that of torchdata 0.9 for the same seed.
+    The order depends only on the seed, and equals the order of torchdata 0.9 for the same seed.
 
     Args:
         datapipe: the map pipe to read.
@@ -120,11 +120,11 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
     Args:
         datapipe: the map pipe to read.
         sampler: an iterable of indices that can be read several times: a `torch.utils.data.Sampler`, a sequence, or an
-            object with `__iter__`. A sampler with a length is read completely when an epoch begins, any other as items
-            are requested.
+            object with `__iter__`. A sampler with a length is read completely when an epoch begins. A sampler without a
+            length is read when items are requested.
 
     Raises:
-        TypeError: `datapipe` is not a map pipe, or `sampler` cannot be iterated, or only once.
+        TypeError: `datapipe` is not a map pipe, or `sampler` cannot be iterated several times.
 
     Example:
         >>> from torchdata.datapipes.map import SequenceWrapper
@@ -136,7 +136,7 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
     #: The order of the running iteration, if the sampler has a length.
     _order: Any = state(items=True)
     _epoch: int = state(0, lasts=True, copied=True)
-    #: The reading of a sampler without a length.
+    #: The current pass over a sampler without a length.
     _stream: SampledStream | None = state(None, saved=False)
     #: Whether indices that are reread after a resume are compared with the original indices.
     _is_strict = True
@@ -176,7 +176,7 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
         return f"the sampler {type(self.sampler).__name__}"
 
     def state_dict(self) -> dict[str, Any]:
-        """The order of a sampler with a length, or a checksum of some indices of another one, and the epoch."""
+        """Returns the epoch, and the order of the sampler or, without a length, a checksum of some of its indices."""
         return self._declared_state() | ({} if self._stream is None else {"stream": self._stream.state()})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -118,7 +118,7 @@ class UnZipper(MapDataPipe[Any]):
         2
     """
 
-    def __new__(  # type: ignore[misc]  # a list of pipes is what upstream returns
+    def __new__(  # type: ignore[misc]  # torchdata 0.9 also returns a list of pipes
         cls,
         source_datapipe: MapDataPipe[Sequence[Any]],
         sequence_length: int,

@@ -25,7 +25,7 @@ class Batcher(MapDataPipe[DataChunk[T]]):
 
     Args:
         datapipe: a pipe with the indices 0, 1, …
-        batch_size: items per batch.
+        batch_size: the number of items per batch.
         drop_last: whether a last batch with fewer items is left out; False by default.
         wrapper_class: a function from a list of items to the batch; `DataChunk`, a list, by default.
 
@@ -61,13 +61,13 @@ class Batcher(MapDataPipe[DataChunk[T]]):
                 batch.append(self.datapipe[place])
         except IndexError:
             if len(batch) < self._items_from(index * self.batch_size):
-                raise  # raised inside the pipe, so the item exists
+                raise  # the error comes from inside the pipe, so the item exists
         if not batch or (self.drop_last and len(batch) < self.batch_size):
             raise IndexError(f"Index {index} is out of bound.")
         return self.wrapper_class(batch)
 
     def _items_from(self, start: int) -> int:
-        """Returns how many items there are from `start` on; 0 if the pipe's length is unknown."""
+        """Returns the number of items from `start` on; 0 if the pipe's length is unknown."""
         try:
             return len(self.datapipe) - start
         except (TypeError, NotImplementedError):

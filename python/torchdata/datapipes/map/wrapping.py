@@ -71,13 +71,13 @@ class IterToMapConverter(MapDataPipe[Any]):
 
     Args:
         datapipe: the iterable pipe to read.
-        key_value_fn: a function from an item to its key and value; None (the default): items are pairs of key and
+        key_value_fn: a function from an item to its key and value. None (the default) if the items are pairs of key and
             value.
 
     Raises:
-        TypeError: `datapipe` is not an iterable pipe, or `key_value_fn` is not a function; when loading, an item (or
-            the result of the function) is not a pair.
-        ValueError: when loading, an item does not have two members.
+        TypeError: `datapipe` is not an iterable pipe, or `key_value_fn` is not a function; at the first request, an
+            item (or the result of the function) is not a pair.
+        ValueError: at the first request, an item does not have two members.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -98,7 +98,7 @@ class IterToMapConverter(MapDataPipe[Any]):
 
     def _load_map(self) -> None:
         """Reads the iterable-style pipe into the dict. Old code overrides or calls this method."""
-        # An error while loading must not leave an incomplete dict.
+        # The dict is stored once it is complete, because reading may raise an error.
         loaded: dict[Any, Any] = {}
         for item in self.datapipe:
             key, value = self._pair(item)

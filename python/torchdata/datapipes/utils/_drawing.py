@@ -1,7 +1,7 @@
-"""Drawing a pipe graph with graphviz.
+"""Draws a pipe graph with graphviz.
 
 Role: `to_graph` converts the graph that ends in a pipe to a `graphviz.Digraph`. Runs in the calling process, reads the
-pipes' attributes and changes nothing. Only rendering the result needs the program `dot`.
+pipes' attributes and changes nothing. The program `dot` is needed only for rendering the result.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _SOURCE_COLOR, _END_COLOR = "lightblue", "darkolivegreen1"
 def to_graph(dp: Any, *, debug: bool = False) -> graphviz.Digraph:
     """Draws the graph of pipes that ends in `dp`: an arrow leads from each pipe to its readers.
 
-    For a loader or its statistics, the drawing shows what each process runs. A hotter color means that the pipe takes
-    more of its process's time (with `stats="full"`), and the arrows show the number of items per second. `picture()` of
-    both draws the same without the program `dot`.
+    For a loader or its statistics, the drawing shows the pipes of each process. A hotter color means that the pipe
+    takes more of its process's time (with `stats="full"`), and the arrows show the number of items per second. The
+    method `picture()` of loaders and statistics draws the same graph without the program `dot`.
 
     Pipes without sources are blue, and the last pipe is green. A pipe that was split by `fork`, `demux` and similar
     pipes is one node, with arrows to the readers of all children.
@@ -45,10 +45,10 @@ def to_graph(dp: Any, *, debug: bool = False) -> graphviz.Digraph:
         debug: whether the children of split pipes are separate nodes; False by default.
 
     Returns:
-        The graph, with the DOT text in `.source`. `.render(path)` and `.view()` draw it by the program `dot`.
+        The graph, with the DOT text in `.source`. `.render(path)` and `.view()` draw the graph with the program `dot`.
 
     Raises:
-        TypeError: `dp` is none of these.
+        TypeError: `dp` has another type.
         ModuleNotFoundError: the package graphviz is not installed (extra `graph`).
 
     Example:
@@ -88,7 +88,7 @@ def to_graph(dp: Any, *, debug: bool = False) -> graphviz.Digraph:
 
 
 def _is_hidden(pipe: Any) -> bool:
-    """Returns whether the pipe is a child of a split pipe, which represents it in a drawing."""
+    """Returns whether the pipe is a child of a split pipe. A drawing shows only the split pipe."""
     return bool(getattr(type(pipe), "_is_child_datapipe", False))
 
 

@@ -3,8 +3,8 @@
 Role: `StreamWrapper` is the file object of every pipe that yields streams. The wrapper belongs to the process that
 opened it, and owns the file object. A wrapper of this package contains (or determines) a *recipe* to reopen the stream:
 a path, or an archive and a position in it. A pickled or deep-copied wrapper consists of its recipe and the current
-offset, and opens its file on first use. This allows a saved state to contain a shuffle buffer full of streams, or a
-pipe in the middle of a file.
+offset, and opens its file on first use. A saved state can therefore contain a shuffle buffer full of streams, or a pipe
+in the middle of a file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 
 _DEEPEST_STRUCTURE = 10
 
-#: Bytes to read at a time if a stream is moved by reading.
+#: The number of bytes per read when a stream without `seek` moves to an offset by reading.
 _SKIPPED_AT_ONCE = 1 << 20
 
 
@@ -70,8 +70,8 @@ class FileRecipe:
 def recipe_of(file_obj: Any) -> Recipe | None:
     """Returns the recipe of a bare file object, or None if it cannot be determined.
 
-    A binary file that was opened by path has a recipe, unless the path leads to another file now. A text file has none,
-    because its newline translation cannot be determined.
+    A binary file that was opened by path has a recipe if the path still leads to the same file. A text file has no
+    recipe, because its newline translation cannot be determined.
     """
     raw = file_obj.raw if type(file_obj) is io.BufferedReader else file_obj
     if type(raw) is io.FileIO:
@@ -88,7 +88,7 @@ def recipe_of(file_obj: Any) -> Recipe | None:
 
 
 class _Base:
-    """An empty base class. Python allows changing the bases of a class, as for torch's streams, only if it has one."""
+    """An empty base class, because Python can change the bases of a class only if it has one other than `object`."""
 
 
 class StreamWrapper(_Base, metaclass=ABCMeta):
@@ -101,8 +101,8 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
         file_obj: the file object, which the wrapper owns from now on.
         parent_stream: the `StreamWrapper` that the file object reads from (the archive of a member).
         name: the name of the stream in `repr` and in messages.
-        recipe: the recipe to reopen the stream. Without it, only in-memory files and binary files that were opened by
-            path can be pickled.
+        recipe: the recipe to reopen the stream. Without a recipe, only in-memory files and binary files that were
+            opened by path can be pickled.
 
     Raises:
         RuntimeError: `parent_stream` is not a `StreamWrapper`.
@@ -115,12 +115,12 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
         b'abc'
     """
 
-    #: With `debug_unclosed_streams`: all wrappers that were created and not closed.
+    #: All wrappers that were created and not closed, if `debug_unclosed_streams` is True.
     session_streams: ClassVar[dict[Any, int]] = {}
     debug_unclosed_streams: ClassVar[bool] = False
 
-    # Default values are class attributes. An archive creates a wrapper per member, which then stores only differing
-    # values.
+    # Default values are class attributes, so that a wrapper stores only other values. An archive creates a wrapper per
+    # member.
     file_obj: Any
     child_counter: int = 0
     parent_stream: StreamWrapper | None = None
@@ -160,14 +160,14 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
 
     @classmethod
     def reopening(cls, recipe: Recipe, offset: int | None = None, name: str | None = None) -> StreamWrapper:
-        """Creates a wrapper that opens its file on first use, at `offset` (None: the initial position)."""
+        """Creates a wrapper that opens its file on first use, at `offset` (None for the initial position)."""
         stream = cls.__new__(cls)
         stream._recipe, stream._reopen_at, stream.name = recipe, offset, name
         return stream
 
     @classmethod
     def close_streams(cls, v: Any, depth: int = 0) -> None:
-        """Closes every wrapper in `v`: itself, or in dicts, lists and tuples, up to ten levels deep."""
+        """Closes `v` if it is a wrapper, and every wrapper in its dicts, lists and tuples, up to ten levels deep."""
         if depth > _DEEPEST_STRUCTURE:
             return
         if isinstance(v, (dict, list, tuple)):
@@ -176,8 +176,8 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
         elif isinstance(v, StreamWrapper):
             v.close()
 
-    # These methods replace `__getattr__` because in `next(items)[1].read()`, they keep the wrapper, and therefore the
-    # file, alive until they return.
+    # These methods are defined explicitly because a method, unlike `__getattr__`, keeps the wrapper and its file alive
+    # until it returns, as in `next(items)[1].read()`.
 
     def read(self, *args: Any, **kwargs: Any) -> Any:
         """Reads from the file object."""
@@ -194,7 +194,7 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
     def __getattr__(self, name: str) -> Any:
         if name == "file_obj":
             return self._open_now()
-        if name.startswith("__"):  # requested by copy, pickle and others, which must not open the file
+        if name.startswith("__"):  # copy and pickle look up such names, and must not open the file
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.file_obj, name)
 
@@ -212,7 +212,7 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
         return file_obj
 
     def close(self, *args: Any, **kwargs: Any) -> None:
-        """Closes the file object, and the parent if it waits for its last child. Further calls do nothing."""
+        """Closes the file object, and a parent that waits for this stream to close. Further calls do nothing."""
         if self.closed:
             return
         self.closed = True
@@ -309,7 +309,7 @@ def _move(file_obj: Any, offset: int) -> None:
     """Moves from the start of the stream to `offset`, by reading if the stream cannot seek."""
     try:
         file_obj.seek(offset)
-    # includes UnsupportedOperation; some file objects of fsspec raise the bare types
+    # UnsupportedOperation is a ValueError; some file objects of fsspec raise AttributeError or ValueError itself
     except (AttributeError, ValueError):
         while offset > 0 and (skipped := len(file_obj.read(min(offset, _SKIPPED_AT_ONCE)))):
             offset -= skipped
@@ -326,9 +326,9 @@ def _closed_stream(name: str | None) -> StreamWrapper:
 
 
 def detached(stream: Any, offset: int | None = None) -> Any:
-    """Returns a placeholder for `stream` without an open file, at `offset` (None: the stream's current position).
+    """Returns a placeholder for `stream` without an open file, at `offset` (None for the stream's current position).
 
-    In-memory files, moved to `offset`, and streams that cannot be reopened are returned unchanged.
+    For an in-memory file, returns a copy of the file. Streams that cannot be reopened are returned unchanged.
     """
     wrapper = stream if isinstance(stream, StreamWrapper) else None
     file_obj: Any = wrapper.__dict__.get("file_obj") if wrapper is not None else stream
@@ -359,7 +359,7 @@ def copied(stream: StreamWrapper) -> Any:
 
 
 def validate_pathname_binary_tuple(data: Any) -> None:
-    """Checks an item of a pipe that opens files, as loaders of archives do.
+    """Checks that an item is a pair of a path and a stream, as pipes that read archives require.
 
     Args:
         data: the value to check, which must be a pair of a path and an open binary stream.
@@ -411,8 +411,8 @@ pair_streams_with_torch(StreamWrapper)
 
 
 def _stream_parts(stream: StreamWrapper) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
-    """Returns a stream as state data without pickle, for files by path or in memory. Recipes of other streams have
-    settings.
+    """Returns how to recreate a stream from plain data: a function and its arguments. Returns None for an open stream
+    that is neither a file with a path nor in memory.
     """
     if stream.closed:
         return _closed_stream, (stream.name,)
@@ -431,7 +431,7 @@ def _wrapped(file: Any, name: str | None) -> StreamWrapper:
 
 
 def _file_at(path: str, mode: str, encoding: str | None, offset: int | None, name: str | None) -> StreamWrapper:
-    """Opens a file that a state names, which may be manipulated: only for reading, and only a regular file."""
+    """Opens a regular file for reading. Other files and modes are refused, because a state may be manipulated."""
     if not isinstance(mode, str) or not set(mode) <= set("rbt"):
         raise ValueError(f"a state reads files, but this one opens {shown(path)} in mode {mode!r}")
     if os.path.exists(path) and not os.path.isfile(path):

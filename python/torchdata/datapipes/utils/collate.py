@@ -1,8 +1,8 @@
 """Collating: converts a batch of items to one item with arrays, or with tensors if PyTorch is imported.
 
-Role: the default function of `collate`, and the function for its argument `conversion`. Runs in the process that
-iterates the pipe. Stacked arrays are allocated by `torchdata.empty`, so that a worker builds them where they need not
-be copied again.
+Role: implements the default function of `collate`, and its argument `conversion`. Runs in the process that iterates the
+pipe. Stacked arrays are allocated by `torchdata.empty`. A worker thus builds them in memory that it can send without a
+copy.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ def default_collate(batch: Any, to: Literal["numpy", "torch"] | None = None) -> 
     """Stacks the members of a batch, field by field.
 
     Arrays are stacked along a new first dimension. Numbers become a one-dimensional array (of float64 for Python
-    floats, and int64 for integers). Strings and bytes stay unchanged, as do columns of tuples or lists, which become
-    tuples. Dicts, named tuples, tuples and lists are collated member by member, and tuples become lists. If PyTorch is
-    imported, the results are tensors, as by `torch.utils.data.default_collate`; otherwise, they are NumPy arrays. A
-    library such as `datasets` may have imported PyTorch, so use `to` to choose.
+    floats, and int64 for integers). Strings and bytes stay unchanged; if the items are tuples or lists, each column of
+    strings is a tuple. Dicts, named tuples, tuples and lists are collated member by member, and tuples become lists. If
+    PyTorch is imported, the results are tensors, as from `torch.utils.data.default_collate`. If it is not imported,
+    they are NumPy arrays. A library such as `datasets` may import PyTorch, so use `to` to choose the type.
 
     Args:
         batch: a non-empty sequence of items of the same structure.
-        to: "numpy" for arrays, "torch" for tensors; None (the default) for tensors if PyTorch is imported, otherwise
-            arrays.
+        to: "numpy" for arrays, "torch" for tensors; None (the default) for tensors if PyTorch is imported, and arrays
+            if it is not.
 
     Raises:
         TypeError: the items have a type that cannot be collated.
@@ -64,7 +64,7 @@ def default_collate(batch: Any, to: Literal["numpy", "torch"] | None = None) -> 
 
 
 def note_remedy(error: Exception, batch: Any) -> None:
-    """Adds a note with a remedy to an error that collating a batch has raised, if the cause is recognized."""
+    """Adds a note with a remedy to an error from collating a batch, if the cause of the error is recognized."""
     remedy = _remedy(batch)
     if remedy is not None:
         add_note(error, remedy)
@@ -110,7 +110,7 @@ def _collated(batch: Any, to: Literal["numpy", "torch"] | None) -> Any:
         raise ValueError("default_collate: cannot collate an empty batch")
     first = batch[0]
     if isinstance(first, (str, bytes)):
-        return batch  # the columns of tuples and lists are tuples, as in torch
+        return batch  # a list, or a tuple for a column of tuples or lists, as in torch
     torch = _torch_for(to)
     if isinstance(first, (bool, int, float)) and not hasattr(first, "dtype"):
         return _numbers(torch, batch, first)
@@ -139,7 +139,7 @@ def _collated(batch: Any, to: Literal["numpy", "torch"] | None) -> Any:
 
 
 def _torch_for(to: str | None) -> Any:
-    """Returns PyTorch if tensors are required, otherwise None."""
+    """Returns the module `torch` if the results must be tensors, and None if they must be arrays."""
     if to is None:
         return sys.modules.get("torch")
     return None if to == "numpy" else importlib.import_module("torch")
@@ -155,7 +155,7 @@ def _numbers(torch: Any, batch: Any, first: Any) -> Any:
     numbers = np.array(batch)
     if numbers.ndim == 1 and numbers.dtype.kind in "bif":
         return numbers
-    # raises a clear error for a number that is too large, or a value that is not a number
+    # NumPy raises a clear error for a number that is too large, or a value that is not a number
     return np.array(batch, dtype=np.int64)
 
 
@@ -187,7 +187,7 @@ def _stacked_arrays(torch: Any, numpy: Any, batch: Any) -> Any:
 
 def _stacked_tensors(torch: Any, batch: Any) -> Any:
     if is_stackable(torch, batch):
-        with contextlib.suppress(RuntimeError):  # torch's own function raises it with a message for users
+        with contextlib.suppress(RuntimeError):  # torch's own function raises a better error below
             return stacked_tensors(torch, batch)
     return torch.utils.data.default_collate(batch)
 
@@ -204,7 +204,7 @@ def is_stackable(torch: Any, batch: Any) -> bool:
 
 
 def stacked_tensors(torch: Any, batch: Any) -> Any:
-    """Stacks the tensors of a batch, in memory that a worker sends directly.
+    """Stacks the tensors of a batch, in memory that a worker can send without a copy.
 
     Raises:
         RuntimeError: the shapes differ, or a tensor requires a gradient.
@@ -215,10 +215,10 @@ def stacked_tensors(torch: Any, batch: Any) -> Any:
 
 
 def arrays_as_tensor(torch: Any, batch: Any) -> Any:
-    """Stacks the arrays of a batch to a tensor, in memory that a worker sends directly.
+    """Stacks the arrays of a batch to a tensor, in memory that a worker can send without a copy.
 
-    Returns None unless all are arrays of one shape and of a type that torch supports. Converting each one then reports
-    the error.
+    Returns None if the members are not arrays, have different shapes, or have a type that torch does not support. The
+    caller then converts each member, which reports the error.
     """
     import numpy as np
 
@@ -258,7 +258,7 @@ def rebuilt_mapping(first: Any, collated: dict[Any, Any]) -> Any:
     if type(first) is dict:
         return collated
     try:
-        if isinstance(first, MutableMapping):  # keeps other data of such a mapping, for example a default factory
+        if isinstance(first, MutableMapping):  # a copy keeps the mapping's other data, for example a default factory
             clone = copy.copy(first)
             clone.update(collated)
             return clone
@@ -283,15 +283,15 @@ def rebuilt_sequence(first: Any, collated: list[Any]) -> Any:
 
 
 def collate_columns(conversion: Mapping[Any, Callable[..., Any]] | Sequence[Callable[..., Any]], batch: Any) -> Any:
-    """Collates a batch column by column, using the function that `conversion` contains for each column.
+    """Collates a batch column by column. `conversion` contains the function for each column.
 
     Columns without a function are collated by `default_collate`.
 
     Args:
         conversion: functions by column name, for a batch of mappings or of one data frame; or functions by
             position, for a batch of tuples or lists.
-        batch: the batch. The result for a data frame is a named tuple of columns, for mappings a dict and for
-            sequences a list.
+        batch: the batch. The result is a named tuple of columns for a data frame, a dict for mappings, and a list for
+            sequences.
 
     Raises:
         RuntimeError: a column of `conversion` is missing, or the batch contains several data frames.

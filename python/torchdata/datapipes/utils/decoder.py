@@ -1,9 +1,9 @@
 """Decodes the contents of files by their extension: the handlers of `routed_decode`.
 
-A handler is a function of an extension and the file's contents, which returns None for unsupported extensions. Handlers
+A handler is a function of an extension and the file's contents that returns None for unsupported extensions. Handlers
 for torch's pipes can be used unchanged, including the handlers in `torch.utils.data.datapipes.utils.decoder`.
 
-Role: the built-in handlers. Runs in the process that iterates the pipe, and keeps no state.
+Role: defines the built-in handlers. Runs in the process that iterates the pipe, and keeps no state.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _IMAGES = frozenset({"jpg", "jpeg", "png", "ppm", "pgm", "pbm", "pnm"})
 
 
 def extension_extract_fn(pathname: str) -> str:
-    """Returns the extension of a path, without its dot; empty if there is none.
+    """Returns the extension of a path, without its dot; an empty text if the path has no extension.
 
     Example:
         >>> from torchdata.datapipes.utils.decoder import extension_extract_fn
@@ -62,7 +62,7 @@ def _decoding(extension: str) -> Iterator[None]:
 
 
 def _pickles_are_allowed(allow_pickle: bool | None) -> bool:
-    """Returns whether pickles may be read: not if the argument or the environment forbids it."""
+    """Returns whether pickles may be read. Either the argument or the environment can forbid reading pickles."""
     environment = os.environ.get("TORCHDATA_ALLOW_PICKLE", "1") != "0" and os.environ.get("WDS_SECURE", "0") in (
         "",
         "0",
@@ -82,21 +82,21 @@ def basichandlers(extension: str, data: Any, *, allow_pickle: bool | None = None
     | `pt` | the result of `torch.load` with `weights_only=True` |
 
     **Unpickling runs code that the file contains.** For untrusted files, refuse `pyd`, `pickle` and `pt` by
-    `allow_pickle=False`, or for the whole program by `TORCHDATA_ALLOW_PICKLE=0` in the environment (`WDS_SECURE=1`, the
-    variable of webdataset, has the same effect).
+    `allow_pickle=False`. To refuse them in the whole program, set `TORCHDATA_ALLOW_PICKLE=0` in the environment
+    (`WDS_SECURE=1`, the variable of webdataset, has the same effect).
 
     Args:
         extension: the extension, without its dot.
         data: the content of the file, as bytes.
-        allow_pickle: whether to read `pyd`, `pickle` and `pt` files, unless the environment forbids it. None (the
-            default) uses the environment.
+        allow_pickle: whether to read `pyd`, `pickle` and `pt` files. None (the default) or True reads them if the
+            environment does not forbid it.
 
     Returns:
         The decoded content; None for other extensions.
 
     Raises:
-        ModuleNotFoundError: torch is not installed, and the file is a `pt` file.
-        ValueError: the contents cannot be decoded, or are a pickle that is refused.
+        ModuleNotFoundError: the file is a `pt` file, and torch is not installed.
+        ValueError: the contents cannot be decoded, or are a pickle and pickles are refused.
         pickle.UnpicklingError: a pickle or a `pt` file is damaged, or a `pt` file contains other objects than tensors.
 
     Example:
@@ -132,7 +132,7 @@ def basichandlers(extension: str, data: Any, *, allow_pickle: bool | None = None
     return pickle.loads(data)
 
 
-#: For each name: the kind of result, whether its numbers are floats from 0 to 1, and Pillow's mode.
+#: For each `imagespec`: the kind of result, whether its numbers are floats from 0 to 1, and Pillow's mode.
 _SPECIFICATIONS: dict[str, tuple[str, bool, str]] = {
     "l8": ("numpy", False, "L"),
     "rgb8": ("numpy", False, "RGB"),
@@ -158,16 +158,16 @@ class ImageHandler:
     """Decodes images (`jpg`, `jpeg`, `png`, `ppm`, `pgm`, `pbm`, `pnm`) with Pillow.
 
     Args:
-        imagespec: the form of the result. The form consists of a prefix (none: a NumPy array of height, width and
-            channels; `torch`: a tensor of channels, height and width; `pil`: a Pillow image), the channels (`l`, `rgb`
-            or `rgba`; `torch` and `pil` alone mean `rgb`), and for arrays and tensors either `8` (integers from 0 to
-            255) or nothing (32-bit floats from 0 to 1). If PyTorch is not imported, a NumPy array of the same shape
-            replaces the tensor.
+        imagespec: the form of the result. The name consists of a prefix, the channels (`l`, `rgb` or `rgba`; `torch`
+            and `pil` alone mean `rgb`), and for arrays and tensors either `8` (integers from 0 to 255) or nothing
+            (32-bit floats from 0 to 1). The prefix `torch` means a tensor of channels, height and width, `pil` means a
+            Pillow image, and no prefix means a NumPy array of height, width and channels. If PyTorch is not imported, a
+            NumPy array of the same shape replaces the tensor.
 
     Raises:
         AssertionError: the specification is unknown.
-        ValueError, OSError: when it is called, the contents are not a valid image.
-        PIL.Image.DecompressionBombError: when it is called, the image has more pixels than Pillow allows.
+        ValueError, OSError: when the handler is called, the contents are not a valid image.
+        PIL.Image.DecompressionBombError: when the handler is called, the image has more pixels than Pillow allows.
 
     Example:
         >>> from torchdata.datapipes.utils.decoder import ImageHandler
@@ -195,7 +195,7 @@ class ImageHandler:
             return picture
         import numpy as np
 
-        array: Any = np.array(picture)  # a copy, because Pillow's own memory is read-only
+        array: Any = np.array(picture)  # `np.array` copies, because Pillow's own memory is read-only
         if kind == "torch":
             array = array[np.newaxis] if mode == "L" else np.ascontiguousarray(array.transpose(2, 0, 1))
         if in_floats:
@@ -249,7 +249,7 @@ class Decoder:
     Args:
         *handler: functions of a key and contents, which return None for unsupported keys.
         key_fn: a function from a path to its key.
-        allow_pickle: the argument for `basichandlers`, if it is one of the handlers; other handlers are not affected.
+        allow_pickle: the argument of `basichandlers`, if `basichandlers` is one of the handlers.
 
     Example:
         >>> from torchdata.datapipes.utils.decoder import Decoder, basichandlers
@@ -268,19 +268,19 @@ class Decoder:
         self.key_fn = key_fn
 
     def _told(self, handlers: tuple[Handler, ...]) -> list[Handler]:
-        """The handlers; `basichandlers` receives the permission for pickles."""
+        """Returns the handlers, with `allow_pickle` bound to `basichandlers`."""
         if self.allow_pickle is None:
             return list(handlers)
         told = partial(basichandlers, allow_pickle=self.allow_pickle)
         return [told if handler is basichandlers else handler for handler in handlers]
 
     def add_handler(self, *handler: Handler) -> None:
-        """Adds handlers before the existing ones."""
+        """Adds handlers before the existing handlers."""
         self.handlers = [*self._told(handler), *self.handlers]
 
     def decode1(self, key: str, data: Any) -> Any:
-        """Decodes the contents of one file, as bytes or as a stream, which is read and closed. Unknown contents stay
-        unchanged.
+        """Decodes the contents of one file, given as bytes or as a stream. The stream is read and closed. If no handler
+        supports the key, the contents are returned.
         """
         if data is None or (hasattr(data, "__len__") and len(data) == 0):
             return data

@@ -1,8 +1,9 @@
 """Converts foreign names to safe file paths: `file_name`, `path_inside`, `check_target`.
 
-The authors of archives, servers and object stores choose arbitrary names. Code that writes files under such names, or
-joins them to a folder, should use these functions. Role: pure functions on text, for the pipes and for users' functions
-from names to paths. These functions do not access files.
+Archives, servers and object stores contain arbitrary names. Code that writes files under names from these sources, or
+joins the names to a folder, should use the functions of this module.
+
+Role: pure functions on text, for the pipes and for user functions. No function accesses files.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def file_name(name: str) -> str:
         name: the name of a file on a server, in an archive or in an object store.
 
     Raises:
-        ValueError: no valid file name remains, because it is empty, `.`, `..`, or contains a NUL.
+        ValueError: the last part is not a valid file name, because it is empty, `.`, `..`, or contains a NUL.
 
     Example:
         >>> from torchdata.datapipes.utils.names import file_name
@@ -69,7 +70,7 @@ def check_target(pipe: object, path: str) -> None:
     """Refuses a URL that is passed as a local path with a part `..`, such as `s3://bucket/../../x`.
 
     Raises:
-        ValueError: the path is such a URL.
+        ValueError: the path is a URL with a part `..`.
     """
     if "://" in path and os.pardir in path.split("/"):
         raise ValueError(

@@ -1,6 +1,6 @@
-"""pin_memory_fn: copies the tensors of an item to pinned memory, which a GPU can read directly.
+"""`pin_memory_fn`: copies the tensors of an item to pinned memory, which a GPU can read directly.
 
-Role: called by `PinMemory`, in its thread, or by users. Needs PyTorch with CUDA if an item contains a tensor.
+Role: called by the thread of `PinMemory`, or by users. Needs PyTorch with CUDA if an item contains a tensor.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["pin_memory_fn"]
 def pin_memory_fn(data: Any, device: Any = None) -> Any:
     """Copies `data` to pinned (page-locked) memory: tensors, also within mappings, sequences and named tuples.
 
-    An object with a method `pin_memory` is pinned by calling it without arguments. Other objects, such as numbers and
+    If an object has a method `pin_memory`, this method is called without arguments. Other objects, such as numbers and
     strings, are returned unchanged.
 
     Args:
@@ -53,7 +53,7 @@ def _pin(torch: Any, tensor: Any, device: Any) -> Any:
     try:
         if device is None:
             return tensor.pin_memory()
-        with torch.cuda.device(device):  # the argument of the method is deprecated
+        with torch.cuda.device(device):  # the argument `device` of `pin_memory` is deprecated
             return tensor.pin_memory()
     except RuntimeError as error:
         if torch.cuda.is_available():

@@ -1,1 +1,1 @@
-"""The graph of pipes: finds which pipe reads which without serializing, and recognizes the graph of a saved state."""
+"""The graph of pipes: finds the sources of each pipe without serializing, and recognizes the graph of a saved state."""

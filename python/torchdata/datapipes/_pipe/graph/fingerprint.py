@@ -1,10 +1,10 @@
 """Describes a pipeline in text that is the same in every process, so that a state can recognize its pipeline.
 
-Role: pure functions over graphs. A fingerprint lists the pipes, sources first: the class of each pipe, the pipes that
-it reads, and its arguments where these can be described: numbers and texts as they are, functions by qualified name,
-and data by kind and shape. Data itself is never inspected, and the iteration state is not part of the fingerprint. A
-value that may be a secret is represented by a few digits of a hash, which reveals only that the value changed. States
-of graphs and states of loaders contain the same fingerprint.
+Role: pure functions over graphs. A fingerprint lists the pipes, sources first. The entry of a pipe contains the class,
+the pipes that it reads, and its arguments: numbers and texts unchanged, functions by qualified name, and data by kind
+and shape. Data itself is never inspected, and the iteration state is not part of the fingerprint. A value that may be a
+secret is represented by a few digits of a hash, which reveals only that the value changed. States of graphs and states
+of loaders contain the same fingerprint.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ __all__ = ["Fingerprint", "check_fingerprint", "difference", "fingerprint", "req
 #: For each pipe its `class`, the numbers of the pipes that it `reads`, and its `parameters` as text, by name.
 Fingerprint = list[dict[str, Any]]
 
-#: Maximum length of a parameter's text.
+#: Maximum number of characters in the text of a parameter.
 _LONGEST = 200
 
-#: The class and the argument that may change between two epochs, like the settings of adapters.
+#: The batch size of a `Batcher` may change between two epochs, like the settings of adapters.
 _BATCHER, _SIZE = "torchdata.datapipes.iter.Batcher", "batch_size"
 
 #: Arguments that the loader overrides, or that do not affect the items.
@@ -43,9 +43,9 @@ def fingerprint(datapipe: Any, *, begun: bool = False) -> Fingerprint:
 
     Args:
         datapipe: the end of the graph, or the graph.
-        begun: whether the graph may have been iterated. If so, the fingerprint leaves out values that an iteration may
-            change: for pipes defined by the user, all attributes except functions; for other pipes, the iteration
-            state.
+        begun: whether the graph may have been iterated. If True, the fingerprint leaves out values that an iteration
+            may change. For pipes defined by the user, these values are all attributes except functions. For other
+            pipes, they are the iteration state.
     """
     graph = graph_of(datapipe)
     return [
@@ -59,7 +59,7 @@ def fingerprint(datapipe: Any, *, begun: bool = False) -> Fingerprint:
 
 
 def difference(saved: Fingerprint, found: Fingerprint, here: str, *, between_epochs: bool = False) -> str:
-    """Describes the first difference between two pipelines. The text is empty if no described part differs.
+    """Describes the first difference between two pipelines. Returns an empty text if their fingerprints agree.
 
     Args:
         saved: the fingerprint in the state.
@@ -102,7 +102,7 @@ def require_arguments(datapipe: Any) -> None:
 
 
 def check_fingerprint(found: Any) -> None:
-    """Raises ValueError unless the value has the form of a fingerprint. A loaded state may contain anything."""
+    """Raises ValueError if a value from a loaded state does not have the form of a fingerprint."""
     if not isinstance(found, list):
         raise ValueError(f"its fingerprint is of type {type(found).__name__}")
     for number, entry in enumerate(found, 1):
@@ -130,7 +130,7 @@ def _arguments_of(kind: type) -> list[tuple[str, tuple[str, str]]]:
             names = signature_of(kind.__init__).parameters  # type: ignore[misc]
         except (TypeError, ValueError):
             names = {}  # type: ignore[assignment]
-        # Arguments that affect only the speed may differ when a state is loaded. A class lists them in `tuning`.
+        # A class lists in `tuning` the arguments that affect only the speed, and may differ when a state is loaded.
         tuning = _CHANGED.union(*(vars(base).get("tuning", ()) for base in kind.__mro__))
         found = [(name, (name, f"_{name}")) for name in names if name not in tuning]
         _arguments[kind] = found
@@ -172,7 +172,7 @@ def _without_secrets(name: str, value: Any, depth: int = 0) -> str:
 
 
 def _whole(value: Any, words: str) -> str:
-    """Returns the part of a value to hash: for a text, its full length."""
+    """Returns the text to hash for a value. A long text is hashed in full, although its description is shortened."""
     return repr(value) if isinstance(value, (str, bytes)) else words
 
 
@@ -207,13 +207,13 @@ def _shape(value: Any) -> str:
     if isinstance(value, Sized):
         try:
             return f"{kind} of length {len(value)}"
-        except Exception:  # may be raised by a user's class
+        except Exception:  # a user's class may raise anything
             return kind
     return kind
 
 
 def _name_of(value: Any) -> str:
-    """Returns the qualified name. The program's main module has the same name in every process."""
+    """Returns the qualified name of an object, with the same name for the program's main module in every process."""
     module = getattr(value, "__module__", None) or "builtins"
     if module == "__mp_main__":
         module = "__main__"

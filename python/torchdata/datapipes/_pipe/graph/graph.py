@@ -1,8 +1,8 @@
 """`Graph`: a snapshot of the pipes of a graph and their sources.
 
-Role: an immutable value. Code that modifies a graph, or runs its pipes, creates a new object. Other code reuses the
-existing object, because finding the pipes inspects all their attributes. Holds only references to the pipes. Runs in
-any process that has the pipes.
+Role: an immutable value. Code that modifies the pipes of a graph, or runs them, creates a new `Graph` afterwards. Other
+code reuses the existing object, because the search for pipes inspects all attributes of each pipe. A `Graph` holds only
+references to the pipes. Runs in any process that has the pipes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Graph:
 
     Attributes:
         end: the last pipe.
-        pipes: all pipes, each once, with sources before their readers.
+        pipes: all pipes of the graph without duplicates, with sources before their readers.
     """
 
     __slots__ = ("_places", "_sources", "end", "pipes")
@@ -110,5 +110,5 @@ class Graph:
 
 
 def graph_of(end: Any) -> Graph:
-    """Returns the graph that ends in a pipe. A graph is returned as it is."""
+    """Returns the graph that ends in a pipe. If `end` is a graph, it is returned unchanged."""
     return end if isinstance(end, Graph) else Graph(end)

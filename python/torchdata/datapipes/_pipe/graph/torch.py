@@ -1,17 +1,17 @@
-"""Makes PyTorch's pipe classes and this package's compatible with each other.
+"""Makes PyTorch's pipe classes and this package's pipe classes compatible with each other.
 
-Role: in torchdata 0.9, the two base classes of all pipes were PyTorch's own. Here they are separate classes, because
-the package never imports torch. Once other code has imported torch, before or after this package, the classes of both
-packages are registered as virtual subclasses of each other. Functional forms and methods that were added to the pipes
-of one package are then found on the pipes of both. `Dataset` is not an ABC, so it becomes a real base class of this
-package's pipes. Runs in every process that imports both packages.
+Role: in torchdata 0.9, the two base classes of all pipes were PyTorch's own. This package has base classes of its own,
+because it never imports torch. Once other code has imported torch, before or after this package, the classes of both
+packages are registered as virtual subclasses of each other. Pipes of both packages then have the functional forms and
+methods that were added to either package. `Dataset` is not an ABC, so it becomes a real base class of this package's
+pipes. Runs in every process that imports both packages.
 
 This module patches four parts of PyTorch:
 
-- `ABC.register` is called on its pipe classes;
-- its registries of functional forms receive entries;
-- its decorator `functional_datapipe` accepts classes of this package, although they have another metaclass;
-- the function that begins a pass of its pipes reports the pass, so that a state can record the graph at that moment.
+- `ABC.register` is called on PyTorch's pipe classes;
+- PyTorch's registries of functional forms receive entries;
+- PyTorch's decorator `functional_datapipe` accepts classes of this package, although they have another metaclass;
+- PyTorch's function that begins a pass of a pipe reports the pass, so that a state can record the graph at that moment.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Counterpart:
         self._module: Any = None
 
     def meet(self, ours: Any, module: Any) -> None:
-        """Registers the classes with each other. Names that exist on both sides remain unchanged."""
+        """Registers both classes with each other. Forms that exist in both packages remain unchanged."""
         base = getattr(module, self.name, None)
         if base is None or self.base is not None:
             return
@@ -98,8 +98,8 @@ class Counterpart:
         return found if bind is None else bind(found, datapipe, type(datapipe))
 
     def joiner(self, other: Any) -> Any:
-        """Returns PyTorch's class that joins a pipe with the torch dataset `other`; None if `other` is a pipe or no
-        dataset.
+        """Returns PyTorch's class that joins a pipe with the torch dataset `other`; None if `other` is a pipe, or if it
+        is not a dataset.
         """
         torchs = self._module
         if torchs is None or isinstance(other, (torchs.IterDataPipe, torchs.MapDataPipe)):
@@ -109,28 +109,27 @@ class Counterpart:
         return torchs.ChainDataset if self.name == "IterDataPipe" else torchs.ConcatDataset
 
     def hook(self, name: str) -> Callable[..., Any] | None:
-        """Returns the hook of that name which PyTorch's graph tools have installed during a traversal."""
+        """Returns the hook with the given name that PyTorch's graph tools have installed during a traversal."""
         return None if self.base is None else getattr(self.base, name, None)
 
 
-#: The functions to call when torch is imported, in order.
+#: The functions to call, in this order, when torch is imported.
 _waiting: list[Callable[[Any], object]] = []
 
-#: Pipe classes, including the base classes, that exist both here and in PyTorch. Maps each class to its counterpart, in
-#: both directions.
+#: Pipe classes, including the base classes, that exist both in this package and in PyTorch. Maps each class to its
+#: counterpart, in both directions.
 _twins: dict[Any, Any] = {}
 
 
 def pair_with_torch(package: str, classes: dict[str, Any]) -> None:
     """Registers classes of the same name in PyTorch and in this package with each other.
 
-    This happens now, or when torch is imported. `isinstance` checks against PyTorch's class then accept this package's
-    pipes.
+    The classes are registered now, or when torch is imported. `isinstance` checks against PyTorch's class then accept
+    this package's pipes.
 
     Args:
         package: the PyTorch package that defines the classes.
         classes: classes of this package by name. Names that PyTorch does not have are ignored.
-        classes: ours by name; others may be among them.
     """
 
     def pair(_torchs: Any) -> None:
@@ -146,10 +145,10 @@ def pair_with_torch(package: str, classes: dict[str, Any]) -> None:
 
 
 def pair_streams_with_torch(ours: Any) -> None:
-    """Makes PyTorch's stream wrapper and this package's compatible with each other.
+    """Makes PyTorch's stream wrapper and this package's stream wrapper compatible with each other.
 
-    PyTorch's wrapper is not an ABC, so it becomes a real base class. This package's class defines all its methods and
-    therefore overrides them.
+    PyTorch's wrapper is not an ABC, so it becomes a real base class of this package's wrapper. This package's wrapper
+    overrides all methods of PyTorch's wrapper.
     """
 
     def pair(_torchs: Any) -> None:
@@ -162,12 +161,12 @@ def pair_streams_with_torch(ours: Any) -> None:
 
 
 def _pair(theirs: Any, ours: Any) -> None:
-    theirs.register(ours)  # before `derives_from_twin` holds, because ABC refuses cycles
+    theirs.register(ours)  # precedes the entry in `_twins`, because ABC refuses inheritance cycles
     _twins[theirs], _twins[ours] = ours, theirs
 
 
 def twin_of(cls: type) -> Any:
-    """Returns PyTorch's counterpart of a pipe class of this package, or the reverse; None if there is none."""
+    """Returns the counterpart of a pipe class in the other package, PyTorch or this one; None if there is none."""
     return _twins.get(cls)
 
 
@@ -185,7 +184,7 @@ def _derive(ours: Any, dataset: Any) -> None:
     if isinstance(dataset, type) and not issubclass(ours, dataset):
         try:
             ours.__bases__ = (*ours.__bases__[:-1], dataset, *ours.__bases__[-1:])  # the last base is Generic
-        except TypeError as error:  # a version of torch with another layout must still be importable
+        except TypeError as error:  # torch must stay importable if a release changes the layout of its classes
             warnings.warn(
                 f"{ours.__name__} could not be made a subclass of {dataset.__module__}.{dataset.__qualname__}, so "
                 f"isinstance(pipe, {dataset.__qualname__}) is False; all else works: {error}",
@@ -194,7 +193,7 @@ def _derive(ours: Any, dataset: Any) -> None:
 
 
 def meet_torch(*bases: Any) -> None:
-    """Registers this package's base classes with PyTorch's, now or when torch is imported."""
+    """Registers this package's base classes with PyTorch's base classes, now or when torch is imported."""
 
     def meet(module: Any) -> None:
         for ours in bases:
@@ -208,7 +207,7 @@ def meet_torch(*bases: Any) -> None:
 def _when_imported(call: Callable[[Any], object]) -> None:
     """Calls a function with PyTorch's module of datasets and pipes, now or when that module is imported."""
     loaded = sys.modules.get(_MODULE)
-    if loaded is not None and hasattr(loaded, "DataLoader"):  # otherwise, its import is in progress
+    if loaded is not None and hasattr(loaded, "DataLoader"):  # if the name is missing, the import is in progress
         call(loaded)
         return
     _waiting.append(call)
@@ -236,8 +235,8 @@ def _let_decorate(decorator: Any, bases: tuple[Any, ...]) -> None:
 
 
 def yielded_so_far(datapipe: Any) -> int | None:
-    """Returns the number of items that the current or finished iteration of a PyTorch pipe has yielded; None if it has
-    not begun.
+    """Returns the number of items that the current or finished iteration of a PyTorch pipe has yielded; None before the
+    iteration begins.
 
     Raises:
         TypeError: the pipe is random. Pipes of PyTorch do not report their seed.
@@ -254,7 +253,7 @@ def yielded_so_far(datapipe: Any) -> int | None:
 def replay_later(datapipe: Any, begin: Callable[[], Iterator[Any]] | None) -> None:
     """Makes `begin` provide the next iteration of a PyTorch pipe; None restores an ordinary iteration."""
 
-    def once_asked() -> Iterator[Any]:  # runs once the positions of the sources are restored
+    def once_asked() -> Iterator[Any]:  # runs at the first request, when the sources' positions are restored
         if begin is not None:
             yield from begin()
 

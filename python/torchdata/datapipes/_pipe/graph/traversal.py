@@ -1,9 +1,9 @@
 """Finds the pipes that a pipe reads from, without serializing anything.
 
-Role: one pass over the attributes of a pipe, used by the graph tools and by state. A pipe is found if it is an
-attribute or is contained in (nested) containers of an attribute. The search inspects at most `LARGEST_STRUCTURE`
-members per attribute, including members of nested containers, and treats all further members as data. This limits the
-cost of the search for any pipe.
+Role: one pass over the attributes of a pipe, used by the graph tools and by state. The search finds pipes that are
+attributes, and pipes in (nested) containers of an attribute. To limit its cost, the search inspects at most
+`LARGEST_STRUCTURE` members per attribute, including members of nested containers, and treats all further members as
+data.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any, Literal
 
-#: How many members of containers to inspect per attribute; a dictionary entry counts as one member. A container with
-#: more members than this budget has left counts as data and is not searched.
+#: The budget of the search: how many members of containers it inspects per attribute. A dictionary entry counts as one
+#: member. A container with more members than the remaining budget counts as data and is not searched.
 LARGEST_STRUCTURE = 4096
 
 #: The cost of opening a nested container, in members, because opening takes longer than inspecting a member.
 OPENING = 8
 
-#: The base classes of all pipes. The base classes register themselves, because this module must not import them.
+#: The base classes of all pipes. These classes register themselves, because this module must not import them.
 _pipes: tuple[type, ...] = ()
 
 #: Whether a class was registered as a virtual subclass of a pipe class.
@@ -73,7 +73,7 @@ def _role(kind: type) -> Role | None:
 
 
 def _is_pipe_class(kind: type) -> bool:
-    """Returns whether objects of the type are pipes. `issubclass` would query and cache every pipe class."""
+    """Returns whether objects of the type are pipes, without `issubclass`, which would query every pipe class."""
     for base in _pipes:
         if base in kind.__mro__ or base.__subclasshook__(kind) is True:
             return True
@@ -94,10 +94,10 @@ def _role_of(value: Any) -> Role | None:
 
 
 def pipes_in(value: Any) -> list[Any]:
-    """Returns the pipes in the value of one attribute, from left to right. A pipe that occurs twice may be listed
-    twice.
+    """Returns the pipes in the value of one attribute, from left to right, possibly with duplicates.
 
-    Searches narrow branches of the structure first, so that data does not hide the pipes next to it.
+    Narrow branches of the value are searched first, so that a large list of data does not use up the budget before the
+    pipes next to it are found.
     """
     _forget_old_roles()
     role = _role_of(value)
@@ -110,7 +110,7 @@ def pipes_in(value: Any) -> list[Any]:
     left = LARGEST_STRUCTURE + OPENING
     holds_pipes = False
     numbers = count()  # preserves the order of groups with equal width
-    # Containers side by side, grouped by the width of their branch, which is the sum over the enclosing containers.
+    # Sibling containers, grouped by the width of their branch: the number of containers on all levels down to theirs.
     groups = [(1, next(numbers), [value])]
     while groups:
         width, _, group = heappop(groups)
@@ -122,7 +122,7 @@ def pipes_in(value: Any) -> list[Any]:
             kinds = set(map(type, members))
             for kind in kinds - roles.keys():
                 roles[kind] = _role(kind)
-            if not any(map(roles.__getitem__, kinds)):  # according to its types, the container holds only data
+            if not any(map(roles.__getitem__, kinds)):  # the container holds only data
                 continue
             opened[id(container)] = candidates = [member for member in members if roles.get(type(member))]
             inner = [member for member in candidates if roles[type(member)] == "container"]
@@ -161,7 +161,7 @@ def sources_of(datapipe: Any) -> list[Any]:
 
 
 def walk(datapipe: Any, known: dict[int, list[Any]] | None = None) -> list[Any]:
-    """Returns all pipes of the graph that ends in `datapipe`, sources before their readers, each once.
+    """Returns all pipes of the graph that ends in `datapipe` without duplicates, sources before their readers.
 
     Args:
         datapipe: the last pipe.

@@ -2,8 +2,8 @@
 
 Role: a pipe declares each attribute of its iteration state in its class, `_left: int = state(0)`. `IterDataPipe`
 derives `reset`, the attributes that copies include, `item_attributes`, `state_dict` and `load_state_dict` from the
-declarations. The number of yielded items is not declared, because the token contains it. A pipe without state sets
-`iteration_state = ()`. A declaration is created with the class and never changes.
+declarations. The number of yielded items is not declared, because the pipe's `IterationToken` contains it. A pipe
+without state sets `iteration_state = ()`. A declaration is created with the class and never changes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["DERIVED", "MOST_ITEMS", "DeclaredState", "RandomState", "declare", "
 
 _MISSING: Any = object()
 
-#: A number of items that no iteration reaches.
+#: The limit of counts of items in a state. No iteration reaches this number.
 MOST_ITEMS = 1 << 62
 
 
@@ -31,8 +31,8 @@ def state(
             such as `list`.
         items: whether the attribute holds items. Pipes among the items do not count as sources of this pipe.
         copied: whether copies and pickles of the pipe include the attribute.
-        lasts: whether the value is kept from one iteration to the next. A value that lasts is replaced and never
-            modified (except for dicts).
+        lasts: whether the value is kept from one iteration to the next. Code must replace such a value instead of
+            modifying it, except for a dict.
         saved: whether saved states include the attribute.
 
     Raises:
@@ -73,7 +73,7 @@ def random_state(*, lasts: bool = False) -> Any:
 
     Args:
         lasts: whether the generator continues from one iteration to the next. If False (the default), `reset` must seed
-            it.
+            the generator.
 
     Example:
         >>> import random
@@ -133,10 +133,10 @@ class DeclaredState:
         setattr(datapipe, self.name, self.begins(value) if self.begins in (deque, set) else value)
 
     def check(self, value: Any) -> None:
-        """Checks whether a value in a state has the type of the attribute's first value. An integer must be a valid
+        """Checks that a value in a state has the type of the attribute's initial value. An integer must be a valid
         count.
 
-        An attribute is not checked if its first value is None, a tuple, or a function's result.
+        An attribute is not checked if its initial value is None, a tuple, or a function's result.
 
         Raises:
             TypeError: the value has another type.
@@ -169,11 +169,11 @@ class RandomState(DeclaredState):
 def declare(cls: Any) -> tuple[DeclaredState, ...]:
     """Returns all declarations of a pipe class and its bases. The class's own declarations take precedence.
 
-    The first values of the attributes replace the declarations in the class.
+    In the class, each declaration is replaced by the initial value of its attribute.
     """
     own = _of(cls)
     if own or any(not hasattr(base, "_own_state") and _of(base) for base in cls.__bases__):
-        # The list also replaces the declarations of the mixins among its bases.
+        # The names also replace the `iteration_state` of the mixins among the bases.
         cls.iteration_state = tuple(state.name for state in own)
     cls._own_state = own
     found: dict[str, DeclaredState] = {}
@@ -198,12 +198,12 @@ def _state_dict(self: Any) -> dict[str, Any]:
 
 
 def _load_state_dict(self: Any, state_dict: dict[str, Any]) -> None:
-    """Loads a saved iteration state. The pipe owns its contents afterwards."""
+    """Loads a saved iteration state. Afterwards, the pipe owns the contents of `state_dict`."""
     self._load_declared(state_dict)
 
 
 _state_dict.__name__ = _state_dict.__qualname__ = "state_dict"
 _load_state_dict.__name__ = _load_state_dict.__qualname__ = "load_state_dict"
 
-#: The methods that a class with declared state receives, unless it or a base class defines them.
+#: The methods that a class with declared state receives if neither the class nor a base class defines them.
 DERIVED = {"state_dict": _state_dict, "load_state_dict": _load_state_dict}

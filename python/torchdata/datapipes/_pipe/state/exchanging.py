@@ -1,11 +1,11 @@
 """Switches the global random generators and PyTorch's worker info between shards that take turns in one process.
 
-Role: owned by each shard, in the process and thread that run it. A process has one generator of `random`, of NumPy and
-of torch, and each shard draws from its own. The generators, of 2.5 KB each, are therefore exchanged whenever another
-shard runs. The public functions of the three libraries convert that to tuples and tensors, which takes up to 300
-microseconds; the extension copies the memory itself in 0.3. The address of this memory is determined by experiments
-with other generators of the same classes. If that fails, as in a version that lays them out differently, the public
-functions are used.
+Role: each shard owns a `ShardGlobals`, used in the process and thread that run the shard. A process has one global
+generator each of `random`, NumPy and torch, but each shard draws from generators of its own. The states of the
+generators, of 2.5 KB each, are therefore exchanged whenever another shard runs. The public functions of the three
+libraries convert a state to tuples and tensors, which takes up to 300 microseconds. The extension copies the memory of
+the states in 0.3 microseconds. Experiments with other generators of the same classes determine the address of this
+memory. If the experiments fail, for example with another version of a library, the public functions are used.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ __all__ = ["ShardGlobals", "one_at_a_time"]
 
 _WORKER = "torch.utils.data._utils.worker"
 
-#: Bytes of 624 words, and of the index of the next word.
+#: The size in bytes of the 624 words of a state, and of the index of the next word.
 _WORDS, _PLACE = 624 * 4, 4
-#: Bytes before the words of PyTorch's generator (seed, words left, flags), and of the whole with normal numbers after
-#: them.
+#: The number of bytes before the words of PyTorch's generator (seed, words left, flags), and the size of its whole
+#: state, which ends with normal numbers.
 _BEFORE, _TORCH = 20, 2544
 #: The words must begin within this many bytes of PyTorch's object.
 _HEAD = 256
-#: Bytes of the normal number that NumPy stores, including the flag for whether it is present.
+#: The size in bytes of the normal number that NumPy stores, with the flag that says whether the number is present.
 _GAUSS = 16
 
 
@@ -47,8 +47,8 @@ class _Way(NamedTuple):
 
     Args:
         memory: the parts of memory that are copied.
-        python: the generator of `random`, because `memory` lacks its spare normal number; None if it is not copied.
-        others: pairs of functions that save, and load, generators that are not copied.
+        python: the generator of `random` if its memory is copied, because `memory` lacks its spare normal number.
+        others: for each generator that is not copied, the functions that save and load its state.
     """
 
     memory: Sequence[memoryview] = ()
@@ -62,7 +62,7 @@ _turn = threading.RLock()
 
 def _begin_in_child() -> None:
     global _turn
-    _turn = threading.RLock()  # a thread that was not forked may have held the lock
+    _turn = threading.RLock()  # a thread that exists only in the parent may have held the lock
 
 
 os.register_at_fork(after_in_child=_begin_in_child)
@@ -70,10 +70,10 @@ os.register_at_fork(after_in_child=_begin_in_child)
 
 @contextlib.contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """Context that prevents other threads of the process from exchanging the generators and worker info of shards.
+    """Prevents other threads of the process, within this context, from exchanging generators and worker info of shards.
 
-    Without it, if two threads exchange at the same time, the last thread to finish would restore the globals of the
-    wrong shard.
+    If two threads exchanged them at the same time, the last thread to finish would restore the globals of the wrong
+    shard.
     """
     with _turn:
         yield
@@ -108,7 +108,7 @@ class ShardGlobals:
         self._info = None if module is None else module._worker_info
 
     def enter(self) -> bool:
-        """Restores the saved globals in the process; returns whether torch's worker info was saved."""
+        """Sets the globals of the process to the saved values; returns whether torch's worker info was saved."""
         self.is_away, way = False, self._way
         late_seeding.await_again(self._awaited)
         if self._copy is not None:
@@ -132,16 +132,16 @@ class ShardGlobals:
         try:
             return save_generators()
         finally:
-            self.leave()  # a library that another shard has imported was seeded for this one by `enter`
+            self.leave()  # `enter` may have seeded a library that another shard has imported
             others.enter()
 
 
 def _generators() -> _Way:
-    """How the generators of the libraries that are loaded are saved and loaded."""
+    """Returns how the generators of the loaded libraries are saved and loaded."""
     global _known
     modules, (seen_bits, seen_torch, found) = sys.modules, _known
     numpy_random, torch = modules.get("numpy.random.mtrand"), modules.get("torch")
-    # A program may install another bit generator. A module that is imported now lacks its generator.
+    # A program may install another bit generator. While NumPy is being imported, it lacks its generator.
     state = None if numpy_random is None else getattr(numpy_random, "_rand", None)
     bits = None if state is None else state._bit_generator
     torchs = None if torch is None else getattr(torch, "default_generator", None)
@@ -159,7 +159,7 @@ def _generators() -> _Way:
     return found
 
 
-#: The generators of NumPy and torch that were met last, and how they are saved.
+#: The generators of NumPy and torch in the most recent exchange, and how they are saved.
 _known: tuple[Any, Any, _Way | None] = None, None, None
 
 
@@ -180,7 +180,7 @@ def _of_numpy(state: Any, bits: Any) -> _Way:
 
     def new(seed: int) -> Any:
         made = numpy_random.RandomState(seed)
-        made.standard_normal(seed)  # after an odd count, the generator stores another normal number
+        made.standard_normal(seed)  # after an odd count, the generator stores a spare normal number
         return made
 
     if type(bits) is numpy_random.MT19937 and _is_copied(_numpy, new, lambda one: repr(one.get_state(legacy=False))):
@@ -203,7 +203,7 @@ def _of_torch(generator: Any) -> _Way:
 
 
 def _is_copied(of: Callable[[Any], _Way], new: Callable[[int], Any], seen: Callable[[Any], Any]) -> bool:
-    """Whether the memory of one generator makes another one its equal.
+    """Returns whether copying the memory of one generator to another generator makes both equal.
 
     Args:
         of: returns the functions that save and load a generator.

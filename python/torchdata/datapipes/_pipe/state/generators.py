@@ -22,8 +22,8 @@ __all__ = ["load_generators", "save_generators"]
 def save_generators() -> dict[str, Any]:
     """Returns the states of the global generators of `random`, NumPy and torch (on the CPU) as plain data.
 
-    For libraries that are not imported yet, the result contains the seeds that they get when they are imported. The
-    result takes about 10 KiB.
+    For libraries that are not imported yet, the result contains the seeds that their generators receive after the
+    import. The result takes about 10 KiB.
 
     Example:
         >>> import random
@@ -49,8 +49,8 @@ def save_generators() -> dict[str, Any]:
 def load_generators(state: dict[str, Any]) -> None:
     """Sets the global generators to the states that `save_generators` returned.
 
-    Libraries that are not imported yet are imported; a warning names the missing libraries. Seeds for libraries that
-    were not imported at that time are used now, or when the library is imported.
+    Libraries with a saved generator are imported if necessary; a warning names libraries that are missing. A saved seed
+    is used now if its library is imported, or else when the library is imported.
 
     Example:
         >>> import random

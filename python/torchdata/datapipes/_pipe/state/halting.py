@@ -1,9 +1,10 @@
-"""Repeats the read-ahead of threads in a replayed pass: each thread reads exactly as far as before, and then pauses.
+"""Repeats the read-ahead of threads in a replayed pass. Each thread reads as many items as in the original pass, and
+then pauses.
 
-Role: used if a whole graph draws the same numbers from the global generators again. Functions before a pipe that reads
-in a thread draw numbers before the reader receives the items. During the replay, each thread must therefore draw
-exactly the numbers that it had drawn when the state was saved, before the generators are restored to their saved
-position.
+Role: used if the replay of a whole graph draws numbers from the global generators. If a pipe reads ahead in a thread,
+the functions before this pipe draw numbers before the reader receives the items. During a replay, each thread must
+therefore draw exactly the numbers that it had drawn when the state was saved. The generators are set to their saved
+states afterwards.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ if TYPE_CHECKING:
 __all__ = ["Halt", "Halts", "Lead", "await_beginning", "beginning_unread"]
 
 
-#: Seconds between checks of a halted thread for a waiting reader.
+#: A paused thread checks once in this many seconds whether its reader waits for an item.
 _LOOK = 0.02
 
-#: Not set while the threads of passes that begin must not read yet.
+#: Set except while `beginning_unread` prevents the threads of new passes from reading.
 _may_begin = Latch()
 _may_begin.set()
 
 
 @contextmanager
 def beginning_unread() -> Iterator[None]:
-    """Context that makes threads of new passes wait before their first item, unless a reader waits for this item."""
+    """Makes threads of new passes, within this context, wait before their first item until a reader requests it."""
     global _may_begin
     flag = Latch()
     try:
@@ -42,7 +43,7 @@ def beginning_unread() -> Iterator[None]:
 
 
 def await_beginning(queue: ReadAheadQueue) -> None:
-    """Makes the thread of a pass wait until it may begin."""
+    """Makes the thread of a pass wait until it may read its first item."""
     flag = _may_begin
     while not flag.wait(_LOOK) and not queue.is_awaited and not queue.closed:
         pass
@@ -52,7 +53,7 @@ class Lead(NamedTuple):
     """How far a thread had read ahead.
 
     Args:
-        passes: the number of passes that the pipe had begun since the replay's beginning.
+        passes: the number of passes that the pipe had begun since the beginning of the replay.
         items: the number of items that the thread had read in the last of these passes.
         is_over: whether the source had ended or failed.
     """
@@ -67,15 +68,15 @@ class Halt:
 
     Args:
         number: the number of the pass, as counted by the pipe.
-        ahead: how far the thread reads.
+        ahead: how far the thread reads before it pauses.
     """
 
     def __init__(self, number: int, ahead: Lead) -> None:
         self.number = number
-        #: If the source had ended, the thread must reach its end as well.
+        # If the source had ended, the thread must make one more request, which reaches the end.
         self._items, self._taken = ahead.items + ahead.is_over, 0
         self._reached, self._may_go_on = Latch(), Latch()
-        #: The queue of the pass once it has begun, and the number of items that the queue must hold.
+        #: The queue of the pass, once the pass has begun, and the original capacity of the queue.
         self._queue: ReadAheadQueue | None = None
         self._capacity = 0
 
@@ -85,8 +86,8 @@ class Halt:
         return self._may_go_on.is_set()
 
     def begin(self, queue: ReadAheadQueue) -> None:
-        """Records that the pass begins. Until the thread may continue, the queue has room for all items, because it may
-        have been longer before.
+        """Records that the pass begins. Until the thread may continue, the queue has room for all items, because its
+        capacity may have been larger when the state was saved.
         """
         self._queue, self._capacity = queue, queue.capacity
         queue.capacity = max(queue.capacity, len(queue) + self._items)
@@ -94,7 +95,7 @@ class Halt:
     def stand(self) -> None:
         """Pauses the thread once it has read enough items.
 
-        If the pipeline does not repeat itself, a reader may need more items. The thread then continues at once.
+        A reader may need more items if the pipeline does not repeat itself. In this case, the thread continues at once.
         """
         if self._taken >= self._items:
             self._reached.set()
@@ -109,11 +110,11 @@ class Halt:
             self._reached.set()
 
     def end(self) -> None:
-        """Records, in the thread, that it reads no more items."""
+        """Records, in the thread, that the thread reads no more items."""
         self._reached.set()
 
     def wait(self) -> None:
-        """Waits until the thread, if it has begun, has read this far."""
+        """Waits until the thread has read enough items. Returns at once if the pass has not begun."""
         if self._queue is not None:
             self._reached.wait()
 
@@ -128,14 +129,14 @@ class Halts:
     """The points where all threads of a replayed graph pause.
 
     Args:
-        entries: each pipe, with the entry that it starts from.
+        entries: each pipe, with the entry that the replay starts from.
     """
 
     def __init__(self, entries: Iterable[tuple[Any, PipeEntry]]) -> None:
         self._halts = [(pipe, pipe._halt_at(Lead(*one.ahead))) for pipe, one in entries if one.ahead is not None]
 
     def wait(self) -> None:
-        """Waits until all threads have read this far."""
+        """Waits until all threads have read enough items."""
         for _, halt in self._halts:
             halt.wait()
 

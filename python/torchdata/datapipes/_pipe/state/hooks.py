@@ -1,6 +1,6 @@
 """The interface through which graphs, states and loaders query a pipe, with defaults for all pipes.
 
-Role: the contract between the pipes and the code that handles whole graphs. Each pipe answers for itself, so that the
+Role: the contract between the pipes and the code that handles whole graphs. Each pipe implements the queries, so that
 callers need not know its class. Runs in the process of the pipe.
 """
 
@@ -17,9 +17,9 @@ __all__ = ["PipeHooks", "depth_of", "hooks_of"]
 
 
 class PipeHooks:
-    """The queries that a pipe answers. The base classes define defaults for a pipe that reads in its `__iter__`.
+    """The queries that a pipe answers. The defaults are correct for a pipe that reads its sources in `__iter__`.
 
-    Public names are for all authors of pipes. Private names are for pipes with threads or several readers.
+    Authors of pipes may override public names. Private names are for pipes with threads or several readers.
     """
 
     #: Whether each item depends only on the corresponding source item, in the source's order. Such a pipe does not have
@@ -42,22 +42,22 @@ class PipeHooks:
     # -- reading relations -------------------------------------------------------------------------
 
     def _sources_in_use(self) -> list[Any] | None:
-        """Returns the sources that the running pass still reads; None for all."""
+        """Returns the sources that the running pass still reads; None if it reads all sources."""
         return None
 
     def _reads_in_pass(self, source: Any) -> bool | None:
-        """Returns whether a source's running pass belongs to this pipe's pass; None: it does if it began later."""
+        """Returns whether a source's running pass belongs to this pipe's pass; None if their start times decide."""
         return None
 
     def _goes_on_alone(self) -> bool:
-        """Returns whether a pass continues while no reader has begun to read it."""
+        """Returns whether a pass of the pipe can continue while no reader has begun to read it."""
         return False
 
     #: Whether a new call of `__iter__` after a skipped exception resumes from the state that the class lists.
     _renews: ClassVar[bool] = True
 
     def _number_of_shares(self) -> int:
-        """Returns the number of shards that yield the items: the number of workers for a pipe that represents them."""
+        """Returns the number of shards that yield the items: the number of workers if the pipe stands for workers."""
         return 1
 
     # -- threads -----------------------------------------------------------------------------------
@@ -67,7 +67,7 @@ class PipeHooks:
         return nullcontext()
 
     def _threads_at_work(self) -> Work | None:
-        """Returns the work of this pipe's threads in this process; None if there is none."""
+        """Returns the work of this pipe's threads in this process; None if the threads have no work."""
         return None
 
     def _passes_begun(self) -> int | None:
@@ -75,7 +75,7 @@ class PipeHooks:
         return None
 
     def _read_ahead(self, passes: int) -> Lead | None:
-        """Returns how far the pipe's thread has read since `passes` passes had begun; None without a thread."""
+        """Returns how far the pipe's thread has read, not counting the first `passes` passes; None without a thread."""
         return None
 
     def _halt_at(self, ahead: Lead) -> Halt:
@@ -83,12 +83,12 @@ class PipeHooks:
         raise NotImplementedError(f"{type(self).__name__} reads ahead in no thread")
 
 
-#: The answers for PyTorch's pipes, which do not have hooks.
+#: The hooks for PyTorch's pipes, which do not define hooks themselves.
 _DEFAULTS = PipeHooks()
 
 
 def hooks_of(pipe: Any) -> PipeHooks:
-    """Returns the object that answers for a pipe: the pipe itself, or the defaults for a PyTorch pipe."""
+    """Returns the object with the hooks of a pipe: the pipe itself, or the defaults for a PyTorch pipe."""
     return pipe if isinstance(pipe, PipeHooks) else _DEFAULTS
 
 

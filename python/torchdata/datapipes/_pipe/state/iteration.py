@@ -1,11 +1,11 @@
 """Begins the iterations of pipes, and records the state of the graph at that moment.
 
 Role: maintains the record of each pipe (`record`): when its pass began, and the loaded state that it has not resumed
-from yet. If one of its sources must be replayed, the record also contains the state of all sources at the beginning. A
-*pass* is one iteration of one pipe. Runs in the process and thread that iterates the pipe.
+from yet. If a source of the pipe must be replayed, the record also contains the state of all sources when the pass
+began. A *pass* is one iteration of one pipe. Runs in the process and thread that iterates the pipe.
 
-A clock that ticks when a pass begins determines which passes belong together. If a source's pass began after its
-reader's pass, the reader is reading it. If the source's pass began earlier, it is a leftover of an earlier pass.
+A counter that increases when a pass begins determines which passes belong together. If the pass of a source began after
+the pass of its reader, the reader is reading the source. If it began before, it belongs to an earlier pass of a reader.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _how_it_begins(graph: Graph, loaded: PipeEntry | None) -> Beginning:
 
 
 def entry_at_beginning(pipe: Any) -> tuple[PipeEntry, Any]:
-    """The entry of a pipe without a running pass, and the state to put into it if the state must be copied."""
+    """Returns the entry of a pipe without a running pass, and the state to put into the entry after copying it."""
     record: PassRecord | None = existing_record(pipe)
     if record is not None and record.loaded is not None and (not is_torchs(pipe) or awaits_iteration(pipe)):
         return with_pending(pipe, record, record.loaded), None
@@ -93,7 +93,7 @@ def entry_at_beginning(pipe: Any) -> tuple[PipeEntry, Any]:
         except AttributeError:
             if record is not None and record.stamp:
                 raise
-            # Before its first pass, a pipe may lack the attributes of its state.
+            # Before its first pass, a pipe may lack the attributes that form its state.
     return entry, None
 
 
@@ -113,8 +113,9 @@ def _keeps_state_between(pipe: Any) -> bool:
 def iterate(datapipe: Any) -> Iterator[Any]:
     """Returns `iter` of the last pipe of a graph, so that its state can be saved.
 
-    Use it if the graph ends with a PyTorch pipe. A PyTorch pipe reports the beginning of an iteration only with its
-    first item, and never its end. Without `iterate`, `save_state` refuses such a pipe once its iteration may be over.
+    Use this function if the graph ends with a PyTorch pipe. A PyTorch pipe reports the beginning of an iteration only
+    with its first item, and never reports the end. Without `iterate`, `save_state` raises an error once the iteration
+    of the PyTorch pipe may be over.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -149,10 +150,10 @@ def _note_pass(datapipe: Any) -> None:
 
 
 def _notice_pass(datapipe: Any) -> None:
-    """Like `_note_pass`, for a pass that PyTorch reports when its pipe is asked for the first item."""
+    """Does the same as `_note_pass` for a pass that PyTorch reports when the first item is requested from its pipe."""
     record = record_of(datapipe)
     if record.asked == datapipe._valid_iterator_id:
-        return  # already recorded
+        return  # the pass is already recorded
     if _tells_beginning(datapipe):
         _note_pass(datapipe)
     else:
@@ -171,7 +172,7 @@ def awaits_iteration(datapipe: Any) -> bool:
 
 
 def beginning_of(datapipe: Any) -> Beginning | None:
-    """Returns the state of the graph up to a pipe when its running pass began, if it is known."""
+    """Returns the state of the graph up to a pipe when the pipe's running pass began; None if it was not recorded."""
     beginning = record_of(datapipe).beginning
     if beginning is None or not is_torchs(datapipe):
         return beginning
@@ -204,7 +205,7 @@ def perhaps_over(datapipe: Any) -> TypeError:
 def may_be_over(datapipe: Any) -> bool:
     """Returns whether the running pass of a PyTorch pipe may have ended.
 
-    PyTorch does not report the end of a pass. It reports the next pass only with its first item. A pass that
+    PyTorch does not report the end of a pass, and reports the next pass only with its first item. A pass that
     `iterate` did not begin may therefore be over once a source is exhausted, or once all items were yielded.
     """
     if record_of(datapipe).tells_end:
@@ -228,8 +229,7 @@ def may_be_over(datapipe: Any) -> bool:
 
 
 def replay_torchs(datapipe: Any, entry: PipeEntry) -> None:
-    """Makes the next iteration of a PyTorch pipe begin as its entry specifies: from the beginning, without the items to
-    drop."""
+    """Makes the next iteration of a PyTorch pipe start over and drop as many items as its entry specifies."""
 
     def begin() -> Iterator[Any]:
         if not _tells_beginning(datapipe):
@@ -242,7 +242,7 @@ def replay_torchs(datapipe: Any, entry: PipeEntry) -> None:
 
 
 def _begun_again(datapipe: Any, entry: PipeEntry) -> Iterator[Any]:
-    """Repeats a pass of a pipe of torch, and returns its remaining items."""
+    """Repeats a pass of a PyTorch pipe, and returns the items that remain."""
     moved = None if entry.generators is None else save_generators()
     beginning = record_of(datapipe).beginning
     halts = Halts([] if beginning is None else beginning.entries())
@@ -253,7 +253,7 @@ def _begun_again(datapipe: Any, entry: PipeEntry) -> Iterator[Any]:
         iterator: Iterator[Any] = iter(datapipe)
         if entry.drop:
             next(islice(iterator, entry.drop - 1, entry.drop), None)
-        if entry.finished:  # what comes after the last item may draw, too
+        if entry.finished:  # code after the last item may also draw numbers
             next(iterator, None)
             record_of(datapipe).ended, iterator = True, iter(())
         halts.wait()
@@ -281,7 +281,7 @@ def with_seeds(entry: PipeEntry, record: PassRecord) -> PipeEntry:
 
 
 def with_pending(pipe: Any, record: PassRecord, loaded: PipeEntry) -> PipeEntry:
-    """A loaded entry that is saved again, with the settings since then for the next pass."""
+    """Returns a loaded entry in order to save it again, with the settings for the next pass that were made since."""
     if loaded.left is not None:
         loaded = loaded._replace(given=(record.given,))
     loaded = with_seeds(loaded, record)
@@ -301,8 +301,8 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
     """Begins a pass of a pipe, which invalidates its older iterators.
 
     Returns:
-        The number of the iterator, whether it resumes from loaded state, the number of items that it must drop, and
-        whether the pass ends after these items.
+        The number of the iterator, whether the iterator resumes from loaded state, the number of items that it must
+        drop, and whether the pass ends after these items.
     """
     token, record = token_of(datapipe), record_of(datapipe)
     graph = None if record.watches is False else Graph(datapipe)
@@ -324,7 +324,7 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
     dropped = None if loaded is None else loaded.drop
     record.ended = resumed and finished and dropped is None
     if record.fed and not resumed and hooks_of(datapipe)._begins_sources:
-        # States that were loaded into its sources belong to a pass that does not continue.
+        # States that were loaded into the pipe's sources belong to a pass that does not continue.
         forget_below(datapipe)
         record.fed = False
     return number, resumed, dropped or 0, finished and dropped is not None
@@ -338,7 +338,7 @@ def pending_seed(datapipe: Any) -> Any:
 
 
 def give_later_seeds(datapipe: Any) -> None:
-    """Sets the seeds of a replayed graph's pipes that were set after the replayed pass began."""
+    """Sets, in the pipes of a replayed graph, the seeds that were set after the replayed pass began."""
     for pipe in Graph(datapipe):
         record: PassRecord | None = existing_record(pipe)
         if record is not None and record.later is not None:
@@ -370,7 +370,7 @@ def _find_replayed(graph: Graph) -> None:
     for pipe in graph:
         below = [found.get(id(source)) for source in graph.sources(pipe)]
         is_replayed = is_iter_pipe(pipe) and not is_restorable(pipe)
-        # The answer for a source is not known yet if that source reads this pipe in turn.
+        # The answer for a source is not known yet if the source, directly or indirectly, reads this pipe.
         found[id(pipe)] = is_replayed or any(below) or (None if None in below else False)
         if is_iter_pipe(pipe) and not is_torchs(pipe) and record_of(pipe).watches is None:
             record_of(pipe).watches = found[id(pipe)]
@@ -385,8 +385,8 @@ _restorable: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
 def is_restorable(datapipe: Any) -> bool:
     """Returns whether a pipe can restore its position, because its class declares a state for its `__iter__`.
 
-    A class declares its state by `iteration_state`, `one_to_one`, or `state_dict` and `load_state_dict`. The
-    declaration does not hold for a subclass that overrides `__iter__`.
+    A class declares its state by `iteration_state`, `one_to_one`, or `state_dict` and `load_state_dict`. A subclass
+    that overrides `__iter__` must declare its state again.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -412,13 +412,13 @@ def _covers(kind: type) -> bool:
     says = max(depth_of(kind, "state_dict"), depth_of(kind, "load_state_dict"))
     says = min(says, depth_of(kind, "iteration_state"))
     while says < len(classes) and not issubclass(classes[says], iter_base()):
-        # A mixin is not a pipe itself. The declaration of a mixin counts for the first class that lists it as a base.
+        # A mixin is not a pipe. Its declaration counts for the first class that lists the mixin as a base.
         says = min(i for i, cls in enumerate(classes) if classes[says] in cls.__bases__)
     return says < len(classes) and says <= depth_of(kind, "__iter__")
 
 
 def is_torchs(datapipe: Any) -> bool:
-    """Returns whether this is an iterable-style PyTorch pipe. Such a pipe does not have a token."""
+    """Returns whether a pipe is an iterable-style PyTorch pipe, which does not have an `IterationToken`."""
     return iter_base() not in type(datapipe).__mro__ and is_iter_pipe(datapipe)
 
 
@@ -449,7 +449,7 @@ def forget_state(*datapipes: Any) -> None:
 def forget_below(datapipe: Any) -> None:
     """Makes the next iterations of a pipe's sources start from the beginning, if the pipe begins its sources.
 
-    The source of a fork's children continues as long as one of the children does.
+    The source of the children of a fork continues as long as one of the children continues.
     """
     waiting, seen = [datapipe], {id(datapipe)}
     while waiting:
@@ -471,7 +471,7 @@ def _forget(pipe: Any) -> None:
             record.loaded = PipeEntry(name_of(pipe))
         return
     if record.loaded is not None and record.loaded.left is not None:
-        # The pipe was loaded with the state from the beginning of a repeated pass, and its next pass begins after that.
+        # The pipe has the state from the beginning of a repeated pass. The pipe's next pass begins after that pass.
         seed = pending_seed(pipe)
         was_given = seed is not None and seed != record.given
         load_entry(pipe, record.loaded.left)
@@ -498,8 +498,8 @@ def load_entry(pipe: Any, entry: PipeEntry) -> None:
     else:
         token.disarm()
     if entry.restores and is_restorable(pipe):
-        # A user's pipe without `reset` cannot start over after its state is loaded. Its state is therefore loaded only
-        # when it resumes.
+        # A user's pipe without `reset` cannot start over after its state is loaded. The state is therefore loaded only
+        # when the pipe resumes.
         if can_reset(type(pipe)) or not is_iter_pipe(pipe):
             _take_state(pipe, pipe.load_state_dict, state)
     elif hasattr(type(pipe), "iteration_state"):
@@ -519,7 +519,7 @@ def _take_state(pipe: Any, take: Callable[[Any], object], state: Any) -> None:
         take(state)
         return
     with explaining_damage(name_of(pipe)):
-        # Otherwise, most errors would surface only in the middle of an iteration.
+        # Without these checks, most errors would surface only in the middle of an iteration.
         for each in pipe._declared:
             if each.saved and each.key in state:
                 each.check(state[each.key])

@@ -1,11 +1,11 @@
 """Seeds libraries that are imported in the middle of an epoch.
 
 Role: a child process seeds the global generators of the loaded libraries when an epoch begins. A user's function may
-import a library later, as often happens with spawn. The library's generator would start from the system's entropy, and
+import a library later, as often happens with spawn. The library would seed its generator from the system's entropy, and
 the run could not be reproduced. Each library is therefore seeded right after its import, before the importing code
 continues. Runs in workers and in the dispatching process. `process_reset_fn` provides the seeds of each epoch. States
-contain the pending seeds, because a process that resumes from the beginning of an epoch may already have imported a
-library that the original run had not.
+contain the pending seeds. A process that resumes from the beginning of an epoch needs them, because it may already have
+imported a library that the original run imported later.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def seed_when_imported(seeds: Mapping[str, int]) -> None:
     """Seeds a module's generator once, right after the module is imported.
 
     Args:
-        seeds: the seeds of modules that are not loaded, by full module name ("torch", "numpy.random"). These seeds
-            replace the seeds of the previous epoch, and an empty mapping removes those.
+        seeds: the seeds of modules that are not loaded, by full module name ("torch", "numpy.random"). The mapping
+            replaces the seeds of the previous epoch, so an empty mapping only removes the previous seeds.
     """
     global awaited
     awaited = dict(seeds)
@@ -41,7 +41,7 @@ def seed_when_imported(seeds: Mapping[str, int]) -> None:
 
 
 def seed_now_or_when_imported(seeds: Mapping[str, int]) -> None:
-    """Seeds several modules: imported modules now, and further modules right after their import."""
+    """Seeds several modules: imported modules now, and other modules right after their import."""
     seed_when_imported({name: seed for name, seed in seeds.items() if name not in sys.modules})
     for name, seed in seeds.items():
         if name in sys.modules:
@@ -63,7 +63,7 @@ def await_again(seeds: dict[str, int]) -> None:
 
 
 def awaited_seeds() -> dict[str, int]:
-    """The seeds of modules that are not loaded yet, by their full names."""
+    """Returns the seeds of modules that are not loaded yet, by their full names."""
     return dict(awaited)
 
 

@@ -1,7 +1,7 @@
 """Defines the layout of graph states, and validates states.
 
-Role: pure functions over plain data. A state may be damaged or malicious. The code that counts trusts its numbers, so
-each number is checked before it is used. Each pipe checks its own part, which is stored under `state`.
+Role: pure functions over plain data. A state may be damaged or malicious. Each number in a state is therefore checked
+before code that counts items uses it. Each pipe checks its own part of the state, which is stored under `state`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ __all__ = [
     "refuse_pickled_generators",
 ]
 
-#: Version of the layout of a graph.
+#: The version of the layout of graph states.
 STATE_VERSION = 3
 
-#: Parts of a state that are summed up.
+#: The maximum number of parts of a state that a checksum covers.
 _PARTS = 1 << 20
 
 #: Types of values that are included in a checksum together with their container.
@@ -46,25 +46,25 @@ class PipeEntry(NamedTuple):
 
     Args:
         type: the name of the class.
-        restores: whether the reader continues the pass of the pipe, in the middle or at its end. If False, the next
-            pass of the pipe starts from the beginning.
-        yielded: the number of items that a resumed pass has yielded.
+        restores: whether the pass of the pipe continues, in the middle or at its end. If False, the next pass of the
+            pipe starts from the beginning.
+        yielded: the number of items that the pass to resume has yielded.
         finished: whether the pass has yielded its last item.
-        state: the pipe's own state; if the next pass starts from the beginning, only values that outlive a pass,
-            including the seed that was set for the next pass.
+        state: the pipe's own state. If the next pass starts from the beginning, it contains only values that outlive a
+            pass, including the seed that was set for the next pass.
         seed: the argument to pass to `set_seed` of a user's pipe.
         follows: whether the seeds of further passes are derived from the last seed, as in graphs that were seeded as a
-            whole (`set_graph_random_seed`). If False, they are drawn from the global generators.
-        skipped: by kind of exception, the number of items that `on_error` has skipped at the pipe in that pass.
+            whole (`set_graph_random_seed`). If False, the seeds are drawn from the global generators.
+        skipped: by kind of exception, the number of items that `on_error` has skipped at the pipe in the pass.
         later: the seed to set after the items were dropped.
-        drop: the number of items to drop after the pass has begun. Such a pipe is *replayed*, and so is each pipe
-            without a declared state: the pipe and its sources begin as before, and continue to their position, or, with
-            `finished`, to their end.
+        drop: the number of items to drop after the pass has begun. A pipe that drops items, or that has no declared
+            state, is *replayed*: the pipe and its sources begin as before, and continue to their saved position, or to
+            their end if `finished` is set.
         seconds: the maximum time for computing the dropped items.
         generators: the global generators at the beginning of the replay. After the replay, the generators are restored.
         ahead: for a pipe that reads in a thread, how far the thread reads with the generators of the replay, see
             `Ahead`.
-        left: for a pipe in a pass that may be abandoned, the entry for the next pass in that case.
+        left: for a pipe in a pass that may be abandoned, the entry for the next pass after the pass was abandoned.
         given: the previous seed of the pipe, if a new seed may have been set since.
     """
 
@@ -85,14 +85,14 @@ class PipeEntry(NamedTuple):
     given: tuple[Any] | None = None
 
 
-#: The fields of an entry that are absent where there is nothing.
+#: The fields of an entry that are left out of the plain data if they have no value.
 _OPTIONAL = PipeEntry._fields[3:-2]
 #: The optional keys of an entry, which few entries have.
 _RARE = _OPTIONAL[2:]
 
 
 def dump_entry(entry: PipeEntry) -> dict[str, Any]:
-    """The entry as plain data."""
+    """Returns an entry as plain data."""
     of_class, restores, yielded, finished, state, *rare = entry
     plain: dict[str, Any] = {"type": of_class, "how": "restore" if restores else "begin"}
     if restores:
@@ -112,12 +112,12 @@ def dump_entry(entry: PipeEntry) -> dict[str, Any]:
 
 
 def dump_graph(entries: Iterable[PipeEntry]) -> dict[str, Any]:
-    """The state of a graph, without a description of it."""
+    """Returns the state of a graph, without a description of the graph."""
     return {"version": STATE_VERSION, "pipes": [*map(dump_entry, entries)]}
 
 
 def parse_graph(state: Any) -> list[PipeEntry]:
-    """The entries in the state of a graph; raises ValueError, which names the pipe and the field, if it is none."""
+    """Returns the entries in the state of a graph, or raises a ValueError that names the invalid pipe and field."""
     version = state.get("version") if isinstance(state, dict) else state
     if version != STATE_VERSION or type(version) is not int:
         raise ValueError(f"this pipe state has version {version!r}, but this release reads version {STATE_VERSION}")
@@ -176,7 +176,7 @@ def checksums_of(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_checksums(state: dict[str, Any]) -> None:
-    """Raises ValueError, which names the pipe, if a part of a graph's state has changed since it was saved."""
+    """Raises a ValueError that names the pipe if a part of a graph's state has changed since the state was saved."""
     expected = state["checksums"]
     sums = expected.get("pipes") if isinstance(expected, dict) else None
     if not isinstance(sums, list) or len(sums) != len(state["pipes"]):
@@ -224,7 +224,7 @@ def checksum(value: Any) -> int:
 
 @contextmanager
 def explaining_damage(name: str) -> Iterator[None]:
-    """Context for a pipe of this package that loads its state and assumes the layout that it saves.
+    """Context in which a pipe of this package loads its state, and assumes that the state has the layout it saves.
 
     Raises:
         ValueError: loading failed because the state has another layout.
@@ -275,7 +275,7 @@ def _check_numpy(state: Any) -> None:
 
 
 def refuse_pickled_entries(entries: Iterable[PipeEntry]) -> None:
-    """Raises ValueError, which names the pipe, if something in the entries has to be unpickled."""
+    """Raises a ValueError that names the pipe if a value in the entries has to be unpickled."""
     for entry in entries:
         refuse_pickled(entry.state, entry.type)
         refuse_pickled(entry.left and entry.left.state, entry.type)
@@ -283,7 +283,7 @@ def refuse_pickled_entries(entries: Iterable[PipeEntry]) -> None:
 
 
 def refuse_pickled_generators(state: dict[str, Any] | None) -> None:
-    """Raises ValueError if a generator requires unpickling. This is the case if the program replaced NumPy's default
-    generator.
+    """Raises ValueError if the state of a generator has to be unpickled, because the program had replaced NumPy's
+    default generator.
     """
     refuse_pickled((state or {}).get("numpy"), "NumPy's global generator")

@@ -1,11 +1,11 @@
-"""Converts states to plain data, which is safe to load, with marked parts that require pickle.
+"""Converts states to plain data, which is safe to load, and marks the parts that require pickle.
 
-Role: converts the result of a pipe's `state_dict` to an independent value, which the pipe cannot change later, and
-back. `None`, `bool`, `int`, `float`, `str`, `bytes`, flat lists and tuples of these types, and dicts of all these
-remain unchanged. All other values, above all items, are stored as bytes under one key. A pipe has a single such key, so
-that an item in two of its queues remains one object. Under `NESTED`, the bytes are a pickle that refers to no class, so
-loading them runs no code. Items with classes are stored under `PICKLED`, which is loaded only if the caller trusts the
-state. Pure functions.
+Role: pure functions that convert the result of a pipe's `state_dict` to a value that the pipe cannot change later, and
+back. `None`, `bool`, `int`, `float`, `str`, `bytes`, flat lists and tuples of these types, and dicts of all these types
+remain unchanged. All other values, above all items, are stored as bytes under one key. A pipe has only one key with
+bytes, so that an item in two of its queues remains one object. Under `NESTED`, the bytes are a pickle that refers to no
+class, so loading the bytes runs no code. Items with classes are stored under `PICKLED`, which is loaded only if the
+caller trusts the state.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ PICKLED = "__pickled__"
 #: The key of bytes that contain nested containers of plain data.
 NESTED = "__nested__"
 
-#: The key of a state that is not a dict with string keys.
+#: The key that holds the whole state if the state is not a dict with string keys.
 _WHOLE = "__state__"
 
-#: Keys that represent another value.
+#: Keys of dicts that stand for other values.
 _RESERVED = frozenset({PICKLED, NESTED})
 
 _ATOMS = frozenset({NoneType, bool, int, float, str, bytes})
@@ -98,8 +98,7 @@ def refuse_pickled(plain: Any, owner: str) -> None:
 
 
 def _taken(value: Any, copies: dict[int, Any]) -> Any:
-    """Returns a copy of a value of a state. The pipe may change the dicts and lists in this copy. Objects may be
-    shared."""
+    """Returns a copy of a value of a state, with dicts and lists that the pipe may change. Other objects are shared."""
     kind = type(value)
     if kind is list:
         return list(value)
@@ -124,14 +123,14 @@ def _copied(value: Any) -> Any:
     if kind is dict and _ATOMS.issuperset(map(type, value)):
         if _ATOMS.issuperset(map(type, value.values())):
             return value.copy()
-        # for example, the position that a library reports
+        # a dict of plain values, for example the position that a library reports
         copied = {name: _copied(member) for name, member in value.items()}
         return _OTHER if any(member is _OTHER for member in copied.values()) else copied
     return _OTHER
 
 
 def _frozen(value: Any) -> Any:
-    """Returns an atom or a nested tuple of atoms. Their identity does not matter."""
+    """Returns an atom or a nested tuple of atoms unchanged, and `_OTHER` for other values."""
     kind = type(value)
     if kind in _ATOMS:
         return value
@@ -148,7 +147,7 @@ def _pickled(values: dict[str, Any], owner: str) -> bytes:
             with pickle_file() as file:
                 pickle.Pickler(file, protocol=5).dump(values)
             return file.getvalue()
-    from torchdata._by_value import dumps  # errors, lambdas, local classes
+    from torchdata._by_value import dumps  # supports errors, lambdas and local classes
 
     try:
         return dumps(values)
@@ -161,7 +160,7 @@ def _pickled(values: dict[str, Any], owner: str) -> bytes:
 
 
 def _holds_error(value: Any) -> bool:
-    """Returns whether a value is an error that waits in a pipe, or a list of pairs that contains such an error."""
+    """Returns whether a value is an error that a pipe has stored, or a list of pairs that contains a stored error."""
     if type(value) is list:
         return any(type(one) is tuple and len(one) == 2 and isinstance(one[1], BaseException) for one in value)
     return isinstance(value, BaseException)

@@ -28,15 +28,15 @@ NEVER = object()
 class Beginning:
     """The state of a graph when the pass of its last pipe began. A replay of that pass starts from this state."""
 
-    #: The random generators of the process at that moment.
+    #: The random generators of the process when the pass began.
     moved: dict[str, Any]
-    #: The generators at the beginning of the pass. Items are dropped with the generators of the loaded state.
+    #: The generators to begin a replay with. The values differ from `moved` if the pass itself began with a replay.
     generators: dict[str, Any]
     #: The number of items that the loaded state drops at the beginning.
     dropped: int = 0
     #: The number of items that count as yielded when the pass begins, before any item is dropped.
     yielded: int = 0
-    #: Whether the loaded state already requires a replay of everything.
+    #: Whether the loaded state already requires a replay of the whole graph.
     whole: bool = False
     since: float = field(default_factory=time.monotonic)
     #: The iteration numbers of PyTorch's pipes.
@@ -47,24 +47,23 @@ class Beginning:
     passes: dict[int, int] = field(default_factory=dict)
 
     def entries(self) -> list[tuple[Any, PipeEntry]]:
-        """Each pipe with its entry."""
+        """Returns each pipe with its entry."""
         return [(pipe, entry) for pipe, entry, _ in self.parts]
 
 
 @dataclass(slots=True, eq=False)
 class PassRecord:
-    """Data about the passes of a pipe. The record is never pickled or copied, so a copy of the pipe starts without a
-    record."""
+    """Data about the passes of a pipe. The record is never pickled or copied, so a copy of the pipe has no record."""
 
-    #: The current iteration of a PyTorch pipe when the next one was requested.
+    #: The number of the current iteration of a PyTorch pipe when its next iteration was requested.
     asked: Any = NEVER
-    #: The current iteration of a PyTorch pipe when a state was loaded.
+    #: The number of the current iteration of a PyTorch pipe when a state was loaded.
     before: Any = NEVER
-    #: The clock value at the beginning of the running pass; 0 without a running pass.
+    #: The counter of passes when the running pass began; 0 without a running pass.
     stamp: int = 0
     #: Whether `iterate`, which records the end, began the running pass of a PyTorch pipe.
     tells_end: bool = False
-    #: The loaded entry that was not resumed yet.
+    #: The loaded entry, until a pass resumes from it.
     loaded: PipeEntry | None = None
     #: Whether the running pass resumes from a state that was saved after the last item.
     ended: bool = False
@@ -80,19 +79,19 @@ class PassRecord:
     later: Any = None
     #: Whether this pipe or one of its sources is replayed; None if not determined yet.
     watches: bool | None = None
-    #: The state of the graph when the running pass began, if `watches` is set or the pipe is PyTorch's.
+    #: The state of the graph when the running pass began, if `watches` is True or the pipe belongs to PyTorch.
     beginning: Beginning | None = None
-    #: The parameters of all pipes of the graph, if this pipe is its end and its state was saved.
+    #: The fingerprint of the graph, if this pipe is the end of the graph and the state of the graph was saved.
     fingerprint: Fingerprint | None = None
     #: Names of pipes that this pipe has created since its first pass.
     grown: list[str] = field(default_factory=list)
     #: Whether the running pass resumes from a loaded state.
     goes_on: bool = False
-    #: A reference to the pipe that skips exceptions of this one; None if there is none.
+    #: A reference to the pipe that skips exceptions of this pipe; None if no pipe does.
     claim: Any = None
-    #: References to the pipes that this pipe skips exceptions of.
+    #: References to the pipes whose exceptions this pipe skips.
     claimed: list[Any] = field(default_factory=list)
-    #: References to the renewals (`renewing`) of the running pass and of the reader's running pass.
+    #: References to the `Renewal` of the running pass, and to the `Renewal` of the reader's running pass.
     renewal: Any = None
     read_by: Any = None
     #: The number of items that were skipped in the running pass, by kind of exception. The dict is replaced, never
