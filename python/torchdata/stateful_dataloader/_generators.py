@@ -422,8 +422,8 @@ def distance(origin: Words, target: Words, seeded: torch.Generator | None, most:
     Args:
         origin: the first position.
         target: the second position.
-        seeded: a generator at the beginning of the stream, if known. If the search from this generator finds the target
-            first, seeding has led to the target, and not draws.
+        seeded: a generator at the beginning of the stream, if known. If a search from this generator finds the target
+            first, the target was reached by seeding and not by drawing, and the function returns None.
         most: the maximum number of words to search.
     """
     if origin[1] == target[1] and numpy.array_equal(origin[0], target[0]):
