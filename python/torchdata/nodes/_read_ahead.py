@@ -62,8 +62,8 @@ class _Work(ReadAhead):
         frequency: the number of items between two snapshots; 0 for no snapshots.
         position: a snapshot of the source, the number of items to drop after the snapshot, and the numbers of further
             items to drop.
-        grows: the maximum of `limit` for small items, the number of consecutive small items, and the current limit;
-            None for a limit that does not grow.
+        grows: the maximum of `limit` for small items, the number of consecutive small items so far, and the number of
+            items that may have been taken but not yielded; None for a limit that does not grow.
     """
 
     def __init__(
@@ -272,7 +272,7 @@ class ReadSource:
                 break
 
     def _grown(self, fields: StateFields) -> tuple[int, int]:
-        """Returns the number of consecutive small items, and the limit, that a state contains."""
+        """Returns the numbers in a state by which `limit` grows; see the argument `grows` of `_Work`."""
         growth = fields.list_of(self.GROWTH_KEY)
         if len(growth) != 2 or not all(type(one) is int and 0 <= one <= sys.maxsize for one in growth):
             raise fields.wrong(self.GROWTH_KEY, "must hold two integers from 0 on")

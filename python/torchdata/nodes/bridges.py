@@ -67,8 +67,8 @@ class NodePipe(IterDataPipe[T]):
     NODE_KEY, UNREAD_KEY = "node", "unread"
 
     _restored: dict[str, Any] | None = None
-    #: Whether a pass has begun, and whether the next pass has begun only because its state was requested. This applies
-    #: also to a loaded state.
+    #: Whether a pass has begun, and whether the next pass has begun only because its state was requested, either here
+    #: or by the pipe that saved the loaded state.
     _begun = _began_for_state = False
 
     def __init__(self, source_node: BaseNode[T]) -> None:

@@ -75,7 +75,7 @@ class ThreadedNode(BaseNode[T]):
         return len(self.source)
 
     def shutdown(self) -> None:
-        """See `BaseNode.shutdown`. Waits at most some seconds for running calls of user functions."""
+        """See `BaseNode.shutdown`. Waits a few seconds for user functions that are running in threads."""
         run = self._close_run()
         super().shutdown()
         if run is not None:
