@@ -48,8 +48,8 @@ class IteratingNode(BaseNode[T]):
     _started = False
     #: The number of items to drop before the next item, for an iterable without a state.
     _to_drop = 0
-    #: A checksum of some items of an iterable without a state, and the checksum in a loaded state. They are compared
-    #: when the items are reread.
+    #: A checksum of some items of an iterable without a state, and the checksum in a loaded state. The checksums are
+    #: compared when the items are reread.
     _digest: SampleDigest | None = None
     _loaded_digest: SampleDigest | None = None
 

@@ -1,10 +1,10 @@
 """The processes of a ParallelMapper. Each process takes items from a thread of the main process, and returns results.
 
-Role: `Workers` and `_MapWorker` run in the main process, and `_Caller` in the worker process. They use a worker group
-of the engine. The command link carries items to the process, and a second link returns results. A thread sends one
-item, or several small items in one message, and waits for the answers. Each answer is a separate message, so if a
-process exits, only unfinished answers are lost. The first message to a process also contains the seed of its random
-numbers. A replacement process has its own seed.
+Role: `Workers` and `_MapWorker` run in the main process, and `_Caller` in the worker process. The processes are a
+worker group of the engine. The command link carries items to a process, and a second link returns results. A thread
+sends one item, or several small items in one message, and waits for the answers. Each answer is a separate message, so
+if a process exits, only unfinished answers are lost. The first message to a process also contains the seed of its
+random numbers. A replacement process has its own seed.
 """
 
 from __future__ import annotations

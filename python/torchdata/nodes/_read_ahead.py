@@ -1,10 +1,10 @@
 """Reads a source ahead in threads, with an exact position. ParallelMapper, Prefetcher and PinMemory use this module.
 
 Role: the thread that reads a node uses `ReadSource`, and the threads that read ahead use `_Work`. One thread at a time
-takes an item from the source. This thread then calls the function with the item, and stores the result. Items are
-numbered in the order in which they are taken. The queue returns results in order if required, and maintains the
-position: a snapshot of the source after an item, and the numbers of the later items that were yielded. A state does not
-contain items in progress. These items are reread after a load.
+takes an item from the source. The thread calls the function with the item while another thread takes the next item.
+Items are numbered in the order in which they are taken. The queue stores the results, returns them in order if
+required, and maintains the position: a snapshot of the source after an item, and the numbers of the later items that
+were yielded. A state does not contain items in progress, because they are reread after a load.
 
 The source is never moved back. If the program leaves an epoch, the source is read up to the point that read-ahead would
 have reached, and begins its next epoch from this point. The counters and random draws of the source therefore depend on

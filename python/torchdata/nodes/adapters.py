@@ -116,9 +116,9 @@ class SamplerWrapper(IteratingNode[T]):
     Args:
         sampler: the sampler, which is read once per epoch.
         initial_epoch: the number of the first epoch; 0 by default.
-        epoch_updater: a function that takes the number of an epoch, and returns the number of the next epoch. It is
-            called only if an item of the epoch was requested. By default, it adds one. If the function is `Stateful`,
-            its state is part of the node's state.
+        epoch_updater: a function that takes the number of an epoch, and returns the number of the next epoch. The
+            function is called only if an item of the epoch was requested. By default, the function adds one. If the
+            function is `Stateful`, its state is part of the node's state.
 
     Raises:
         TypeError: `sampler` is not iterable, `initial_epoch` is not an integer, or `epoch_updater` is not a function.

@@ -125,7 +125,7 @@ class BaseNode(Iterator[T]):
         raise NotImplementedError(f"{type(self).__name__} must define get_state()")
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position after the last item, as an argument for `reset`. It can be pickled and never changes.
+        """Returns the position after the last item, for `reset`. The dict can be pickled and never changes.
 
         A new node is first reset to its beginning.
         """
@@ -199,7 +199,7 @@ class Again:
 
 
 def advance_of(source: BaseNode[T]) -> Callable[[], T]:
-    """Returns a function that reads the next item of a source after a reset. It is faster than `next(source)`.
+    """Returns a function that reads the next item of a source after a reset, and is faster than `next(source)`.
 
     Raises:
         NotImplementedError: the source's class does not call `super().reset()` or `super().__init__()`.

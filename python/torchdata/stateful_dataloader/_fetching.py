@@ -1,8 +1,8 @@
 """Fetchers, which read the samples of a batch from the dataset and collate them.
 
-Role: used by the reader, in the main process or in a worker. These fetchers read in the same way as PyTorch's fetchers.
-If a sample raises an exception, they add a note with the number of the sample. If Ctrl-C interrupts a batch of an
-iterable dataset, the samples that were already read are kept for the next call.
+Role: used by the reader, in the main process or in a worker. The fetchers read in the same way as PyTorch's fetchers.
+If a sample raises an exception, the fetcher adds a note with the number of the sample. If Ctrl-C interrupts a batch of
+an iterable dataset, the samples that were already read are kept for the next call.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class IterableFetcher(_Timed, _IterableDatasetFetcher):
         #: The samples of the current batch, and whether reading the batch was interrupted.
         self._data: list[Any] = []
         self._is_cut_off = False
-        #: A checksum of some samples of the previous batches, and a checksum that also covers the current batch. Both
-        #: are maintained only to detect an iterable dataset that does not repeat its samples.
+        #: A checksum of some samples of the previous batches, and a checksum that also covers the current batch. The
+        #: checksums serve only to detect an iterable dataset that does not repeat its samples.
         self.digest: int | None = None
         self._samples = SampleDigest()
 

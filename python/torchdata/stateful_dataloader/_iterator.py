@@ -1,4 +1,4 @@
-"""The base class of a loader's iterators. It determines the order of the epoch, and creates the state.
+"""The base class of a loader's iterators, which draws the indices of the epoch and creates the state.
 
 Role: runs in the main process, in one reading thread at a time. The class derives from PyTorch's iterator, so settings
 are read, seeds are drawn and batches are counted exactly as in PyTorch.

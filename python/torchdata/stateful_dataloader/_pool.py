@@ -7,8 +7,8 @@ The main process never blocks on a worker that may be waiting for the main proce
 stays in a queue of the main process until the worker has taken an earlier order.
 
 `PinnedUnits` starts a thread that copies batches to pinned memory before the program requests them. While this thread
-runs, no other thread takes units from the workers. The pinning thread does not send orders. It ends with the epoch, or
-when the iterator is deleted, because it refers to the workers but not to the iterator.
+runs, no other thread takes units from the workers. The pinning thread does not send orders. The thread ends with the
+epoch, or when the iterator is deleted, because the thread refers to the workers but not to the iterator.
 """
 
 from __future__ import annotations

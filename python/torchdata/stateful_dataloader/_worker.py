@@ -85,7 +85,7 @@ class News(NamedTuple):
     Args:
         before: the frozen snapshot from before this batch.
         after: the frozen snapshot from after the batch.
-        failure: the error because of which the batch is missing.
+        failure: the error that was raised instead of returning the batch.
         skipped: the skipped samples of the batch.
         seen: the number of samples of the batch, including skipped samples; None if this number equals the number of
             samples that were ordered.
@@ -142,7 +142,7 @@ class ShardReader:
         self.iterates = False
         self.reader: EpochReader | None = None
         self.watch: GeneratorWatch
-        #: The error because of which the shard cannot read.
+        #: The error that prevents the shard from reading.
         self.failure: Any = None
         if job.num_shards:
             seed_worker(job.base_seed, number)
@@ -266,7 +266,7 @@ class _Worker:
         self.child, self.setup, self.sender = child, child.setup, child.sender
         #: A command that arrived during an epoch and ends it.
         self.pending: tuple[Any, ...] | None = None
-        #: The error because of which the worker cannot read.
+        #: The error that prevents the worker from reading.
         self.failure: tuple[Any, ...] | None = None
         self.shards: list[ShardReader] = []
         #: The shard whose generators and worker info the process currently has.

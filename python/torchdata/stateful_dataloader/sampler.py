@@ -280,7 +280,7 @@ class BatchIndices(Iterator[list[int]]):
             give(sampler, state["sampler_state"])
 
     def state_unstarted(self, sampler: Any) -> dict[str, Any]:
-        """Returns the state before the first index. It includes the sampler's state, or None for no such state."""
+        """Returns the state before the first index, including the state `sampler` of the sampler if it is not None."""
         return self.state_before(0) | ({} if sampler is None else {"sampler_state": sampler})
 
     def state_before(self, count: int) -> dict[str, Any]:
@@ -343,7 +343,7 @@ class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler
         [2, 4]
     """
 
-    # The name of the state's field. It is the same as in torchdata 0.11, because programs read this field.
+    # The name of the state's field, which is the same as in torchdata 0.11 because programs read this field.
     _YIELDED = "yielded"
 
     def __init__(

@@ -62,7 +62,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
     Datasets, their iterators, samplers and collate functions that have `state_dict` and `load_state_dict` are saved and
     restored by these methods. Other iterable datasets and samplers are reread from the beginning.
 
-    Threads may share an iterator. Each batch then goes to one thread. A copy (by `copy` or pickle) is an
+    Threads may share an iterator, and each batch goes to one of the threads. A copy (by `copy` or pickle) is an
     independent loader that has not begun.
 
     Args:

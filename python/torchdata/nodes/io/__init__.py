@@ -1,4 +1,4 @@
-"""Nodes that list and read files. They need fsspec."""
+"""Nodes that list and read files. These nodes need fsspec."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The base class of nodes over several sources. It records which sources have ended, and decides how to continue."""
+"""The base class of nodes over several sources, which records the ended sources and decides how to continue."""
 
 from __future__ import annotations
 
