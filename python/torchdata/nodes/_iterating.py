@@ -114,7 +114,7 @@ class IteratingNode(BaseNode[T]):
             raise fields.wrong(self.DIGEST_KEY, "must be two integers") from None
 
     def _arrive(self) -> None:
-        """Drops the items of an iterable without a state that were yielded before the loaded state was saved."""
+        """Drops the items that an iterable without a state had yielded before the loaded state was saved."""
         if self._digest is None and seek(self._it, self._to_drop):
             self._to_drop = 0
         while self._to_drop:

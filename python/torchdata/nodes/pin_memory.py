@@ -54,5 +54,5 @@ class PinMemory(ThreadedNode[T]):
 
     def _begin(self, state: dict[str, Any] | None) -> ReadSource:
         pin = partial(pin_memory_fn, device=self._device)
-        # Without a limit, torch would use all cores for a copy. The limit applies only to the pinning thread.
+        # Without a limit of one thread, torch would use all cores for a copy. Only the pinning thread has this limit.
         return self._begin_with([pin], state, limit=1, prepare=partial(torch.set_num_threads, 1))

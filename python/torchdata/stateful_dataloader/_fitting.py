@@ -111,7 +111,7 @@ def _told(one: Any) -> Any:
 def facts_of(loader: Any) -> LoaderFacts:
     """Returns the properties of a loader that its states record."""
     sampler, length = innermost_of(loader._index_sampler), None
-    # The type of a list, tuple or range is not recorded, because each of these may contain the same indices.
+    # The type of a list, tuple or range is not recorded, because a sequence of another type may have the same indices.
     name = None if isinstance(sampler, Sequence) else type(sampler).__name__
     if loader._dataset_kind == 0:
         with contextlib.suppress(Exception):  # the `__len__` of some datasets raises an error

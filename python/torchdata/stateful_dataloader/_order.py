@@ -107,7 +107,7 @@ class IndexOrder:
         self._early: deque[Any] = deque()
         #: Whether a restored sampler had ended.
         self._is_used_up = False
-        #: Whether incomplete batches are filled up, and indices of incomplete batches, which the next batches contain.
+        #: Whether incomplete batches are filled up, and the indices of incomplete batches, which later batches contain.
         self._fills: bool = loader.error_fill
         self._spare: deque[Any] = deque()
         #: Whether some indices that were drawn earlier were not returned, so that a state must contain these indices.
@@ -122,7 +122,8 @@ class IndexOrder:
         self._draws = Draws(drawing)
         #: Whether a user's sampler has a state, which is saved after its indices.
         self._is_kept = False
-        #: States of a user's sampler: (number of indices returned, its state, the iterator's state, its generators).
+        #: Saved states of a user's sampler, as tuples: the number of indices that the sampler had returned, the states
+        #: of the sampler and its iterator, and the generators.
         self._kept: deque[tuple[int, Any, Any, Moment]] = deque()
 
     def note_random(self) -> None:
@@ -147,7 +148,7 @@ class IndexOrder:
 
         Args:
             is_busy: whether workers are still reading other batches. If batches are filled up, the last batch of an
-                epoch waits until these batches are read, because indices of incomplete batches may be returned.
+                epoch waits for the other batches, because incomplete batches give back some of their indices.
 
         Raises:
             StopIteration: all indices have been returned.
@@ -261,7 +262,7 @@ class IndexOrder:
         waiting = [*waiting, *self._owed, *([list(self._spare)] if self._spare else [])]
         given = self.drawn - len(waiting)
         indices: list[Any] = []
-        if waiting and (self._has_holes or not in_order):  # the sampler's state is from after all drawn indices
+        if waiting and (self._has_holes or not in_order):  # the state contains all indices that were drawn
             indices, waiting = waiting, []
         now, iterator, inner = self._drawing.now(), None, innermost_of(self._sampler)
         epoch = inner.epoch if isinstance(inner, DistributedSampler) and not finished else None
@@ -469,7 +470,7 @@ class IndexOrder:
             next(self._iterator)
         except StopIteration:
             return
-        # The sampler had prepared itself for the next epoch. Iterating now would begin that epoch too early.
+        # The sampler has already prepared the next epoch. Iterating over it now would begin this epoch too early.
         inner = innermost_of(self._sampler)
         if is_stateful(self._sampler) and state.sampler is not None:
             give(self._sampler, state.sampler)

@@ -127,8 +127,7 @@ class WorkerPool:
             ahead: how many batches each worker may be ahead of the main process.
             shared_seed: the seed of PyTorch pipes.
             positions: for each shard, the snapshot to load; None starts from the beginning.
-            fresh: whether the epoch of these positions is over, so that only state that is kept between epochs is
-                loaded.
+            fresh: whether the epoch of `positions` is over, so that only state that is kept between epochs is loaded.
             fillers: the number of shards, starting with the first, that send an empty unit in their first turn.
 
         Raises:
@@ -213,8 +212,8 @@ class WorkerPool:
         """Waits for the next unit (see `_worker`) and appends it to `hand`. Does nothing if `hand` is not empty.
 
         Args:
-            hand: an empty list, or a list with a unit that was not processed yet. If a signal handler raises, the unit
-                is in this list or is returned by the next call.
+            hand: an empty list, or a list with a unit that was not processed yet. If a signal handler raises an
+                exception, the unit is in this list or is returned by the next call.
 
         Raises:
             StopIteration: all iterable datasets have ended.
@@ -300,7 +299,7 @@ class _Epoch(ReadAhead):
         super().__init__("StatefulDataLoader", _AHEAD, "torchdata-pin-memory", keeps=False)
         self.pool, self.device = pool, device
         self.index = torch.accelerator.current_device_index()
-        #: The error that ended the epoch early. Each later request raises it again.
+        #: The error that ended the epoch early. Each later request raises this error again.
         self.failure: BaseException | None = None
 
     def run(self) -> None:

@@ -354,7 +354,8 @@ class EpochReader:
         if self._iterator is self._source or not is_stateful(self._iterator):
             with put_back_afterwards(GLOBAL), contextlib.suppress(StopIteration, _Reported):
                 self._read_reported(self.reading.iterable_index())
-                # The dataset had prepared itself for the next epoch. Iterating now would begin that epoch too early.
+                # The dataset has already prepared the next epoch. Iterating over it now would begin this epoch too
+                # early.
                 if self._of_dataset(base) is not None:
                     give(self._source, self._of_dataset(base))
                 self._trial = None
@@ -557,4 +558,4 @@ class _Trial:
 
 
 class _Reported(Exception):
-    """Signals that a recomputed batch raised the error that was already reported."""
+    """Raised if a recomputed batch raises an error, which the program has already received."""

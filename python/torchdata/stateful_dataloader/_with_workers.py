@@ -276,7 +276,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         self._number += 1
 
     def _wait(self) -> None:
-        """Waits for a unit, and leaves it in `_hand`. May be interrupted at any point."""
+        """Waits for a unit, and leaves it in `_hand`. Ctrl-C may interrupt this method at any point."""
         if self._left_behind and (reader := threading.get_ident()) in self._left_behind:
             self._left_behind.discard(reader)
             raise RuntimeError(_LEFT)
@@ -469,7 +469,7 @@ class RestartingIterator(WorkersIterator):
     reads is therefore modified only under the lock for sending.
     """
 
-    #: For each worker, how it began this epoch.
+    #: For each worker, the way in which the worker began this epoch.
     _beginnings: list[_Beginning]
     #: The number of workers, starting with the first, that send an empty unit in their first turn.
     _fillers = 0

@@ -431,7 +431,7 @@ class Batches(Iterator[Unit]):
             self._owed.append(self._unit(None, News(filler=True)))
 
     def begin(self, reader: EpochReader, went_on: bool, told: bool = False) -> None:
-        """Starts to observe the reader, and takes its snapshot if one may be needed.
+        """Starts to observe the reader, and takes a snapshot of the reader if the main process may need it.
 
         Args:
             reader: the reader, after the beginning of its epoch.

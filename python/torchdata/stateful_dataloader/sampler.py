@@ -256,7 +256,7 @@ class BatchIndices(Iterator[list[int]]):
         self._iterator, self._yielded = iterator, yielded
 
     def pass_samples(self, count: int, most_missing: int = 0) -> None:
-        """Skips `count` indices of the sampler. The sampler may end up to `most_missing` indices earlier."""
+        """Skips `count` indices of the sampler, which may end before the last `most_missing` of these indices."""
         if self._iterator is None:
             self._iterator = iter(self._batches.sampler)
         pass_over(self._iterator, count - most_missing)
