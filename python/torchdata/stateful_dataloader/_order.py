@@ -262,7 +262,7 @@ class IndexOrder:
         waiting = [*waiting, *self._owed, *([list(self._spare)] if self._spare else [])]
         given = self.drawn - len(waiting)
         indices: list[Any] = []
-        if waiting and (self._has_holes or not in_order):  # the state contains all indices that were drawn
+        if waiting and (self._has_holes or not in_order):  # the sampler's state is from after the waiting indices
             indices, waiting = waiting, []
         now, iterator, inner = self._drawing.now(), None, innermost_of(self._sampler)
         epoch = inner.epoch if isinstance(inner, DistributedSampler) and not finished else None

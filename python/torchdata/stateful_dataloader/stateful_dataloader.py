@@ -76,7 +76,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         collate_fn: a function that turns a list of samples into a batch.
         pin_memory: whether to copy batches to pinned memory, in a thread if there are workers.
         drop_last: whether to drop a shorter last batch.
-        timeout: the number of seconds to wait for a batch from a worker; 0 for no limit.
+        timeout: the maximum number of seconds to wait for a batch from a worker; 0 for no limit.
         worker_init_fn: a function that is called in each worker with its number after seeding.
         multiprocessing_context: the start method of workers, or a multiprocessing context.
         generator: the generator for the order and the worker seeds; None for PyTorch's global generator.
