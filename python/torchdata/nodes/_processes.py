@@ -90,7 +90,7 @@ class Workers:
         return self._restarts is not None or not any(process.ended for process in self._group.members.processes)
 
     def serve(self, queue: ReadAheadQueue) -> None:
-        """Begins a run, whose queue receives the results of the processes."""
+        """Begins a run. The processes return results for the queue of this run."""
         self._patience.is_awaited = lambda: queue.is_awaited
         self._group.end_epoch()  # the previous run's epoch
         self._group.begin_epoch()

@@ -223,7 +223,7 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
         super().reset(initial_state)
 
     def state_was_loaded(self, loader: Loader[T]) -> None:
-        """Records that the loader loaded a state, from which this iterator resumes if it has yielded no item."""
+        """Records that the loader loaded a state. If the iterator has yielded no item, it resumes from this state."""
         self._item = _NONE
         self._advance = partial(self._take_state_of, weakref.ref(loader))
 

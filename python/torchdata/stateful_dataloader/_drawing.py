@@ -1,4 +1,4 @@
-"""Provides the random generators from which a loader draws orders and seeds. A resume restores their positions, even
+"""Provides the random generators that a loader uses for orders and seeds. A resume restores their positions, even
 if the program that resumes has seeded the global generators differently.
 
 Role: runs in the main process, with one object per loader. A loader draws from torch's global generator or from its own
@@ -104,7 +104,7 @@ class Drawing:
 
     @contextmanager
     def under_way(self) -> Iterator[None]:
-        """Returns a context in which the global generators have the states that the loader sees."""
+        """Returns a context that sets the global generators to the states that the loader sees."""
         if self._is_under_way or not self._displaced:
             yield
             return

@@ -440,7 +440,7 @@ def distance(origin: Words, target: Words, seeded: torch.Generator | None, most:
 
 
 class _Known:
-    """Known positions in one stream, from which a search starts. These positions affect only the search's speed."""
+    """Known positions in one stream. A search starts at the nearest of them, which affects only the search's speed."""
 
     def __init__(self, seeded: torch.Generator) -> None:
         self.seeded = seeded

@@ -74,7 +74,7 @@ def _is_known(index_sampler: Any) -> bool:
 
 
 def generators_drawn_by(index_sampler: Any) -> tuple[str, ...]:
-    """Returns the names of the global generators from which the loader may draw the order or the worker seeds."""
+    """Returns the names of the global generators that may determine the order or the worker seeds."""
     return ("torch",) if _is_known(index_sampler) else GLOBAL
 
 

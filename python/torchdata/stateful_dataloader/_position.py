@@ -53,7 +53,7 @@ class ReadingPosition(NamedTuple):
         since: the batches read after the snapshot: their number, or their indices for a map-style dataset.
         ended: whether the dataset had ended.
         digest: a checksum of some samples of the epoch, if the position is a number of batches.
-        base: the snapshot from which the epochs in `later` are repeated; None if no epoch had begun.
+        base: the snapshot before the epochs in `later`, which a resume loads first; None if no epoch had begun.
         later: the number of batches that were read in each epoch that began after the snapshot; None for a snapshot
             within the epoch.
         unbegun: whether the snapshot is from before the first epoch.
@@ -90,7 +90,7 @@ class ReadingPosition(NamedTuple):
 
     @property
     def origin(self) -> ReadingPosition | None:
-        """The snapshot from which a resume rereads batches up to the position; None if there is no snapshot."""
+        """The snapshot that a resume loads before it rereads batches; None without a snapshot."""
         if self.later is None:
             return self
         if self.base is not None or self.later:
@@ -220,7 +220,7 @@ class EpochState(NamedTuple):
 
 
 class _Trail:
-    """The steps by which an iterable dataset reached its position.
+    """The steps that led an iterable dataset to its position.
 
     If an iterable dataset has returned no item in an epoch, there is no snapshot within this epoch. The position at
     which the previous epoch was left does not determine how the next epoch begins, because some datasets continue from
@@ -347,7 +347,7 @@ class Progress:
         self.digest: int | None = None
 
     def load(self, position: ReadingPosition | None) -> None:
-        """Records the snapshot from which the worker resumes."""
+        """Records the snapshot that the worker loads to resume."""
         if position is not None:
             self.position, self.ended, self.digest = position, position.ended, position.digest
 

@@ -121,9 +121,9 @@ class IndexedFetcher(Indexed):
         super().__init__(*how)
         self.skipped = []
         self._fills, self._keeps = fills, keeps
-        #: The positions in the batch of the indices whose samples were omitted.
+        #: The positions of the omitted samples in the batch.
         self._places: list[int] = []
-        #: The indices and samples of an incomplete batch, with which the next batch begins.
+        #: The indices and samples of an incomplete batch, which are the beginning of the next batch.
         self._kept: tuple[list[Any], list[Any]] = [], []
 
     def fetch(self, possibly_batched_index: Any) -> Any:

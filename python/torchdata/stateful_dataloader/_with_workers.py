@@ -431,7 +431,7 @@ def survived_by(loader: Any) -> Survived:
 
 @dataclass
 class _Beginning:
-    """The way in which a worker began an epoch.
+    """The data that a worker had at the beginning of an epoch.
 
     Args:
         position: the snapshot that the worker loaded, or None.
@@ -469,7 +469,7 @@ class RestartingIterator(WorkersIterator):
     reads is therefore modified only under the lock for sending.
     """
 
-    #: For each worker, the way in which the worker began this epoch.
+    #: For each worker, the data that the worker had at the beginning of this epoch.
     _beginnings: list[_Beginning]
     #: The number of workers, starting with the first, that send an empty unit in their first turn.
     _fillers = 0

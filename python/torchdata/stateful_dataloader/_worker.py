@@ -65,7 +65,7 @@ class Received:
 
 @dataclass
 class EpochStart:
-    """The way in which a shard begins an epoch.
+    """The data that a shard has at the beginning of an epoch.
 
     Args:
         position: the snapshot to resume from; None starts from the beginning.
@@ -167,7 +167,7 @@ class ShardReader:
             tell(self.number, job.num_shards, job.reading.dataset)
 
     def described(self, error: BaseException) -> Any:
-        """Returns an exception in the form in which it is sent to the main process."""
+        """Returns an exception in the form that is sent to the main process."""
         return error if self.is_local else describe(error, self.name)
 
     def index_of(self, ordered: Any) -> Any:
@@ -194,7 +194,7 @@ class ShardReader:
             iterates: whether the epoch runs without orders.
             shared_seed: the seed of PyTorch pipes.
             fresh: whether the snapshot's epoch is over, so that only state that is kept between epochs is loaded.
-            start: the snapshot with which the epoch begins, and the batches that were already received.
+            start: the snapshot at the beginning of the epoch, and the batches that were already received.
         """
         self.iterates, position, received = iterates, start.position, start.received
         batches = Batches(self, start.filler)
@@ -269,7 +269,7 @@ class _Worker:
         #: The error that prevents the worker from reading.
         self.failure: tuple[Any, ...] | None = None
         self.shards: list[ShardReader] = []
-        #: The shard whose generators and worker info the process currently has.
+        #: The shard that currently provides the generators and the worker info of the process.
         self._entered = 0
         #: Orders of the last epoch that were not read before the next epoch began.
         self._left: list[Any] = []

@@ -121,8 +121,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             "full" times every batch. None uses the environment variable `TORCHDATA_STATS`, or else "counts". See
             `stats()`.
         wait_warning: the fraction of an epoch that the program may spend waiting for batches. The first epoch of at
-            least 10 seconds in which the program waits longer issues a `RuntimeWarning`, which names the slow function,
-            its file and its line. None, or `TORCHDATA_WAIT_WARNING=0` in the environment, disables the warning.
+            least 10 seconds that exceeds this fraction issues a `RuntimeWarning`, which names the slow function, its
+            file and its line. None, or `TORCHDATA_WAIT_WARNING=0` in the environment, disables the warning.
     Raises:
         ValueError: arguments are out of range, or exclude each other.
         TypeError: `multiprocessing_context` is not valid, `error_limit` is not a number, or `error_fill` is not a bool.
