@@ -1,9 +1,9 @@
-"""`torchdata.nodes`: data loading by composing iterators with saved and restored positions, named after the upstream
-package.
+"""`torchdata.nodes`: data loading by composing iterators whose positions can be saved and restored. Upstream has a
+package of the same name.
 
-Role: the public names. A node is read by `next`, can be reset to its beginning or to a saved state, and reads other
-nodes. `Loader` makes the last node iterable for each epoch. Importing this package imports PyTorch, which other parts
-of `torchdata` do not need.
+Role: the public names. A node reads other nodes, and returns an item for each call of `next`. A node can be reset to
+its beginning or to a saved state. `Loader` reads the last node once per epoch. Importing this package imports PyTorch,
+which other parts of `torchdata` do not need.
 """
 
 from __future__ import annotations

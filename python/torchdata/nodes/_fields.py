@@ -1,4 +1,4 @@
-"""Reads the fields of a saved state. A field that is missing or out of range raises an error that names it."""
+"""Reads the fields of a saved state. If a field is missing or out of range, an error names the field."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchdata.nodes.base_node import BaseNode, T, advance_of
 
 __all__ = ["StateFields"]
 
-#: A placeholder for no default: the field is required.
+#: A placeholder for the default of a required field.
 _REQUIRED: Any = object()
 
 
@@ -20,8 +20,8 @@ class StateFields:
 
     Args:
         node: the name of the node, for error messages.
-        state: a result of `get_state` of such a node. None for the beginning of an epoch, where integers have their
-            smallest allowed value, flags their default, lists are empty, and other fields are None.
+        state: a result of the node's `get_state`. None for the beginning of an epoch, where integers have their
+            smallest allowed value, flags have their default, lists are empty, and other fields are None.
         begins: whether `state` may be None.
 
     Raises:
@@ -49,7 +49,7 @@ class StateFields:
         return self._state.get(key)
 
     def get(self, key: str) -> Any:
-        """Returns the value of a field; None if it is missing."""
+        """Returns the value of a field; None if the field is missing."""
         return self._state.get(key)
 
     def integer(self, key: str, default: int = _REQUIRED, *, least: int, most: int = sys.maxsize) -> int:
@@ -109,7 +109,7 @@ class StateFields:
         return value
 
     def by_name(self, key: str, names: list[str]) -> Mapping[str, Any]:
-        """Returns the value of a field that contains a dict with these keys.
+        """Returns the value of a field that contains a dict with a key for each name.
 
         Raises:
             ValueError: the field contains another value, or the dict lacks a key.

@@ -36,7 +36,7 @@ class Failure:
         self.description: tuple[Any, ...] | None = None
 
     def raisable(self) -> BaseException:
-        """Returns the error to raise; for another process, an equivalent error."""
+        """Returns the error to raise. An error of another process is recreated from its description."""
         return self.error if self.description is None else Failed.told(self.description).error
 
     def __reduce__(self) -> Any:
@@ -50,7 +50,7 @@ def _described(description: tuple[Any, ...]) -> Failure:
 
 
 def name_of_this_process() -> str:
-    """Returns the name of this process in messages."""
+    """Returns the name of this process for error messages."""
     return multiprocessing.current_process().name.removeprefix("torchdata ")
 
 

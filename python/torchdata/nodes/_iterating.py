@@ -1,7 +1,7 @@
-"""Reads an iterable in successive epochs: the common base of IterableWrapper and SamplerWrapper.
+"""The common base of IterableWrapper and SamplerWrapper, which read an iterable in successive epochs.
 
-Role: counts the items of an iterable, and keeps its position. An iterable with a state is read by a `StatefulStream`;
-any other iterable is reread up to a saved position. Runs where the node is read.
+Role: counts the items of an iterable, and saves its position. An iterable with a state is read by a `StatefulStream`.
+Any other iterable is reread up to a saved position. Runs in the thread that reads the node.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ class IteratingNode(BaseNode[T]):
     )
 
     _it: Iterator[Any]
-    #: The iterable, if it saves its position, and whether the position is also exact before the first item of an epoch.
+    #: The iterable, if it has a state, and whether the state is also exact before the first item of an epoch.
     _stateful: Stateful | None = None
     _is_exact = False
-    #: The stream that reads it, from the first reset on.
+    #: The stream that reads the iterable, from the first reset on.
     _stream: StatefulStream | None = None
 
     _num_yielded = 0
     #: Whether an item of this epoch was requested.
     _started = False
-    #: How many items of an iterable without a state must be dropped before the next item.
+    #: The number of items to drop before the next item, for an iterable without a state.
     _to_drop = 0
-    #: A checksum of some items of an iterable without a state, for comparison when they are reread, and the
-    #: checksum in a loaded state.
+    #: A checksum of some items of an iterable without a state, and the checksum in a loaded state. The checksums are
+    #: compared when the items are reread.
     _digest: SampleDigest | None = None
     _loaded_digest: SampleDigest | None = None
 
@@ -68,7 +68,7 @@ class IteratingNode(BaseNode[T]):
 
     def _begin_epoch(self) -> None:
         """Moves the node to the beginning of an epoch."""
-        if self._to_drop:  # a loaded position was not used; the next epoch depends on it
+        if self._to_drop:  # no item was read from the loaded position, but the next epoch depends on this position
             with contextlib.suppress(Exception):
                 self._arrive()
         self._num_yielded, self._started, self._to_drop = 0, False, 0
@@ -114,7 +114,7 @@ class IteratingNode(BaseNode[T]):
             raise fields.wrong(self.DIGEST_KEY, "must be two integers") from None
 
     def _arrive(self) -> None:
-        """Drops the items of an iterable without a state that were yielded before the loaded state was saved."""
+        """Drops the items that an iterable without a state had yielded before the loaded state was saved."""
         if self._digest is None and seek(self._it, self._to_drop):
             self._to_drop = 0
         while self._to_drop:

@@ -1,6 +1,6 @@
 """Adapts a pipe of `torchdata.datapipes` as a Stateful iterable, so that a node can read it.
 
-Role: stores the seed and the epoch, which the graph of nodes does not store elsewhere. Owns the pipe's iteration.
+Role: stores the seed and the number of the epoch, because no node of the graph stores them. Owns the pipe's iterator.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class PipePosition(PipePasses):
 
     Args:
         pipe: the last pipe of the graph.
-        seed: the seed for the random pipes of the graph in each epoch; None draws a new one for each epoch.
+        seed: the seed for the random pipes of the graph in each epoch; None draws a new seed for each epoch.
     """
 
     EPOCH_KEY, PIPE_KEY = "epoch", "pipe"
@@ -47,7 +47,7 @@ class PipePosition(PipePasses):
         return {self.EPOCH_KEY: self._epoch, self.PIPE_KEY: save_state(self.pipe)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next iteration resume from the saved position. The state can be loaded again.
+        """Makes the next iteration resume from the saved position. A state can be loaded several times.
 
         Raises:
             ValueError: the state belongs to another graph, or its epoch number is out of range.
@@ -83,8 +83,8 @@ def _set_seed(pipe: IterDataPipe[Any], seed: int, epoch: int) -> None:
 
 
 def _draw_seeds(pipe: IterDataPipe[Any]) -> None:
-    """Sets the seeds of random pipes that have none. A pipe that is read again in the same epoch derives its next seed,
-    because a resumed epoch could not draw the same seed again.
+    """Sets the seeds of random pipes that have no seed. A pipe that is read again in the same epoch derives its next
+    seed from its last seed, because a resumed epoch could not draw the same seed again.
     """
     from torchdata.dataloader2.graph.settings import is_random
 

@@ -1,8 +1,8 @@
 """Handles nodes that do not support states.
 
-Role: some nodes save the position of their source even if no state is requested (read-ahead does so at each item).
-These nodes must also work with a source without states. The error is therefore stored instead of the position, and is
-raised only if a state is requested.
+Role: some nodes save the position of their source even if the program requests no state. For example, nodes that read
+ahead save the position at each item. These nodes must also work with a source that does not support states. The
+source's error is therefore stored instead of its position, and is raised only if the program requests a state.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Unsaved:
     """
 
     def __init__(self, error: NotImplementedError) -> None:
-        self.error = error.with_traceback(None)  # its frames would keep their variables alive
+        self.error = error.with_traceback(None)  # the frames of the traceback would keep their variables alive
 
 
 def position_of(node: BaseNode[Any]) -> Any:
@@ -34,7 +34,7 @@ def position_of(node: BaseNode[Any]) -> Any:
 
 
 def state_at(position: Any) -> Any:
-    """Returns a state that `position_of` returned.
+    """Returns a result of `position_of` if it is a state.
 
     Raises:
         NotImplementedError: the node does not support states.

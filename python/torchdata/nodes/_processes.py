@@ -1,10 +1,10 @@
-"""The processes of a ParallelMapper: each takes items from a thread of the main process, and returns results.
+"""The processes of a ParallelMapper. Each process takes items from a thread of the main process, and returns results.
 
-Role: the parts in the main process (`Workers`, `_MapWorker`) and in the worker process (`_Caller`), over a worker group
-of the engine. The command link carries items to the process, and the second link returns results. A thread sends an
-item, or several small ones in one message, and waits for the answers. Each answer is a separate message, so if a
-process exits, only unfinished answers are lost. The first message to a process also contains the seed of its random
-numbers. A replacement process has its own seed.
+Role: `Workers` and `_MapWorker` run in the main process, and `_Caller` in the worker process. The processes are a
+worker group of the engine. The command link carries items to a process, and a second link returns results. A thread
+sends one item, or several small items in one message, and waits for the answers. Each answer is a separate message, so
+if a process exits, only unfinished answers are lost. The first message to a process also contains the seed of its
+random numbers. A replacement process has its own seed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from torchdata.nodes._seeds import base_seed
 
 __all__ = ["Workers"]
 
-#: Seconds between checks, while waiting for an answer, that the process is running.
+#: While a thread waits for an answer, it checks at intervals of this many seconds whether the process is running.
 _SLICE = 0.2
 #: Seconds after which a process returns the items that it has not begun, so that other processes can take them.
 _LONG = 0.01
@@ -44,7 +44,7 @@ class Workers:
     """Processes that call a function.
 
     Args:
-        function: the function that they call with each item.
+        function: the function that the processes call with each item.
         count: the number of processes.
         context: the multiprocessing context; None for Python's default.
         survived: the kinds of process exits after which the process is replaced, instead of raising an error.
@@ -86,11 +86,11 @@ class Workers:
 
     @property
     def serve_on(self) -> bool:
-        """Returns whether another run can use the processes: all are running, or are replaced when they exit."""
+        """Whether another run can use the processes, because all are running or exited processes are replaced."""
         return self._restarts is not None or not any(process.ended for process in self._group.members.processes)
 
     def serve(self, queue: ReadAheadQueue) -> None:
-        """Sets the queue of the run that waits for their results."""
+        """Begins a run. The processes return results for the queue of this run."""
         self._patience.is_awaited = lambda: queue.is_awaited
         self._group.end_epoch()  # the previous run's epoch
         self._group.begin_epoch()
@@ -106,7 +106,7 @@ class Workers:
 
 
 class _MapWorker:
-    """The interface to one process, for its thread in the main process. Does not keep the group alive."""
+    """Calls one process from its thread in the main process. Does not keep the worker group alive."""
 
     def __init__(
         self,
@@ -132,20 +132,20 @@ class _MapWorker:
         #: The number of processes that were killed because they returned no result for this item.
         self._tries = 0
         self._read(group, output)
-        #: Held while the process has an item. A thread of the previous run may still wait for an answer.
+        #: This lock is held while the process has an item. A thread of the previous run may still wait for an answer.
         self._calling = threading.Lock()
         self._number = 0
-        #: Seconds that the process spent on the last items, without the time waiting for items or for the main process.
+        #: Seconds that the process spent on the last items, without the time that it waited for the main process.
         self.spent = 0.0
 
     def results(self, items: list[Any]) -> Iterator[list[Any] | Failed | None]:
         """Calls the function with each item in the process.
 
-        Yields lists of results as they arrive, an error in the position of its result, and None if the process returns
-        the remaining items because it took too long.
+        Yields lists of results as they arrive, a `Failed` instead of a result if the call raised an error, and None if
+        the process returns the remaining items because it took too long.
 
         Args:
-            items: the arguments of the calls. A single item is released once it is sent.
+            items: the arguments of the calls. If there is only one item, it is released once it is sent.
         """
         end, at = len(items), 0
         with self._calling:
@@ -165,8 +165,8 @@ class _MapWorker:
                                     return
                                 done = len(answer) if isinstance(answer, list) else 1
                                 self._number, at = self._number + done, at + done
-                            del answers, answer  # otherwise, a result would stay alive while the next one is awaited
-                    except Exception as error:  # this item cannot be sent, or its process is gone for good
+                            del answers, answer  # the variables would keep a result alive while waiting for the next
+                    except Exception as error:  # this item cannot be sent, or its process exited and is not replaced
                         self._tries = 0
                         yield Failed(error)
                         self._number, at = self._number + 1, at + 1
@@ -175,7 +175,7 @@ class _MapWorker:
                 self._patience.came_of(self._index)
 
     def _send(self, items: list[Any], at: int) -> None:
-        """Sends the items from an index on, to a replacement process if necessary."""
+        """Sends the items from the index `at` on. If the process has exited, sends them to a replacement."""
         message = (self._number + 1, items[at:] if at else items, self._seed)
         while True:
             try:
@@ -197,10 +197,10 @@ class _MapWorker:
         began = monotonic()
         slice_ = _SLICE if self._timeout is None else min(_SLICE, self._timeout / 4)
         while True:
-            ended = self._process.ended  # read first, because everything that it sent before exiting is then available
+            ended = self._process.ended  # read first: all answers of a process that has exited are then available
             results, spent, behind = self._collector.receive_results(0, self._number, 0.0 if ended else slice_)
             answers: list[list[Any] | Failed | None] = [results] if results else []
-            if isinstance(behind, BaseException):  # the result cannot be recreated here
+            if isinstance(behind, BaseException):  # this process cannot unpickle the result
                 answers.append(Failed(behind))
             elif behind is not None and behind[0] > self._number:
                 _, description, spent = behind
@@ -218,7 +218,7 @@ class _MapWorker:
                 self._look_at_clock(monotonic() - began, self._timeout)
 
     def _look_at_clock(self, waited: float, timeout: float) -> None:
-        """Kills the process if it takes too long, or raises an error."""
+        """If the process takes too long, kills the process or raises an error."""
         hangs = None if self._restarts is None else self._restarts.hangs
         if hangs is not None:
             self._tries += hangs.look(self._index, waited, timeout * (1 << self._tries))
@@ -235,12 +235,12 @@ class _MapWorker:
         if group is None:
             members.report_exit(self._index)
         received, ended = [0] * members.num_workers, [False] * members.num_workers
-        received[self._index] = self._number  # its items before this one
+        received[self._index] = self._number  # the number of items that the process has completed
         with members.sending:  # several threads may replace processes at once
             places = restarts.on_death([self._index], received, ended, False)
             try:
                 made = restarts.on_replace(places, ([], None), ended)
-            except RuntimeWarning as warning:  # if warnings are errors, the process was replaced nevertheless
+            except RuntimeWarning as warning:  # the process was replaced, even if a filter turns warnings into errors
                 made = restarts.on_replace(places, ([], None), ended)
                 warn_in_thread(warning)
             ((_, link, _),) = made
@@ -248,7 +248,7 @@ class _MapWorker:
             self._read(group, link)
 
     def _read(self, group: Group, link: Link) -> None:
-        """Uses the links of the current process."""
+        """Stores the links of the current process."""
         members = self._members
         self._process, self._commander = members.processes[self._index], members.commanders[self._index]
         self._collector = group.collect([link], self._index)
@@ -320,7 +320,7 @@ class _Function(Program):
         self.function = function
 
     def why_unpicklable(self, start_method: str, error: Exception) -> str:
-        """Returns a message that explains what to do."""
+        """Returns an error message that explains how to make the function picklable."""
         return (
             f"ParallelMapper: map_fn cannot be pickled, which start method {start_method!r} needs "
             f"({type(error).__name__}: {error}); open files, locks and connections in the function"

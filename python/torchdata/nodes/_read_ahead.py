@@ -1,16 +1,16 @@
-"""Reads a source ahead in threads, with an exact position: shared by ParallelMapper, Prefetcher and PinMemory.
+"""Reads a source ahead in threads, with an exact position. ParallelMapper, Prefetcher and PinMemory use this module.
 
-Role: `ReadSource` is the consumer's side, in any thread that reads the node. `_Work` is the threads' side. One thread
-at a time takes an item from the source; it then calls the function with the item, and stores the result. Items are
-numbered as they are taken. The queue returns results in order if required, and maintains the position: a snapshot of
-the source, made by the thread that took that item, and which later items were yielded. A state neither contains items
-in progress nor waits for them. These items are reread after a load.
+Role: the thread that reads a node uses `ReadSource`, and the threads that read ahead use `_Work`. One thread at a time
+takes an item from the source. The thread calls the function with the item while another thread takes the next item.
+Items are numbered in the order in which they are taken. The queue stores the results, returns them in order if
+required, and maintains the position: a snapshot of the source after an item, and the numbers of the later items that
+were yielded. A state does not contain items in progress, because they are reread after a load.
 
-The source is never moved back. If the consumer leaves an epoch, the source is read up to the point that read-ahead
-would have reached, and begins its next epoch from there. The counters and random draws of the source therefore depend
-on the number of yielded items, not on timing.
+The source is never moved back. If the program leaves an epoch, the source is read up to the point that read-ahead would
+have reached, and begins its next epoch from this point. The counters and random draws of the source therefore depend on
+the number of yielded items, not on timing.
 
-Threads refer to the work and the source but never to the node, so that dropping the node ends them.
+Threads refer to the work and the source but never to the node, so that the threads end when the node is deleted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torchdata.nodes.base_node import BaseNode, advance_of, is_repeatable
 
 __all__ = ["Function", "ReadSource", "Several"]
 
-#: The function that is called with each item; None passes items on unchanged.
+#: The function that is called with each item; None for nodes that return items unchanged.
 Function = Callable[[Any], Any] | None
 
 
@@ -45,24 +45,25 @@ class Several(Protocol):
         """See `_processes._MapWorker.results`."""
 
 
-#: Maximum number of items per message to a process, and maximum number of seconds of their computation.
+#: Maximum number of items per message to a process, and maximum number of seconds to compute these items.
 _MOST_TOGETHER, _TOGETHER = 128, 0.001
-#: Work of fewer seconds is not distributed among several processes, because the messages take as long.
+#: Work that takes fewer seconds is given to a single process, because further messages would take as long.
 _WORTH_A_MESSAGE = 0.00005
 
 
 class _Work(ReadAhead):
-    """The data of the threads. Everything except the queue belongs to the thread that has reserved the source.
+    """The data of the threads. Only the thread that has reserved the source uses attributes other than the queue.
 
     Args:
-        name: the node, in messages and names of threads.
+        name: the name of the node in messages and in names of threads.
         source: the node to read, which was reset.
-        limit: the maximum number of items that are taken and not yielded.
+        limit: the maximum number of items that are taken but not yet yielded.
         in_order: whether results keep the source's order.
         frequency: the number of items between two snapshots; 0 for no snapshots.
-        position: a snapshot of the source, how many items after the snapshot to drop, and the numbers of further items
-            to drop.
-        grows: the maximum of `limit` for small items, and the current growth.
+        position: a snapshot of the source, the number of items to drop after the snapshot, and the numbers of further
+            items to drop.
+        grows: the maximum of `limit` for small items, the number of consecutive small items so far, and the number of
+            items that may have been taken but not yielded; None for a limit that does not grow.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class _Work(ReadAhead):
             else:
                 queue.leave_source(slot)
                 slot = self._call(function, slot, *taken)
-            del taken  # otherwise, the thread would keep an item alive that the consumer has finished with
+            del taken  # the variable would keep an item alive after the program has deleted the item
 
     def read(self) -> None:
         """Takes items, and passes them to the calling threads. Runs in one thread."""
@@ -127,7 +128,7 @@ class _Work(ReadAhead):
 
         Args:
             several: the object that calls the process.
-            sharers: the number of such threads.
+            sharers: the number of threads that pass items to a process.
         """
         queue, most, pace = self.queue, 1, math.inf
         while (claimed := queue.claim_some(int(_WORTH_A_MESSAGE / pace), most, sharers)) is not None:
@@ -145,7 +146,7 @@ class _Work(ReadAhead):
                     done += 1
                 del results
             del items
-            # A single slow call, caused by other work on the machine, is not a reason to send fewer items.
+            # A single slow call must not reduce the number of items per message, because other programs may cause it.
             pace = min(2 * pace, max(several.spent, 1e-9) / max(done, 1))
             most = max(1, min(_MOST_TOGETHER, 2 * most, int(_TOGETHER / pace)))
 
@@ -162,11 +163,11 @@ class _Work(ReadAhead):
                 f"{self.name}: the state was saved {self.wanted} items after the source's, but the source ended after "
                 f"{reader.index} ({ReadSource.STEPS_KEY!r} in the state); load it with the data that it was saved with"
             )
-            reader.index = self.wanted  # another request reports the end again
+            reader.index = self.wanted  # a later request finds the end of the source, and does not raise this error
             self.queue.break_off(slot, ValueError(text))
 
     def _call(self, function: Callable[[Any], Any], slot: int, item: Any, index: int, snapshot: Any) -> int | None:
-        """Stores the function's result for an item. Returns the next slot if one is available at once."""
+        """Stores the function's result for an item. Returns the next slot if a slot is available at once."""
         try:
             result = function(item)
         except StopIteration as error:
@@ -180,7 +181,7 @@ class _Work(ReadAhead):
         return None
 
     def read_on(self) -> None:
-        """Reads and drops items, in a separate thread. All other threads have left the source."""
+        """Reads and drops items, in a separate thread. The other threads no longer read the source at that time."""
         with contextlib.suppress(BaseException):
             while self.reader.index < self.read_on_to:
                 self.reader.advance()
@@ -188,19 +189,19 @@ class _Work(ReadAhead):
 
 
 class ReadSource:
-    """The results of one run, and its position. Dropping it ends the threads.
+    """The results and the position of one run. The threads end when this object is deleted.
 
     Args:
-        name: the node, in messages and names of threads.
+        name: the name of the node in messages and in names of threads.
         source: the node to read, which is reset here.
-        functions: for each thread, the function that it calls with its items.
-        limit: the maximum number of items that are taken and not yielded.
-        in_order: whether results keep the source's order, rather than being yielded once they are ready.
+        functions: for each thread, the function that the thread calls with its items.
+        limit: the maximum number of items that are taken but not yet yielded.
+        in_order: whether results keep the source's order. If False, results are yielded once they are ready.
         frequency: the number of items between two snapshots; 0 for no snapshots.
         state: a result of `state` to resume from; None starts from the beginning.
         prepare: a function that each thread calls first.
-        several: for each further thread, the object that receives some of its items, instead of `functions`. One
-            more thread then reads.
+        several: instead of `functions`, the objects that call processes, one for each thread. An additional thread
+            reads the source.
         grows_to: the maximum of `limit` for small items; 0 keeps `limit`.
     """
 
@@ -230,7 +231,7 @@ class ReadSource:
         self._name = name
         self._source = source
         self._limit = limit
-        #: How many items of the epoch were yielded before the snapshot.
+        #: The number of items of the epoch that were yielded before the snapshot.
         self._before = 0
         row, ahead = 0, 0
         if state is None:
@@ -241,7 +242,7 @@ class ReadSource:
             position = self._loaded(fields)
             if grows_to and self.GROWTH_KEY in fields:
                 row, ahead = self._grown(fields)
-            source.reset(copied(position[0]))  # the original is kept here
+            source.reset(copied(position[0]))  # `reset` may modify the copy, but not the saved position
         # Without a fixed order, items cannot be identified by their numbers, so the source's state must be complete.
         repeatable = is_repeatable(source)
         frequency = frequency if repeatable else 1
@@ -249,9 +250,9 @@ class ReadSource:
             frequency = 0
         grows = (grows_to, row, ahead) if grows_to > limit else None
         self._work = _Work(name, source, limit, in_order or not repeatable, frequency, position, grows)
-        #: Returns the next result. Raises the error of the function or of the source in its position; the next call
-        #: returns the following result. Raises StopIteration at the end, and RuntimeError if the threads were shut down
-        #: or belong to another process.
+        #: Returns the next result. If the function or the source has failed, raises the error in the position of its
+        #: item, and the next call returns the following result. Raises StopIteration at the end, and RuntimeError if
+        #: the threads were shut down or belong to another process.
         self.next: Callable[[], Any] = self._work.queue.pop
         self.queue = self._work.queue
         for function in functions:
@@ -271,14 +272,14 @@ class ReadSource:
                 break
 
     def _grown(self, fields: StateFields) -> tuple[int, int]:
-        """Returns the growth in a state."""
+        """Returns the numbers in a state by which `limit` grows; see the argument `grows` of `_Work`."""
         growth = fields.list_of(self.GROWTH_KEY)
         if len(growth) != 2 or not all(type(one) is int and 0 <= one <= sys.maxsize for one in growth):
             raise fields.wrong(self.GROWTH_KEY, "must hold two integers from 0 on")
         return growth[0], growth[1]
 
     def _loaded(self, fields: StateFields) -> tuple[Any, int, list[int]]:
-        """Returns the position in a state."""
+        """Returns the position that a state contains, in the form of the argument `position` of `_Work`."""
         snapshot = fields[self.SNAPSHOT_KEY]
         steps = fields.integer(self.STEPS_KEY, least=0)
         ahead = fields.list_of(self.AHEAD_KEY)
@@ -292,7 +293,7 @@ class ReadSource:
         return snapshot, steps, ahead
 
     def state(self) -> dict[str, Any]:
-        """Returns the position after the last result: a snapshot of the source, and which later items were yielded."""
+        """Returns the position after the last result: a snapshot of the source, and the later items yielded."""
         position = self._work.queue.place()
         assert position is not None
         snapshot, steps, given, ahead = position
@@ -309,7 +310,7 @@ class ReadSource:
     # -- shutdown -----------------------------------------------------------------------------------
 
     def leave(self, read_on: bool) -> None:
-        """Ends the reading, and waits until no thread uses the source any more.
+        """Ends the reading, and waits until no thread uses the source.
 
         Args:
             read_on: whether the source will begin its next epoch, and must first be read up to the point that
@@ -352,11 +353,11 @@ class ReadSource:
         )
 
     def close(self) -> None:
-        """Makes the threads end, without waiting."""
+        """Requests the end of the threads, without waiting for it."""
         self._work.close()
 
     def join(self, seconds: float) -> bool:
-        """Waits until the threads have ended; returns whether they have."""
+        """Waits until the threads have ended; returns whether they have ended within `seconds`."""
         return self._work.join(seconds)
 
     def __del__(self) -> None:

@@ -1,9 +1,9 @@
 """Base seeds for the processes of `ParallelMapper`.
 
-Role: runs in the thread of the main process that resets a node. A seed is the number that a torch loader would draw
-from the global generator at this point, but it is drawn from a copy. The main process's random numbers are therefore
-the same as in a program without processes, and a program that restores the generator before it resumes gets the numbers
-of the uninterrupted run.
+Role: runs in the thread of the main process that resets a node. A seed is the number that PyTorch's loader would draw
+from the global generator, but it is drawn from a copy of the generator. The random numbers of the main process are
+therefore the same as in a program without worker processes. If a program restores the global generator before it
+resumes, the processes get the same seeds as in the uninterrupted run.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _local = threading.local()
 
 @contextmanager
 def one_reset() -> Iterator[None]:
-    """Context that makes calls of `base_seed` by this thread return different numbers. Nested contexts change
-    nothing."""
+    """Returns a context in which each call of `base_seed` by this thread returns a different number. Nested contexts
+    have no effect."""
     if getattr(_local, "copy", None) is not None:
         yield
         return

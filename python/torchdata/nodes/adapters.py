@@ -28,14 +28,14 @@ K = TypeVar("K", covariant=True)
 class IterableWrapper(IteratingNode[T]):
     """Creates a node from an iterable, such as a list, an `IterableDataset` or a pipe.
 
-    A state contains the position of the iterable if that is `Stateful`, or a pipe of `torchdata.datapipes` (see
-    `from_pipe`). Any other iterable is reread when a state is loaded, and the items that it had yielded are
-    dropped. If a sample of these items differs from the first reading, as in an unseeded random order, a
-    `RuntimeWarning` is issued. If the iterable's iterators have a state, it is saved as well. The states are also
-    requested once at the beginning of each epoch.
+    A state contains the position of the iterable if the iterable is `Stateful`, or a pipe of `torchdata.datapipes` (see
+    `from_pipe`). Any other iterable is reread when a state is loaded, and the items that were already yielded are
+    dropped. If some of these items differ from the first reading, for example in an unseeded random order, a
+    `RuntimeWarning` is issued. If the iterable's iterators have a state, this state is saved as well. `state_dict` of
+    the iterable and its iterator is also called once at the beginning of each epoch.
 
-    A set of strings, numbers, paths, Enum members, or tuples and frozensets of these, is read in sorted order, which is
-    the same in every process. A state within an epoch of any other set cannot be loaded.
+    A set of strings, numbers, paths, Enum members, or tuples and frozensets of such values, is read in sorted order,
+    which is the same in every process. For any other set, a state that was saved within an epoch cannot be loaded.
 
     The node has a length if the iterable has a length.
 
@@ -99,7 +99,7 @@ class IterableWrapper(IteratingNode[T]):
         return not isinstance(self._stateful, PipePosition) or self._stateful.is_repeatable()
 
     def shutdown(self) -> None:
-        """See `BaseNode.shutdown`. Ends the threads of pipes, too."""
+        """See `BaseNode.shutdown`. Also ends the threads of pipes."""
         if isinstance(self._stateful, PipePosition):
             self._stateful.shutdown()
 
@@ -107,18 +107,18 @@ class IterableWrapper(IteratingNode[T]):
 class SamplerWrapper(IteratingNode[T]):
     """Creates a node from a sampler, and calls the sampler's `set_epoch`, if it exists, with the epoch.
 
-    A sampler that is not `Stateful` is reread when a state is loaded, so the epoch must determine its order. Otherwise,
-    a `RuntimeWarning` is issued. The number of the epoch is part of the state, and is set in the sampler before its own
-    state is loaded.
+    A sampler that is not `Stateful` is reread when a state is loaded, so the epoch must determine its order. If the
+    order differs, a `RuntimeWarning` is issued. A state contains the number of the epoch. `set_epoch` is called with
+    this number before the state of the sampler is loaded.
 
     The node has a length if the sampler has a length.
 
     Args:
         sampler: the sampler, which is read once per epoch.
         initial_epoch: the number of the first epoch; 0 by default.
-        epoch_updater: a function that returns the number of the next epoch, given the number of an epoch after its
-            first item was requested. By default, it adds one. If the function is `Stateful`, its state is part of the
-            node's state.
+        epoch_updater: a function that takes the number of an epoch, and returns the number of the next epoch. The
+            function is called only if an item of the epoch was requested. By default, the function adds one. If the
+            function is `Stateful`, its state is part of the node's state.
 
     Raises:
         TypeError: `sampler` is not iterable, `initial_epoch` is not an integer, or `epoch_updater` is not a function.
@@ -200,7 +200,7 @@ def MapStyleWrapper(map_dataset: Mapping[Any, T], sampler: Sampler[Any], **paral
 
     Args:
         map_dataset: the dataset: a list, a dict, a `torch.utils.data.Dataset`, or a map-style pipe.
-        sampler: yields the indices.
+        sampler: an iterable of indices.
         **parallel_mapper_kwargs: arguments of `ParallelMapper`, such as `num_workers` and `method`.
 
     Raises:

@@ -1,7 +1,7 @@
-"""BaseNode, the base class of all nodes: its contract, and helper functions for reading sources.
+"""BaseNode, the base class of all nodes, and helper functions for reading sources.
 
-Role: runs in the thread that reads a node, one thread at a time. A node owns the iteration of its sources after its own
-`reset`.
+Role: runs in the thread that reads a node, one thread at a time. After the `reset` of a node, only this node may read
+its sources.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T", covariant=True)
 class NotReset:
     """Replaces the function that reads the source of a node that was never reset.
 
-    This function is not a method, because a method would slow down the instance attribute of the same name.
+    `_advance` is not a method of `BaseNode`, because a method would slow down the instance attribute of the same name.
 
     Args:
         name: the class of the node.
@@ -50,7 +50,7 @@ class BaseNode(Iterator[T]):
 
     Args:
         *args: ignored, so that subclasses may pass on their arguments.
-        **kwargs: ignored as well.
+        **kwargs: ignored, too.
 
     Example:
         >>> from torchdata.nodes import BaseNode, Loader
@@ -72,7 +72,7 @@ class BaseNode(Iterator[T]):
         [2, 1, 0]
     """
 
-    #: Names of attributes that belong to a run, from one `reset` to the next. Copies of the node leave them out.
+    #: Names of attributes that `reset` sets and that are valid until the next `reset`. Copies of a node omit them.
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance"})
 
     #: Returns the next item of the source. A reset sets this instance attribute.
@@ -103,7 +103,7 @@ class BaseNode(Iterator[T]):
         return True
 
     def next(self) -> T:
-        """Returns the next item. Subclasses define it. Callers use `next(node)`, which also resets a new node.
+        """Returns the next item. Subclasses define this method. Callers use `next(node)`, which also resets a new node.
 
         Raises:
             StopIteration: all items have been returned.
@@ -121,11 +121,11 @@ class BaseNode(Iterator[T]):
         self.__initialized = True
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the position of the node and its sources. Subclasses define it. Callers use `state_dict()`."""
+        """Returns the position of the node and its sources. Subclasses define this; callers use `state_dict()`."""
         raise NotImplementedError(f"{type(self).__name__} must define get_state()")
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position after the last item, for `reset`: an immutable dict that can be pickled.
+        """Returns the position after the last item, for `reset`. The dict can be pickled and never changes.
 
         A new node is first reset to its beginning.
         """
@@ -156,14 +156,14 @@ class BaseNode(Iterator[T]):
         self._require_reset()
 
     def _require_reset(self) -> None:
-        """Raises NotImplementedError unless `reset` has called this class's `reset`."""
+        """Raises NotImplementedError if the `reset` of the subclass has not called `super().reset()`."""
         self.__require_init()
         if not self.__initialized:
             name = type(self).__name__
             raise NotImplementedError(f"{name} was not reset: call super().reset(initial_state) in its reset()")
 
     def _reader(self) -> Callable[[], Any]:
-        """Returns the function that reads the next item of this node after a reset, as directly as possible."""
+        """Returns the fastest function that reads the next item of this node after a reset."""
         return self.next
 
     def _repeats(self) -> bool:
@@ -178,7 +178,7 @@ class BaseNode(Iterator[T]):
 
 
 class Again:
-    """Replaces the source's reader after an interrupted item (by Ctrl-C), and returns that item again.
+    """Returns an item of the source again, after Ctrl-C interrupted the node while it processed the item.
 
     Args:
         node: the node.
@@ -192,14 +192,14 @@ class Again:
 
     def __call__(self) -> Any:
         node, self._node = self._node, None
-        if node is None:  # a loop may have kept a reference to this object
+        if node is None:  # the item was already returned, but a loop still refers to this object
             return self._advance()
         node._advance = self._advance
         return self.item
 
 
 def advance_of(source: BaseNode[T]) -> Callable[[], T]:
-    """Returns the function that reads the next item of a source after a reset; faster than `next(source)`.
+    """Returns a function that reads the next item of a source after a reset, and is faster than `next(source)`.
 
     Raises:
         NotImplementedError: the source's class does not call `super().reset()` or `super().__init__()`.
@@ -223,14 +223,14 @@ def check_node(node: str, argument: str, value: Any) -> Any:
 def is_repeatable(node: BaseNode[Any]) -> bool:
     """Returns whether a node yields the same items in the same order after it is reset to the same state.
 
-    The result is False if the node, or one of its sources, yields items as soon as they are ready. A reader that
-    normally rereads an item then keeps the item instead.
+    The result is False if the node, or one of its sources, yields items as soon as they are ready. If the result is
+    False, nodes that normally reread items after a load store the items in their states.
     """
     return node._repeats() and all(is_repeatable(source) for source in _sources_of(node))
 
 
 def _sources_of(node: BaseNode[Any]) -> list[BaseNode[Any]]:
-    """Returns the nodes in the attributes of a node, including lists and dicts, without duplicates."""
+    """Returns the nodes in the attributes of a node, including nodes in lists and dicts, without duplicates."""
     found: dict[int, BaseNode[Any]] = {}
     for value in list(vars(node).values()):  # threads that read ahead set attributes concurrently
         held = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else [value]

@@ -20,11 +20,11 @@ __all__ = ["Batcher", "Collator", "Unbatcher"]
 class Batcher(BaseNode[list[T]]):
     """Groups every `batch_size` items into a list.
 
-    If the source raises an error in the middle of a batch, the items before it are kept for the next call.
+    If the source raises an error in the middle of a batch, the items before the error are kept for the next call.
 
     Args:
         source: the node to read.
-        batch_size: items per batch.
+        batch_size: the number of items per batch.
         drop_last: whether to drop a shorter last batch; True by default.
 
     Raises:
@@ -99,7 +99,7 @@ class Collator(Batcher[Any]):
 
     Args:
         source: the node to read.
-        batch_size: items per batch.
+        batch_size: the number of items per batch.
         collate_fn: a function of a list of items; None (the default) for `torch.utils.data.default_collate`.
         drop_last: whether to drop a shorter last batch.
 
@@ -149,8 +149,8 @@ class Collator(Batcher[Any]):
 class Unbatcher(BaseNode[T]):
     """Yields the members of the source's items, one by one.
 
-    A state that is saved within a batch contains the position before it, and the batch is reread when the state is
-    loaded. If the order of batches is not fixed, the state contains the remaining members of the batch.
+    A state that is saved within a batch contains the position before the batch, and the batch is reread when the state
+    is loaded. If the order of batches is not fixed, the state contains the remaining members of the batch instead.
 
     Args:
         source: the node to read. The items have a length and are read by index: lists, tuples, arrays, tensors.
@@ -175,9 +175,9 @@ class Unbatcher(BaseNode[T]):
     _batch: Any = ()
     #: The position of the source before the batch; None if the batch will not be reread.
     _before: Any = None
-    #: How many members of the batch were yielded, and how many it has.
+    #: The number of members of the batch that were yielded, and the length of the batch.
     _index = _length = 0
-    #: How many members of the next batch were yielded before the state was saved.
+    #: The number of members of the next batch that were yielded before the loaded state was saved.
     _skipped = 0
     #: Whether rereading a batch returns the same batch.
     _rereads = True
@@ -189,7 +189,7 @@ class Unbatcher(BaseNode[T]):
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """See `BaseNode.reset`."""
         if self._skipped and initial_state is None:
-            # The next epoch starts from the source's position after the batch, which was not reread yet.
+            # A loaded state was not used. The batch is read now, because the next epoch of the source starts after it.
             with contextlib.suppress(Exception):
                 self._advance()
         fields = StateFields("Unbatcher", initial_state)
@@ -198,7 +198,7 @@ class Unbatcher(BaseNode[T]):
         self._batch = fields.list_of(self.REST_KEY)
         self._index, self._length = 0, len(self._batch)
         self._before = None if self._batch else before
-        self.source.reset(copied(before))  # the original is kept here
+        self.source.reset(copied(before))  # `reset` may modify the copy, but not the saved position
         self._advance = advance_of(self.source)
         self._rereads = is_repeatable(self.source)
         super().reset(initial_state)
@@ -217,7 +217,7 @@ class Unbatcher(BaseNode[T]):
             before = self._before
             if not self._skipped:
                 before = position_of(self.source) if self._rereads else None
-            index, self._skipped = self._skipped, 0  # an error of the source consumes its batch
+            index, self._skipped = self._skipped, 0  # if the source raises an error, this batch is lost
             self._batch = self._advance()
             length = len(self._batch)
             if index > length:

@@ -1,7 +1,7 @@
-"""Bridges between nodes and the pipes of `torchdata.datapipes`: from_pipe, to_pipe. Both preserve the exact position.
+"""Functions that convert between nodes and the pipes of `torchdata.datapipes`: from_pipe, to_pipe. States are exact.
 
-Role: `from_pipe` is a node over a graph of pipes, and `to_pipe` is a pipe over a graph of nodes, so a graph may contain
-both. `pipe.to_node()` is the functional form of `from_pipe`.
+Role: `from_pipe` creates a node that reads a graph of pipes, and `to_pipe` creates a pipe that reads a graph of nodes,
+so a graph may contain nodes and pipes. `pipe.to_node()` is the functional form of `from_pipe`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ def from_pipe(pipe: IterDataPipe[T], seed: int | None = None) -> IterableWrapper
     """Creates a node from a pipe. The state of the node is the exact state of the pipe's graph, including the buffers
     and generators of the pipes. As with all nodes, the state does not contain the global random generators.
 
-    A saved state is copied. If the state is large (a shuffle of many items), and a node with threads reads this one,
-    set the `snapshot_frequency` of that node above 1.
+    A saved state is copied. If the state is large (for example, a shuffle of many items) and a node with threads reads
+    the new node, set the `snapshot_frequency` of the node with threads above 1.
 
     Args:
         pipe: the last pipe of a graph.
         seed: the seed of the graph's random pipes in each epoch. With a seed, later epochs are the same as in an
-            uninterrupted run. None (the default) draws new seeds from the global generator for each epoch: a resumed
-            epoch is exact, and the epochs after it are not those of the uninterrupted run.
+            uninterrupted run. None (the default) draws new seeds from the global generator for each epoch. In this
+            case, a resumed epoch is exact, but later epochs differ from those of the uninterrupted run.
 
     Raises:
         TypeError: `pipe` is not an iterable-style pipe, or `seed` is not an integer.
@@ -67,8 +67,8 @@ class NodePipe(IterDataPipe[T]):
     NODE_KEY, UNREAD_KEY = "node", "unread"
 
     _restored: dict[str, Any] | None = None
-    #: Whether a pass has begun, and whether the next pass has begun because its state was requested (here or before a
-    #: load).
+    #: Whether a pass has begun, and whether the next pass has begun only because its state was requested, either here
+    #: or by the pipe that saved the loaded state.
     _begun = _began_for_state = False
 
     def __init__(self, source_node: BaseNode[T]) -> None:
@@ -86,12 +86,12 @@ class NodePipe(IterDataPipe[T]):
     def reset(self) -> None:
         """Begins the next epoch of the node."""
         if self._restored is not None and not self._began_for_state:
-            # The restored pass was not continued. The node is reset to it nevertheless, because it counts its epochs.
+            # The restored pass was not continued. The node is reset to the restored position, because it counts epochs.
             self.source_node.reset(self._restored)
             self._restored = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the node, which is first reset to its beginning if it was never read."""
+        """Returns the state of the node. A node that was never read is first reset to its beginning."""
         if self._restored is None and not self._begun:
             self.source_node.reset(None)
             self._begun = self._began_for_state = True

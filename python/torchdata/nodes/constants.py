@@ -4,5 +4,5 @@ from __future__ import annotations
 
 __all__ = ["QUEUE_TIMEOUT"]
 
-#: Seconds between checks, while waiting, for whether to continue.
+#: A thread that waits checks at intervals of this many seconds whether it must end.
 QUEUE_TIMEOUT = 0.1

@@ -13,9 +13,9 @@ __all__ = ["Cycler"]
 
 
 class Cycler(BaseNode[T]):
-    """Resets its source when it ends, and continues. One epoch of this node consists of many epochs of the source.
+    """Reads its source repeatedly. When the source ends, it is reset. An epoch consists of many epochs of the source.
 
-    The epoch ends if a whole pass over the source yields nothing.
+    The epoch ends if a whole pass over the source yields no items.
 
     Args:
         source_node: the node to read.
@@ -38,7 +38,7 @@ class Cycler(BaseNode[T]):
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_ended", "_num_cycles"})
 
     _num_cycles = 0
-    #: Whether a whole pass has yielded nothing. Another pass may yield items if the source chooses at random.
+    #: Whether a whole pass has yielded no items. A later pass may yield items if the source chooses items at random.
     _ended = False
 
     def __init__(self, source_node: BaseNode[T], max_cycles: int | None = None) -> None:
@@ -50,7 +50,7 @@ class Cycler(BaseNode[T]):
         """See `BaseNode.reset`."""
         fields = StateFields("Cycler", initial_state)
         most = sys.maxsize if self.max_cycles is None else self.max_cycles - 1
-        #: The number of passes over the source that have ended and were followed by another pass.
+        #: The number of passes over the source before the current pass.
         self._num_cycles = fields.integer(self.NUM_CYCLES_KEY, least=0, most=most)
         self._ended = fields.flag(self.ENDED_KEY, False)
         self._advance = fields.reset(self.source_node, self.SOURCE_KEY)

@@ -1,4 +1,4 @@
-"""StartupExceptionWrapper, for user-defined nodes written for upstream. The nodes of this package raise original
+"""StartupExceptionWrapper, for user-defined nodes that were written for upstream. The nodes of this package do not wrap
 exceptions.
 """
 

@@ -1,7 +1,7 @@
-"""Loader: makes a graph of nodes iterable for several epochs, with a state.
+"""Loader: reads a graph of nodes in several epochs, and saves its state.
 
-Role: runs in the threads that use the loader and share it. Beginning an epoch, reading an item and saving a state
-exclude each other.
+Role: runs in the threads that share the loader. Only one thread at a time begins an epoch, reads an item or saves a
+state.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torchdata.nodes.base_node import BaseNode, T, check_node, copy_of_graph, no
 
 __all__ = ["Loader", "LoaderIterator"]
 
-#: A placeholder for no item.
+#: A placeholder that means "no item".
 _NONE = object()
 _LEFT = (
     "this iterator has been invalidated, because iter() of its Loader has begun another epoch; to read both at the "
@@ -32,18 +32,18 @@ _LEFT = (
 
 
 class Loader(Generic[T]):
-    """The loader for a training loop: each `iter()` begins an epoch of the graph that ends in `root`.
+    """The loader for a training loop. Each `iter()` begins an epoch of the graph that ends in `root`.
 
     A loader has one valid iterator: a new `iter()` begins the next epoch and invalidates the previous iterator. Threads
-    may share an iterator. Each item then goes to one thread. After a state was loaded, the next `iter()` resumes from
-    it, as does an iterator that has not yielded an item yet. An iterator that has yielded items raises `RuntimeError`.
-    Used as a context manager, a loader ends its threads and processes at the end, like `shutdown`. A copy, by `copy` or
-    pickle, is an independent loader over a copy of the graph, and has not begun.
+    may share an iterator, and each item goes to one of the threads. After a state was loaded, the next `iter()` resumes
+    from this state. An iterator that has not yielded an item yet also resumes from the state, whereas an iterator that
+    has yielded items raises `RuntimeError`. A loader that is used as a context manager calls `shutdown` at the end. A
+    copy, by `copy` or pickle, is an independent loader over a copy of the graph, and has not begun.
 
     Args:
         root: the last node.
-        restart_on_stop_iteration: what the next `iter()` does after loading a state from the end of an epoch: begin the
-            next epoch (True, the default), or end immediately.
+        restart_on_stop_iteration: whether the next `iter()` begins the next epoch after loading a state from the end of
+            an epoch; True by default. If False, the iterator ends immediately.
 
     Raises:
         TypeError: `root` is not a node.
@@ -62,17 +62,17 @@ class Loader(Generic[T]):
         self._set_up()
 
     def _set_up(self) -> None:
-        """Creates the state of a loader that has not begun."""
+        """Sets the attributes of a loader that has not begun."""
         self._it: LoaderIterator[T] | None = None
         #: Whether the iterator was moved to the beginning only because a state was requested.
         self._began_for_state = False
-        #: Held while an epoch begins, in the process with this id.
+        #: The lock that is held while an epoch begins, and the id of the process that created the lock.
         self._beginning, self._process = threading.RLock(), os.getpid()
 
     def __iter__(self) -> Iterator[T]:
         """Begins an epoch, or resumes from a loaded state.
 
-        A thread that reads the previous epoch gets a RuntimeError. The current item of that thread is awaited first.
+        A thread that reads the previous epoch gets a RuntimeError after its current item.
         """
         with self._excluding_others():
             began, self._began_for_state = self._began_for_state, False
@@ -85,7 +85,7 @@ class Loader(Generic[T]):
 
     def _excluding_others(self) -> threading.RLock:
         """Returns the lock that is held while an epoch begins."""
-        if self._process != os.getpid():  # a thread of the parent may hold it
+        if self._process != os.getpid():  # after a fork, a thread of the parent process may hold the lock
             self._beginning, self._process = threading.RLock(), os.getpid()
         return self._beginning
 
@@ -103,7 +103,7 @@ class Loader(Generic[T]):
             state_dict: a result of `state_dict()` of a loader over the same graph.
 
         Raises:
-            ValueError: `state_dict` is not a state of a loader. `iter()` detects errors in the states of its nodes.
+            ValueError: `state_dict` is not a state of a loader. Errors in the states of nodes are raised by `iter()`.
         """
         fields = StateFields("Loader", state_dict, begins=False)
         keys = {LoaderIterator.ROOT_KEY, LoaderIterator.NUM_YIELDED_KEY}
@@ -120,10 +120,10 @@ class Loader(Generic[T]):
             self._it.turn.call(partial(self._it.state_was_loaded, self))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the latest iterator, or a state that was loaded since. The state is immutable and can be
-        pickled.
+        """Returns the state of the latest iterator, or a state that was loaded after it was created. The returned state
+        never changes and can be pickled.
 
-        Before the first iteration, the state is that of the beginning.
+        Before the first iteration, returns the state of the beginning.
         """
         if self._loaded is not None:
             return self._loaded
@@ -134,7 +134,7 @@ class Loader(Generic[T]):
         while True:  # another thread may begin the next epoch at the same time
             iterator = self._it
             assert iterator is not None
-            state = iterator.turn.call(partial(self._state_of, iterator))  # takes turns with threads that read
+            state = iterator.turn.call(partial(self._state_of, iterator))  # waits for a thread that is reading an item
             if state is not None:
                 return state
 
@@ -142,7 +142,7 @@ class Loader(Generic[T]):
         return iterator.state_dict() if iterator is self._it else None
 
     def __len__(self) -> int:
-        """Returns the number of items in a whole epoch, even if the next epoch resumes from a state.
+        """Returns the number of items in a complete epoch, even if the next epoch resumes from a state.
 
         Raises:
             TypeError: the length of the root, or of one of its sources, is unknown.
@@ -154,12 +154,12 @@ class Loader(Generic[T]):
         return True
 
     def worker_pids(self) -> list[int]:
-        """Returns the ids of the running processes of the graph's `ParallelMapper` nodes, in their order."""
+        """Returns the ids of the running processes of all `ParallelMapper` nodes in the graph."""
         running = (getattr(node, "_workers", None) for node in nodes_of(self.root))
         return [pid for workers in running if workers is not None for pid in workers.pids]
 
     def shutdown(self) -> None:
-        """Ends all threads and processes of the graph. May be called several times. `iter()` starts new ones."""
+        """Ends all threads and processes of the graph. May be called several times. `iter()` starts them again."""
         self.root.shutdown()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -195,20 +195,20 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_before_item", "_item", "_restart_at"})
 
     _num_yielded = 0
-    #: How many items of the epoch were yielded before the state was saved.
+    #: The number of items of the epoch that were yielded before the loaded state was saved.
     _given_before = 0
-    #: An item that `has_next` has read, and the position before it.
+    #: An item that `has_next` has read, and the position before the item.
     _item: Any = _NONE
     _before_item: Any = None
-    #: The number of yielded items in a loaded state of an epoch that was over. If the graph ends after this number of
-    #: items, the end belongs to that epoch. None if this does not apply.
+    #: If the epoch of a loaded state was over, the number of its items; else None. If the graph ends after this number
+    #: of items, the end belongs to the loaded epoch, and the next epoch begins.
     _restart_at: int | None = None
 
     def __init__(self, loader: Loader[T]) -> None:
         super().__init__()
         end_at_exit(self.turn)
-        # Not the loader, which refers to this iterator. Dropping the last reference to a loader must release
-        # everything.
+        # The iterator does not refer to the loader, which refers to the iterator. Deleting the last reference to a
+        # loader must release everything.
         self.root = loader.root
         self._restarts = loader.restart_on_stop_iteration
         self._advance = self._first
@@ -223,7 +223,7 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
         super().reset(initial_state)
 
     def state_was_loaded(self, loader: Loader[T]) -> None:
-        """Records that the loader loaded a state."""
+        """Records that the loader loaded a state. If the iterator has yielded no item, it resumes from this state."""
         self._item = _NONE
         self._advance = partial(self._take_state_of, weakref.ref(loader))
 

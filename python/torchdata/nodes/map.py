@@ -1,7 +1,7 @@
 """Nodes that call a function with each item: Mapper, ParallelMapper.
 
-`ParallelMapper` uses one of several inner nodes: `_InlineMapper` without workers, or `_ThreadMapper` with threads. Each
-thread may communicate with a process. If items are batched for the workers, `_Unpacker` follows.
+`ParallelMapper` reads an inner node: `_InlineMapper` without workers, or `_ThreadMapper` with threads. A thread calls
+the function itself or in a process. With `prebatch`, `_Unpacker` splits the lists of results.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["MapOverBatch", "Mapper", "ParallelMapper", "X"]
 
 X = TypeVar("X")
 
-#: Maximum number of small items to read ahead for each process.
+#: Maximum number of small items that are read ahead for each process.
 _FOR_EACH = 128
 
 
@@ -49,8 +49,8 @@ class MapOverBatch(Generic[X, T]):
 
 
 class _InlineMapper(BaseNode[T]):
-    """Calls the function where the node is read. If Ctrl-C interrupts the function, the item is kept for the next
-    call."""
+    """Calls the function in the thread that reads the node. If Ctrl-C interrupts the function, its item is kept for the
+    next call."""
 
     SOURCE_KEY = "source"
     CUT_OFF_KEY = "cut_off"
@@ -85,7 +85,7 @@ class _InlineMapper(BaseNode[T]):
 
 
 class _ThreadMapper(ThreadedNode[T]):
-    """Calls the function in threads, or through them in processes."""
+    """Calls the function in threads, or in processes if each thread sends its items to a process."""
 
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_run", "_workers"})
 
@@ -123,7 +123,7 @@ class _ThreadMapper(ThreadedNode[T]):
         options = {"in_order": self.in_order, "limit": self.max_concurrent or 2 * self.num_workers}
         if self.method == "thread":
             return self._begin_with([self.map_fn] * self.num_workers, state, **options)
-        workers = self._workers  # another thread may remove them at any time; see `reset`
+        workers = self._workers  # another thread may set this attribute to None at any time; see `reset`
         if workers is None or not workers.serve_on:
             self._end_workers()
             context = self.multiprocessing_context
@@ -137,13 +137,13 @@ class _ThreadMapper(ThreadedNode[T]):
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         super().reset(initial_state)
         if self.method == "process" and self._workers is None:
-            self._close_run()  # another thread has shut them down in the meantime
+            self._close_run()  # another thread has shut down the processes in the meantime
 
     def _repeats(self) -> bool:
         return self.in_order or self.num_workers == 1
 
     def shutdown(self) -> None:
-        self._end_workers()  # also ends the calls in them
+        self._end_workers()  # also ends the function calls in the processes
         super().shutdown()
 
     def _end_workers(self) -> None:
@@ -172,45 +172,45 @@ class ParallelMapper(BaseNode[T]):
     """Calls a function with each item, in several threads or processes.
 
     One thread at a time reads the source. An error of the function is raised in the position of its result, with its
-    original traceback. The results after it can still be read.
+    original traceback. Later results can still be read after an error.
 
     A saved state counts the yielded items. After a load, items that were in progress are reread, and the function
-    is called with them again. If results are out of order, a loaded state yields exactly the items that were not
+    is called with these items again. If results are out of order, a loaded state yields exactly the items that were not
     yielded, in any order. If the source itself is out of order, `in_order` is True and `snapshot_frequency` is 1
     regardless of the arguments.
 
-    Processes run from the first `reset` until `shutdown()`, or until the node is dropped. The processes exchange data
-    through the engine of this package: arrays are sent in shared memory, with one copy in each direction. If a process
-    exits, a `WorkerExitedError` (of `torchdata.dataloader2.error`) names it, and the next `reset` starts new processes.
-    If no result arrives from the processes for a minute, a `RuntimeWarning` names the process with the oldest item, and
-    shows its stack. Each process first seeds torch, NumPy and `random` in the same way as torch's workers: with a base
-    seed plus its number. The base seed is derived from torch's global generator, so `torch.manual_seed` before the
+    Processes run from the first `reset` until `shutdown()`, or until the node is deleted. Arrays are sent to and from
+    processes in shared memory, with one copy in each direction. If a process exits, a `WorkerExitedError` (of
+    `torchdata.dataloader2.error`) names the process, and the next `reset` starts new processes. If no result arrives
+    from the processes for a minute, a `RuntimeWarning` names the process with the oldest item, and shows the stack of
+    this process. Like PyTorch's workers, each process first seeds torch, NumPy and `random` with a base seed plus the
+    number of the process. The base seed is derived from torch's global generator, so `torch.manual_seed` before the
     first `reset` makes it reproducible. With several processes, the assignment of items to processes may depend on
     timing. A replacement process has its own seed.
 
     Args:
         source: the node to read.
-        map_fn: a function of an item. With threads, it must be safe to call from several at once. With processes, it
-            must be picklable unless they are forked (lambdas and local functions are supported).
-        num_workers: the number of threads or processes; 0 calls the function where the node is read.
-        in_order: whether results keep the source's order (the default). Otherwise, they are yielded once they are
+        map_fn: a function of an item. With threads, several threads may call it at the same time. With processes that
+            are not forked, it must be picklable (lambdas and local functions are supported).
+        num_workers: the number of threads or processes; 0 calls the function in the thread that reads the node.
+        in_order: whether results keep the source's order; True by default. If False, results are yielded once they are
             ready.
         method: `"thread"` (the default) or `"process"`.
         multiprocessing_context: the start method of processes: `"fork"`, `"spawn"` or `"forkserver"`; None for Python's
             default.
-        max_concurrent: the maximum number of items that are taken from the source and not yielded; at most
-            `num_workers`. None (the default) for twice `num_workers`. With processes, this number grows up to 128 times
-            while items and results are small (numbers, short strings, tuples of these), by one for each eight yielded
-            items. Small items are sent several at a time, as far as they are available.
+        max_concurrent: the maximum number of items that are taken from the source but not yet yielded; at most
+            `num_workers`. None (the default) for twice `num_workers`. With processes, the default grows by one for each
+            eight yielded items, up to 128 times `num_workers`, while items and results are small (numbers, short
+            strings, and tuples of these). If several small items are available, they are sent together.
         snapshot_frequency: the number of items between saved states of the source, as for `Prefetcher`; with
             `prebatch`, the number of batches.
         prebatch: the number of items that a worker receives together, which helps if items are small; None (the
             default) for single items.
-        on_worker_exit: what happens if a process exits. "error" (the default) raises. "restart" replaces the process,
-            issues a `RuntimeWarning`, and gives its item to the replacement. The third exit at the same item always
-            raises.
-        timeout: seconds until a process must have returned the result for an item; None (or 0) for no limit.
-            The timeout does not apply to threads, which cannot be killed.
+        on_worker_exit: what happens if a process exits. "error" (the default) raises `WorkerExitedError`. "restart"
+            replaces the process, issues a `RuntimeWarning`, and gives its item to the replacement. The third exit at
+            the same item always raises an error.
+        timeout: the number of seconds within which a process must return the result for an item; None (or 0) for no
+            limit. The timeout does not apply to threads, because a thread cannot be killed.
         on_timeout: what happens after the timeout. "error" (the default) raises `TimeoutError` in the position of the
             result. "restart" kills the process, issues a `RuntimeWarning` with its Python stacks, and gives the item to
             a replacement, as `on_worker_exit="restart"` does. "restart" does not cover processes that exit for other
@@ -302,7 +302,7 @@ class ParallelMapper(BaseNode[T]):
         self._it: BaseNode[T] = mapper if self.prebatch is None else _Unpacker(mapper)
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """See `BaseNode.reset`. Threads of the last run end after their current calls.
+        """See `BaseNode.reset`. The threads of the last run end after their current calls.
 
         Raises:
             TimeoutError: the source took more than a minute for one item.
@@ -326,7 +326,7 @@ class ParallelMapper(BaseNode[T]):
         return {self.IT_STATE_KEY: self._it.state_dict()}
 
     def shutdown(self) -> None:
-        """See `BaseNode.shutdown`. Waits at most some seconds for running calls in threads."""
+        """See `BaseNode.shutdown`. Waits a few seconds for function calls that are running in threads."""
         self._it.shutdown()
 
     def __len__(self) -> int:
@@ -339,7 +339,7 @@ class ParallelMapper(BaseNode[T]):
 
 
 def Mapper(source: BaseNode[X], map_fn: Callable[[X], T]) -> ParallelMapper[T]:
-    """Calls a function with each item, where the node is read: a `ParallelMapper` without workers.
+    """Calls a function with each item in the thread that reads the node, as a `ParallelMapper` without workers does.
 
     Args:
         source: the node to read.

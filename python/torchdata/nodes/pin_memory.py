@@ -16,9 +16,9 @@ __all__ = ["PinMemory"]
 
 
 class PinMemory(ThreadedNode[T]):
-    """Copies the tensors of each item to pinned memory in a thread, one item ahead.
+    """Copies the tensors of each item to pinned memory in a thread, which reads one item ahead.
 
-    Copies to the GPU then overlap with computing: `tensor.to(device, non_blocking=True)`.
+    Copying from pinned memory to the GPU by `tensor.to(device, non_blocking=True)` overlaps with computing.
 
     Args:
         source: the node to read. The source runs in the thread, together with all its own sources.
@@ -54,6 +54,5 @@ class PinMemory(ThreadedNode[T]):
 
     def _begin(self, state: dict[str, Any] | None) -> ReadSource:
         pin = partial(pin_memory_fn, device=self._device)
-        # Limits copying to one thread, because torch would otherwise use all cores. This applies only to the pinning
-        # thread.
+        # Without a limit of one thread, torch would use all cores for a copy. Only the pinning thread has this limit.
         return self._begin_with([pin], state, limit=1, prepare=partial(torch.set_num_threads, 1))

@@ -36,10 +36,10 @@ class ThreadedNode(BaseNode[T]):
         return ReadSource(self._called, self.source, functions, limit=limit, state=state, **settings)
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """See `BaseNode.reset`. Threads of the last run end, and new threads read ahead from this position.
+        """See `BaseNode.reset`. The threads of the last run end, and new threads read ahead from the new position.
 
-        If the epoch is not over, the source is first read ahead up to the limit. The state of the source (the counter
-        of a sampler, the draws of a stream) therefore does not depend on how far the threads had read.
+        If the last epoch is not over, the source is first read ahead up to the limit. The state of the source (for
+        example, the number of epochs in a sampler) therefore does not depend on how far the threads had read.
 
         Raises:
             TimeoutError: the source took more than a minute for one item.
@@ -61,8 +61,8 @@ class ThreadedNode(BaseNode[T]):
         return self._advance if type(self).next is ThreadedNode.next else self.next
 
     def get_state(self) -> dict[str, Any]:
-        """See `BaseNode.get_state`. Items that were read ahead are not included, and are reread after a load."""
-        if self._run is None:  # a new node is reset first, so the last reset has failed
+        """See `BaseNode.get_state`. The state does not include items that were read ahead. A load rereads them."""
+        if self._run is None:  # `state_dict` resets a new node, so the last reset has failed
             raise RuntimeError(f"{self._called} has no state: its last reset() has failed; reset it")
         return self._run.state()
 
@@ -75,28 +75,28 @@ class ThreadedNode(BaseNode[T]):
         return len(self.source)
 
     def shutdown(self) -> None:
-        """See `BaseNode.shutdown`. Waits at most some seconds for running calls of user functions."""
+        """See `BaseNode.shutdown`. Waits a few seconds for user functions that are running in threads."""
         run = self._close_run()
         super().shutdown()
         if run is not None:
             run.join(_SECONDS)
 
     def _close_run(self) -> ReadSource | None:
-        """Makes the threads of the current run, if any, end. Another thread may be about to begin the next run."""
+        """Ends the threads of the current run, if there is one. Another thread may begin the next run at this time."""
         run = self._run
         if run is not None:
             run.close()
         return run
 
 
-#: How many seconds `shutdown` waits for threads, which end after their current call.
+#: The number of seconds that `shutdown` waits for threads, which end after their current call.
 _SECONDS = 5.0
 
 
 class Prefetcher(ThreadedNode[T]):
     """Reads its source ahead in a thread, so that waiting for the source overlaps with later work.
 
-    An error of the source is raised in its position.
+    An error of the source is raised in the position of its item.
 
     Args:
         source: the node to read. The source runs in the thread, together with all its own sources.

@@ -19,9 +19,8 @@ class Shuffler(BaseNode[T]):
     Args:
         source_node: the node to read.
         buffer_size: the number of items in the buffer. An item is yielded at most this many positions early.
-        seed: makes the order reproducible, with the same order in each epoch. None (the default): each epoch has
-            another order.
-        store_buffer: whether a state contains the items in the buffer. Otherwise, it contains the source's position at
+        seed: the seed of the order, which is the same in each epoch. By default (None), each epoch has another order.
+        store_buffer: whether a state contains the items in the buffer. If False, it contains the source's position at
             the beginning of the epoch, and all items are reread when the state is loaded. If the order of the source
             may vary, the items are always stored.
 
@@ -80,7 +79,7 @@ class Shuffler(BaseNode[T]):
         #: Whether states contain the buffer. After loading such a state, the source is positioned after the buffered
         #: items.
         self._stores = self.store_buffer or stored or not is_repeatable(self.source)
-        #: The source's position and the random state at the beginning of the epoch, for rereading its items.
+        #: The source's position and the random state at the beginning of the epoch, if states do not store the buffer.
         self._began = None if self._stores else (position_of(self.source), self._random.getstate())
         super().reset(initial_state)
         for number in range(repeated):

@@ -1,7 +1,6 @@
-"""Stores of snapshots. A node's thread uses a store to pass the positions of its source to the code that yields items.
+"""Stores of snapshots. A thread that reads a source passes the source's positions to the node through a store.
 
-Role: for user-defined nodes with threads, as in upstream. The nodes of this package send each snapshot together with
-its item.
+Role: for user-defined nodes that were written for upstream. The nodes of this package do not use stores.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class SnapshotStore(Protocol):
         ...
 
     def append_initial_snapshot(self, snapshot: Any) -> None:
-        """Adds the snapshot of the beginning, or an `ExceptionWrapper` instead."""
+        """Adds the snapshot of the beginning, or an `ExceptionWrapper` if the thread has failed."""
         ...
 
     def get_initial_snapshot(self, thread: threading.Thread, timeout: float) -> Any:
@@ -99,7 +98,7 @@ class QueueSnapshotStore(SnapshotStore):
         return found
 
     def append_initial_snapshot(self, snapshot: Any) -> None:
-        """Adds the snapshot of the beginning, or an `ExceptionWrapper` instead."""
+        """See `SnapshotStore.append_initial_snapshot`."""
         self.append(snapshot, self.SNAPSHOT_INIT_VERSION)
 
     def get_initial_snapshot(self, thread: threading.Thread, timeout: float = 60.0) -> Any:
@@ -110,7 +109,7 @@ class QueueSnapshotStore(SnapshotStore):
             timeout: seconds to wait.
 
         Raises:
-            RuntimeError: the thread has ended without adding it, or the timeout has expired.
+            RuntimeError: the thread has ended without adding the snapshot, or the timeout has expired.
             Exception: the exception in an `ExceptionWrapper`.
         """
         until = time.monotonic() + timeout

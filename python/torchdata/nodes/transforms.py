@@ -18,7 +18,7 @@ class Compose:
 
     Raises:
         ValueError: no function is given.
-        TypeError: one of them cannot be called.
+        TypeError: one of the functions cannot be called.
 
     Example:
         >>> from torchdata.nodes import Compose, IterableWrapper, Mapper

@@ -1,8 +1,8 @@
-"""Decides when a worker of a `StatefulDataLoader` takes snapshots and checks its generators: rarely if that is
-expensive.
+"""Decides when a worker of a `StatefulDataLoader` takes snapshots of its dataset and checks its random generators.
+Expensive snapshots and checks are less frequent.
 
-Role: runs in the worker. `SnapshotCadence` belongs to the batches of one epoch, and `GeneratorWatch` to the worker. All
-times are in seconds of the monotonic clock, which is the same in all processes.
+Role: runs in the worker. There is one `SnapshotCadence` per epoch, and one `GeneratorWatch` per worker. All times are
+in seconds of the monotonic clock, which is the same in all processes.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from torchdata.stateful_dataloader._generators import GLOBAL, Moment, mark_of, r
 
 __all__ = ["GeneratorWatch", "SnapshotCadence", "next_due"]
 
-#: Pause after an expensive snapshot, as a multiple of its duration: snapshots take less than a two-hundredth of the
-#: time.
+#: Pause after an expensive snapshot, as a multiple of the snapshot's duration. Snapshots therefore take less than 0.5 %
+#: of the time.
 _SPARSELY = 200
 #: Minimum pause after an expensive snapshot, in seconds.
 _AT_LEAST = 0.004
-#: A snapshot is expensive if it takes more than this many seconds, and more than this fraction of a batch's time.
+#: A snapshot is expensive if its duration exceeds both this many seconds and this fraction of a batch's duration.
 _DEAR, _DEAR_PART = 2e-5, 0.01
 
 
 class SnapshotCadence:
-    """Schedules snapshots: one after every n-th batch, and fewer if snapshots are expensive.
+    """Schedules a snapshot after every n-th batch, and fewer snapshots if they are expensive.
 
     Args:
         every: the number of batches between two snapshots.
@@ -42,7 +42,7 @@ class SnapshotCadence:
         self.due = 0.0
 
     def is_due(self, now: float, took: float) -> bool:
-        """Returns whether to take a snapshot after the last batch. Need not be called before `due`.
+        """Returns whether to take a snapshot after the last batch. Callers may omit the call until the time `due`.
 
         Args:
             now: the current time, in seconds.
@@ -63,7 +63,7 @@ class SnapshotCadence:
 class GeneratorWatch:
     """Detects which global generators of the worker were used since it began to read.
 
-    A check takes tens of microseconds, so checks are infrequent. The first one follows the first batch.
+    A check takes tens of microseconds, so checks are infrequent. The first check follows the first batch.
 
     Args:
         moved: generators that count as used from the start.
@@ -77,13 +77,13 @@ class GeneratorWatch:
         self.due = 0.0
 
     def look(self) -> bool:
-        """Checks the generators that were unused so far, and returns whether some have been used since."""
+        """Checks the generators that were unused at the last check, and returns whether any has been used since."""
         moved = [name for name in GLOBAL if name not in self.moved and mark_of(name) != self._first[name]]
         self.moved += moved
         return bool(moved)
 
     def look_in_time(self, now: float) -> bool:
-        """Like `look`, and schedules the next check. Checks end once all generators have been used.
+        """Does the same as `look`, and schedules the next check. Checks end once all generators have been used.
 
         Args:
             now: the current time, in seconds.
@@ -101,10 +101,10 @@ class GeneratorWatch:
 def next_due(now: float, took: float) -> float:
     """Returns the time of the next snapshot.
 
-    The main process takes batches from the workers in turn, so a worker that takes a snapshot delays all workers, and
-    the delays would add up. Workers with snapshots of similar cost therefore take them at the same times: at multiples
-    of a period of the shared clock. Periods are powers of two times the shortest period, so that different periods
-    coincide, too.
+    The main process receives batches from the workers in turn, so a snapshot in one worker delays all workers. The
+    delays would add up if the workers took their snapshots at different times. Workers whose snapshots cost about the
+    same therefore take them at the same multiples of a period of the shared clock. A period is a power of two times the
+    shortest period, so the multiples of a longer period are also multiples of each shorter period.
 
     Args:
         now: the current time, in seconds.

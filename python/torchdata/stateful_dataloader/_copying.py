@@ -1,12 +1,12 @@
 """Copies a dataset for several shards in one process. Each shard then has the same data as a separate worker process
 would have.
 
-Role: the main process pickles the dataset and its functions once, as it does for workers started by spawn. Each shard
-unpickles them in the process that runs it. Arrays and tensors are in memory that all copies map privately. A page is
-copied when a shard writes to it, as after a fork.
+Role: the main process pickles the dataset and its functions once, as for workers that are started by spawn. The process
+that runs a shard unpickles a copy for this shard. All copies map the memory of arrays and tensors privately, so a page
+of this memory is copied when a shard writes to the page.
 
-All copies share some objects: locks, and objects that processes share anyway (values and queues of multiprocessing,
-tensors in shared memory, memory-mapped files). Read-only arrays are shared as well.
+All copies share locks, read-only arrays, and objects that separate processes also share: values and queues of
+multiprocessing, tensors in shared memory, and memory-mapped files.
 
 `holds_shared_memory` finds tensors in shared memory, which must not be copied when workers start by spawn.
 """
@@ -114,11 +114,11 @@ class _Searching(pickle.Pickler):
 
 
 def holds_shared_memory(program: Any) -> bool:
-    """Returns whether a program refers to tensors in shared memory."""
+    """Returns whether the pickled form of a program refers to tensors in shared memory."""
     try:
         _Searching(_Nowhere(), protocol=5).dump(program)
     except _SharedMemoryFound:
         return True
-    except Exception:  # cloudpickle may be able to pickle it
+    except Exception:  # cloudpickle may be able to pickle the program
         return False
     return False

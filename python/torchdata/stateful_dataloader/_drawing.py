@@ -1,16 +1,17 @@
-"""Provides the generators for orders and seeds, including after a resume in a program that was seeded differently.
+"""Provides the random generators that a loader uses for orders and seeds. A resume restores their positions, even
+if the program that resumes has seeded the global generators differently.
 
-Role: runs in the main process, one object per loader. Without a loaded state, the loader draws from torch's global
-generator or from its own, like PyTorch's loader. A state contains the positions of these generators. A resume simply
-sets the loader's own generators. The global generators belong to the program, which seeds them and draws from them. A
-resumed loader therefore sees them *displaced*: it starts from the saved position and follows the numbers that the
-program draws from the global generator. In turn, when the loader draws, the global generator advances by the same
-number of words. If the program seeds or sets the global generator, the loader uses the new values.
+Role: runs in the main process, with one object per loader. A loader draws from torch's global generator or from its own
+generator, as PyTorch's loader does. A state contains the positions of these generators. A resume sets the loader's own
+generators to the saved positions. The global generators belong to the program, so a resume does not set them. Instead,
+the loader sees a *displaced* global generator, which starts from the saved position and advances whenever the program
+draws from the real one. When the loader draws, the real global generator advances by the same number of words. If the
+program seeds or sets a global generator, the loader uses the new values.
 
-To resume a sampler without a state, its iterator is recreated with the generators from before its first index
-(`Replay`). This repeats the order if only the sampler draws. If the program or the dataset draws from the same
-generator meanwhile, the generator's position before the sampler's next draw is recorded (`Draws`). A checksum of some
-of the indices shows whether the new iterator repeats the order.
+A sampler without a state is resumed by creating a new iterator with the generators as they were before the first index
+(`Replay`). The new iterator repeats the order if only the sampler draws from these generators. If the program or the
+dataset also draws from a generator, `Draws` records its position before the sampler's next draw. A checksum of some
+indices shows whether the new iterator repeats the order.
 """
 
 from __future__ import annotations
@@ -70,16 +71,14 @@ class Drawing:
         self._at_load: Moment = {}
 
     def is_own(self, key: Any, generator: Any) -> bool:
-        """Returns whether a key of a moment belongs to a generator of the loader or of a sampler, rather than a global
-        one.
-        """
+        """Returns whether the key belongs to this generator, and the loader or a sampler owns the generator."""
         return isinstance(key, int) and self._own[key] is generator
 
     def now(self, keys: Set[Any] | None = None) -> Moment:
         """Returns the states of the generators as the loader sees them.
 
         Args:
-            keys: the global generators to include; other generators are included only if there are keys. None for all.
+            keys: the keys of the generators to include; None for all generators.
         """
         with self.under_way():
             moment: Moment = {name: read(name) for name in self._names if keys is None or name in keys}
@@ -105,7 +104,7 @@ class Drawing:
 
     @contextmanager
     def under_way(self) -> Iterator[None]:
-        """Context for draws of the loader: global generators have the states that the loader sees."""
+        """Returns a context that sets the global generators to the states that the loader sees."""
         if self._is_under_way or not self._displaced:
             yield
             return
@@ -132,7 +131,7 @@ class Drawing:
         """Advances the program's generator past the numbers that the loader has drawn."""
         after = read(name)
         drawn = _moved(before, after)
-        if drawn is None:  # a sampler has set it, which counts as the program's intention
+        if drawn is None:  # a sampler has set the generator, which has the same effect as when the program sets it
             del self._displaced[name]
             return
         words = words_of(program)
@@ -166,9 +165,10 @@ class Drawing:
 
     @contextmanager
     def going_on(self, moment: Moment) -> Iterator[None]:
-        """Context for restoring a saved position: the generators start from their saved states.
+        """Returns a context in which the generators start from their saved states, for restoring a position.
 
-        The program's global generators are not affected. The loader sees the states at the end of the context.
+        The program's global generators are not affected. Afterwards, the loader sees the states from the end of the
+        context.
 
         Args:
             moment: the generators when the state was saved.
@@ -193,7 +193,7 @@ class Drawing:
 
     @contextmanager
     def untouched(self) -> Iterator[None]:
-        """Context that restores all generators to their previous states."""
+        """Returns a context that restores all generators to their previous states at its end."""
         with put_back_afterwards([*self._names, *self._own]):
             yield
 
@@ -239,7 +239,7 @@ def _stand_apart(one: Any, other: Any) -> bool:
 
 
 def _moved(before: Any, after: Any, most: int = _FAR) -> int | None:
-    """Returns how many words a generator has produced between two states; None if it was set."""
+    """Returns how many words a generator has produced between two states; None if the generator was set."""
     first, last = words_of(before), words_of(after)
     if first is None or last is None:
         return None
@@ -252,10 +252,10 @@ def _moved(before: Any, after: Any, most: int = _FAR) -> int | None:
     return distance(first, last, seeded, most)
 
 
-# -- samplers that are iterated again ----------------------------------------------------------------------
+# -- samplers without a state ------------------------------------------------------------------------------
 
-#: The number of draws that are kept. The last draws suffice, because a sampler keeps its latest draw (a permutation,
-#: block or pool).
+#: The number of draws that are kept. A sampler does not need earlier draws, because it stores the result of its latest
+#: draw: a permutation, a block or a pool.
 _MOST = 1024
 
 
@@ -300,11 +300,11 @@ class Draws:
         self._moment = self._drawing.now(moved) if moved else {}
 
     def after(self, number: int, drawn: int, indices: list[Any]) -> None:
-        """Records the draws of an index or a batch of indices. Must be called after the index or batch was read.
+        """Records whether the sampler drew for an index or a batch. Must be called after the index or batch was read.
 
         Args:
-            number: the number of indices that were read before, as `Replay` counts them.
-            drawn: the number of indices that were read before, as the order counts them.
+            number: the number of indices that `Replay` will have read before this index or batch.
+            drawn: the number of indices, or batches of indices, that the sampler had returned before.
             indices: the indices that were read.
         """
         digest = self._digest
@@ -320,7 +320,7 @@ class Draws:
 
     @property
     def digest(self) -> SampleDigest | None:
-        """Returns the checksum of the indices for a state; None if a replay cannot repeat all of them."""
+        """Returns the checksum of the indices for a state; None if a replay cannot repeat all indices."""
         return self._digest if len(self.noted) < _MOST else None
 
 
@@ -339,7 +339,7 @@ class _Sampled(Iterator[Any]):
 
 
 class Replay(Iterator[Any]):
-    """A new iterator of a sampler, moved to the position of an earlier iterator.
+    """A new iterator of a sampler, which `run` moves to the position of an earlier iterator.
 
     Args:
         iterator: the new iterator.
@@ -357,7 +357,7 @@ class Replay(Iterator[Any]):
 
         Args:
             given: the number of indices that the user has received.
-            ahead: the number of indices that were read and that the user has not received.
+            ahead: the number of indices that were read but that the user has not received.
             draws: for each draw, the number of indices that had been read before, and the generators at that time.
             drawing: the loader's generators.
             saved: the checksum of the indices that were read; None if they are not compared.

@@ -1,8 +1,8 @@
 """Fetchers, which read the samples of a batch from the dataset and collate them.
 
-Role: used by the reader, in the main process or in a worker. These fetchers read like PyTorch's fetchers, and add a
-note to an exception about the sample that caused it. If Ctrl-C interrupts a batch of a stream, the samples that were
-already read are kept for the next call.
+Role: used by the reader, in the main process or in a worker. The fetchers read in the same way as PyTorch's fetchers.
+If a sample raises an exception, the fetcher adds a note with the number of the sample. If Ctrl-C interrupts a batch of
+an iterable dataset, the samples that were already read are kept for the next call.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Indexed", "IterableFetcher", "has_passed_a_generator"]
 
 
 class _Timed:
-    """A fetcher that reports when the samples of a batch were read, and how many there are."""
+    """A fetcher that reports when the samples of a batch were read, and the number of samples."""
 
     times = False
     read_at = num_read = 0
@@ -35,7 +35,7 @@ class _Timed:
         self.read_at, self.num_read = perf_counter_ns(), samples
 
 
-#: Maximum number of a batch's indices in a note.
+#: Maximum number of indices that a note on an exception lists.
 _NAMED = 8
 
 
@@ -101,13 +101,13 @@ class IterableFetcher(_Timed, _IterableDatasetFetcher):
         #: The samples of the current batch, and whether reading the batch was interrupted.
         self._data: list[Any] = []
         self._is_cut_off = False
-        #: If the stream is checked for repeatability: a checksum of some samples of the previous batches, and one that
-        #: also covers the current batch.
+        #: A checksum of some samples of the previous batches, and a checksum that also covers the current batch. The
+        #: checksums serve only to detect an iterable dataset that does not repeat its samples.
         self.digest: int | None = None
         self._samples = SampleDigest()
 
     def watch(self) -> None:
-        """Starts to maintain a checksum of some samples, to detect a stream that does not repeat itself."""
+        """Starts to maintain a checksum of some samples, to detect a dataset that does not repeat its samples."""
         self.digest = 0
 
     def fetch(self, possibly_batched_index: Any) -> Any:
@@ -159,7 +159,7 @@ class IterableFetcher(_Timed, _IterableDatasetFetcher):
         return len(self._data) < wanted
 
     def _read(self, wanted: int) -> None:
-        """Reads the samples of a batch, or the remaining ones after an interruption."""
+        """Reads the samples of a batch, or the remaining samples of a batch that was interrupted."""
         data = self._data
         before = len(data)
         try:
@@ -173,15 +173,14 @@ class IterableFetcher(_Timed, _IterableDatasetFetcher):
             self.ended = True
 
     def _extend(self, count: int) -> None:
-        """Reads `count` samples without running Python code between them, so that none is lost if an interruption
-        occurs.
+        """Reads `count` samples. No Python code runs between two samples, so an interruption loses no sample.
 
-        `islice` would call `iter`, which resets some iterators.
+        `islice` is not used, because it would call `iter`, which resets some iterators.
         """
         self._data.extend(map(next, repeat(self.dataset_iter, count)))
 
     def _count(self, before: int, raised: int = 0) -> None:
-        """Counts the samples of the batch beyond the first `before` samples, and the samples that raised."""
+        """Counts the samples after the first `before` samples of the batch, and `raised` samples that raised errors."""
         if self.position is None:
             return
         first = self.position

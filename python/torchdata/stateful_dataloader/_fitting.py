@@ -1,12 +1,11 @@
-"""What is known about a loader without reading: its state before the first loop, and whether a state fits it.
+"""Returns a loader's state before its first loop, and checks whether a saved state fits a loader.
 
-Role: pure functions in the main process. Between two epochs, the loader may differ from the loader of the state:
-the dataset may have grown, and there may be more ranks. Within an epoch, the order depends on them, so a difference is
-an error. If the state was saved before the first batch of an epoch, a different order restarts the epoch, because no
-batch can be lost or repeated.
+Role: pure functions in the main process. A state that was saved between two epochs also fits a loader with a larger
+dataset or another number of ranks. Within an epoch, the order of the samples depends on both, so a different loader is
+an error. If the state was saved before the first batch of an epoch, a loader with another order restarts the epoch,
+because no batch can be lost or repeated.
 
-The state before the first loop creates no iterator of a dataset or of a user's sampler. The keys of torchdata 0.11
-never change, so states of such iterators are stored in this package's part of a state instead.
+The state before the first loop is created without iterating over the dataset or over a user's sampler.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ __all__ = [
 
 
 def innermost_of(index_sampler: Any) -> Any:
-    """Returns the sampler of indices, which a batch sampler may wrap."""
+    """Returns the sampler that a batch sampler wraps; any other sampler is returned unchanged."""
     return getattr(index_sampler, "sampler", index_sampler)
 
 
@@ -48,7 +47,7 @@ def is_own_iterator(dataset: Any) -> bool:
 
 
 def iterates_as(one: Any, cls: Any) -> bool:
-    """Returns whether the object's iterators belong to a sampler class."""
+    """Returns whether the object inherits its `__iter__` method from a sampler class."""
     of_object: Any = type(one)
     return isinstance(one, cls) and of_object.__iter__ is cls.__iter__
 
@@ -62,10 +61,10 @@ def unstarted(loader: Any) -> EpochState:
     dataset = source_of(loader.dataset) if kind else loader.dataset
     sampler, iterator = unstarted_sampler(loader._index_sampler)
     generators = loader._drawing.encoded(loader._drawing.now())
-    # Without workers, samples may be drawn from the program's generators.
+    # Without workers, the dataset may draw random numbers from the program's generators.
     random = None if workers else {name: encoded(read(name)) for name in GLOBAL}
     positions = []
-    for _ in range(workers or 1):  # each worker has a separate copy, because a checkpoint is loaded into it
+    for _ in range(workers or 1):  # each worker has a separate state, because a checkpoint is loaded into the state
         told = _told(dataset)
         own, inner = (None, told) if kind and is_own_iterator(dataset) else (told, None)
         positions.append(ReadingPosition(own, inner, random=random, later=[] if kind else None))
@@ -95,13 +94,13 @@ def unstarted_sampler(index_sampler: Any) -> tuple[Any, Any]:
 
 
 def _told(one: Any) -> Any:
-    """Returns a copy of an object's state; None for an object without a state, `UNKNOWN` if the state is not available
-    yet."""
+    """Returns a copy of an object's state. Returns None for an object without a state, and `UNKNOWN` for a state that
+    does not exist yet."""
     if not is_stateful(one):
         return None
     try:
         state = copied(state_of(one))
-    except AttributeError:  # it is its own iterator and has not begun
+    except AttributeError:  # the object is its own iterator, and has not begun to iterate
         return UNKNOWN
     return UNKNOWN if state is None else state
 
@@ -110,12 +109,12 @@ def _told(one: Any) -> Any:
 
 
 def facts_of(loader: Any) -> LoaderFacts:
-    """Returns what a state records about its loader."""
+    """Returns the properties of a loader that its states record."""
     sampler, length = innermost_of(loader._index_sampler), None
-    # A list, a tuple or a range may contain the same indices.
+    # The type of a list, tuple or range is not recorded, because a sequence of another type may have the same indices.
     name = None if isinstance(sampler, Sequence) else type(sampler).__name__
     if loader._dataset_kind == 0:
-        with contextlib.suppress(Exception):  # some datasets raise an error
+        with contextlib.suppress(Exception):  # the `__len__` of some datasets raises an error
             length = len(loader.dataset)
     ranks, rank = getattr(sampler, "num_replicas", None), getattr(sampler, "rank", None)
     if type(ranks) is int and type(rank) is int:
@@ -182,7 +181,7 @@ def _other_order(there: LoaderFacts, here: LoaderFacts) -> str:
 
 
 def _other_size(state: EpochState, loader: Any) -> str:
-    """Returns the error message for a different batch size, unless the position in samples is known."""
+    """Returns the error message for a different batch size; empty if the position in samples is known."""
     index_sampler = loader._index_sampler
     old, new = state.order.batch_size, getattr(index_sampler, "batch_size", None)
     if old is None or new is None or old == new:
@@ -206,7 +205,7 @@ def _other_size(state: EpochState, loader: Any) -> str:
 
 
 def _is_exact(position: ReadingPosition) -> bool:
-    """Returns whether the position in a stream is a state of the dataset, rather than a number of batches."""
+    """Returns whether the position in an iterable dataset is a state of the dataset instead of a number of batches."""
     return position.ended or (position.is_of_dataset and not position.since and position.later is None)
 
 
@@ -223,7 +222,7 @@ def _check_workers(state: EpochState, loader: Any) -> None:
 
 
 def shards_of(state: EpochState | None, loader: Any) -> int:
-    """Returns among how many workers the dataset is split in an epoch; 0 for a loader without workers.
+    """Returns the number of workers that share the dataset in an epoch; 0 for a loader without workers.
 
     Args:
         state: the state to resume from; None for a new epoch.

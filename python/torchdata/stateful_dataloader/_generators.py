@@ -1,13 +1,13 @@
 """Reads, sets and saves the random generators that determine orders, worker seeds and samples.
 
 Role: pure functions over the generators of the current process. `read` and `write` are fast and use opaque values.
-`encoded` converts such a value to small plain values for a state, and `decoded` validates these. If a generator's seed
-is known, a state contains only the number of words drawn since seeding.
+`encoded` converts an opaque value to small plain values for a state, and `decoded` validates the plain values and
+converts them back.
 
 The default generator of torch, NumPy and Python is a Mersenne Twister. All three libraries store 624 words and an index
-into them, and differ in how a seed determines the first words. A position in a known stream is stored as a count, a few
-bytes instead of 2.5 KB. A torch generator can advance along any of the streams: it is set to the words of that stream's
-generator, and produces 32 bits per word.
+into these words, but each library derives the first words from a seed in its own way. If the seed is known, a state
+contains only the number of words drawn since seeding, which takes a few bytes instead of 2.5 KB. A torch generator that
+is set to the words of any of these generators produces the same sequence of words.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
 
 #: The global generators of torch (on the CPU), Python and NumPy.
 GLOBAL = ("torch", "python", "numpy")
-#: The states of generators at one moment: by name for global generators, by number for others.
+#: The states of generators at one moment. Keys are names of global generators, or numbers of other generators.
 Moment = dict[Any, Any]
 
 
@@ -78,7 +78,7 @@ def write(which: Any, state: Any) -> None:
 
 @contextmanager
 def put_back_afterwards(generators: Sequence[Any]) -> Iterator[None]:
-    """Context that restores these generators to their previous states."""
+    """Returns a context that restores these generators to their previous states at its end."""
     before = [read(one) for one in generators]
     try:
         yield
@@ -118,7 +118,7 @@ class _NumpyWords(ctypes.Structure):
 
 
 def mark_of(name: str) -> Any:
-    """Returns a value that changes when the global generator of this name is used. Faster than reading its state."""
+    """Returns a value that changes when this global generator is used. Faster than reading the generator's state."""
     if name == "torch":
         return read(name)
     if name == "python":
@@ -144,7 +144,7 @@ def _numpy_address() -> int:
 
 
 def words_of(state: Any) -> Words | None:
-    """Returns the words of a generator's state; None unless it is a Mersenne Twister."""
+    """Returns the words of a generator's state; None if the generator is not a Mersenne Twister."""
     if isinstance(state, bytes):
         return torch_parts(state)[1]
     if isinstance(state, tuple):
@@ -165,7 +165,7 @@ def with_words(state: Any, words: Words) -> Any:
 
 
 def _torch_encoded(state: bytes) -> Any:
-    """Converts a torch generator's state to plain values: [seed, words drawn] if that position can be found."""
+    """Converts a torch generator's state to plain values: [seed, number of words drawn] if this number can be found."""
     seed, words, rest = torch_parts(state)
     count = count_from(seed, lambda: torch.Generator().manual_seed(seed), words)
     plain: Any = [seed, count] if count is not None else [seed, *_packed(words)]
@@ -188,7 +188,7 @@ def encoded(state: Any, seeded: Any = None) -> Any:
     if seeded is not None and (first := words_of(seeded)) is not None:
         key = (first[0].tobytes(), first[1])
         count = count_from(key, lambda: stream_of(first), words)
-    kept: list[Any] = []  # a normal number that was drawn together with the last one
+    kept: list[Any] = []  # normal numbers are drawn in pairs, and the generator stores the second number
     if isinstance(state, tuple):
         kept = [] if state[2] is None else [float(state[2])]
     elif state.get("has_gauss"):
@@ -202,7 +202,7 @@ def decoded(which: Any, plain: Any, seeded: Any = None) -> Any:
     Args:
         which: the generator, as `read` takes it.
         plain: the saved form of the state.
-        seeded: the same as in `encoded`.
+        seeded: the argument `seeded` that was passed to `encoded`.
 
     Raises:
         ValueError: the values are damaged, or belong to another kind of generator.
@@ -321,7 +321,7 @@ def set_all(moment: Moment) -> None:
 
 #: Maximum distance from the seed, in words. A more distant position is stored as 624 words.
 LIMIT = 1 << 24
-#: The number of words to compare. This many bits make an accidental match practically impossible.
+#: The number of words to compare. An accidental match of this many bits is practically impossible.
 _NEEDLE = 8
 #: The initial and the maximum number of words to generate at once.
 _FIRST, _MOST = 1 << 10, 1 << 20
@@ -396,7 +396,7 @@ class _Search:
         self.passed, self._size = 0, _FIRST
 
     def step(self, most: int) -> int | None:
-        """Returns the distance if the position is in the next section, which has at most `most` words."""
+        """Returns the distance if the position is in the next section, which has at most `most` words; else None."""
         size = min(self._size, most)
         heap = numpy.concatenate([self._tail, _drawn(self._stream, size)])
         for start in numpy.flatnonzero(heap[:size] == self._needle[0]).tolist():
@@ -417,13 +417,13 @@ def _along(stream: torch.Generator, needle: Any, most: int) -> int | None:
 
 
 def distance(origin: Words, target: Words, seeded: torch.Generator | None, most: int) -> int | None:
-    """Returns how many words are between two positions; None if the second precedes the first or is too distant.
+    """Returns the number of words between two positions; None if the second precedes the first or is too distant.
 
     Args:
         origin: the first position.
         target: the second position.
-        seeded: a generator at the beginning of the stream, if known. A target that is found from there first was
-            reached by seeding, not by drawing.
+        seeded: a generator at the beginning of the stream, if known. If a search from this generator finds the target
+            first, the target was reached by seeding and not by drawing, and the function returns None.
         most: the maximum number of words to search.
     """
     if origin[1] == target[1] and numpy.array_equal(origin[0], target[0]):
@@ -440,13 +440,13 @@ def distance(origin: Words, target: Words, seeded: torch.Generator | None, most:
 
 
 class _Known:
-    """Known positions in one stream, where a search starts. These positions affect only the speed of the search."""
+    """Known positions in one stream. A search tries these positions first, which affects only its speed."""
 
     def __init__(self, seeded: torch.Generator) -> None:
         self.seeded = seeded
         self.count, self.stream = 0, _clone(seeded)
         self.target: tuple[bytes, int] | None = None
-        #: A position beyond `LIMIT`. Positions shortly after it are beyond the limit as well.
+        #: A position beyond `LIMIT`. Positions shortly after this position are beyond the limit as well.
         self.beyond: torch.Generator | None = None
 
 

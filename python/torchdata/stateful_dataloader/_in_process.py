@@ -1,8 +1,8 @@
 """The iterators of a loader without workers, which read in the main process.
 
-Role: run in the reading thread. `ShardsInProcessIterator` finishes an epoch that workers had begun: it reads the shards
-in turn. Each shard has a copy of the dataset, its own random numbers and worker info, as in a worker process. Between
-two batches, the program's values are restored.
+Role: the iterators run in the thread that requests a batch. `ShardsInProcessIterator` finishes an epoch that workers
+had begun, by reading the workers' shards in turn. As in a worker process, each shard has a copy of the dataset, and its
+own random generators and worker info. Between two batches, the program's generators and worker info are restored.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from torchdata.stateful_dataloader._worker import Batches, EpochStart, Job, Shar
 
 __all__ = ["InProcessIterator", "ShardsInProcessIterator"]
 
-#: A placeholder for no index.
+#: A placeholder that means "no index".
 _NONE = object()
 
 
 class InProcessIterator(SharedIterator, StatefulIterator):
-    """Reads each batch in this process when it is requested."""
+    """Reads batches in this process. Each batch is read when the program requests it."""
 
     def __init__(self, loader: Any, state: EpochState | None) -> None:
         #: The global generators that had been used when the state was saved.
@@ -66,14 +66,14 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         self._reader.time_by(self._recorder.begin_here(self, how.dataset, how.is_iterable, how.collate_fn))
         #: The global generators when the dataset's iterator was created, because they may have shuffled the dataset.
         self._then: Moment = {}
-        #: The marks of the shards before their first read.
+        #: The marks of the global generators before the first read of this epoch; see `mark_of`.
         self._marks: dict[str, Any] = {}
-        #: The state of the collate function at that time, for a dataset that is reread from its beginning.
+        #: The state of the collate function at the beginning, for a dataset that is reread from its beginning.
         self._collate: Any = None
         #: The last index drawn, and the number of batches that were returned before its batch.
         self._index: Any = _NONE
         self._before = 0
-        #: The counts of skipped samples before it, if samples may be skipped.
+        #: The counts of skipped samples before the batch of the last index, if samples may be skipped.
         self._counts: Counts = {}, 0
         if state is not None and not state.is_over:
             self._go_on(state)
@@ -89,10 +89,10 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         self._reader.begin()
 
     def _set_program_s(self, drawing: Drawing, state: EpochState) -> Moment:
-        """Resumes the program's global generators if they were used while the epoch was read.
+        """Restores the program's global generators if they were used while the epoch was read.
 
         The dataset shares these generators with the program. A generator that the program has seeded for a new epoch is
-        kept.
+        not changed.
         """
         position = state.positions[0]
         if state.workers or position is None:
@@ -117,7 +117,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         with put_back_afterwards(GLOBAL):
             self._then = {name: read(name) for name in GLOBAL} | then
             position = position and position._replace(random=None)
-            if not self._has_read:  # the epoch begins here, as in `__init__`
+            if not self._has_read:  # the epoch begins with the same generators as in `__init__`
                 set_all(self._then)
                 self._moved = {}
                 if self._reading.is_iterable:
@@ -137,7 +137,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
     def _restore(self, position: ReadingPosition) -> None:
         """Moves the reading to a position in this epoch."""
         if self._reads_again(position):
-            # Read from the beginning, with the generators from that time.
+            # Read from the beginning of the epoch, with the generators as they were at the beginning.
             set_all(self._then)
             position = position._replace(collate=self._collate, since=self._num_given)
         self._reader.restore(position)
@@ -148,7 +148,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
     def _next_data(self) -> Any:
         skipped, data = self._skipped, NOTHING
         while data is NOTHING:
-            self._index = _NONE  # an empty batch, all of whose samples were skipped, is passed over
+            self._index = _NONE  # if all samples of a batch were skipped, the next batch is read
             if skipped is not None:
                 self._counts = skipped.counts
             self._index = self._next_index()
@@ -191,7 +191,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         except Exception:
             self._index = _NONE
             raise
-        except BaseException:  # Ctrl-C: the next call reads this batch, here or after a resume
+        except BaseException:  # after Ctrl-C, the next call reads this batch, here or after a resume
             if self._is_under_way:
                 index, self._index = self._index, _NONE
                 self._order.put_back(index)
@@ -201,7 +201,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
 
     @property
     def _is_under_way(self) -> bool:
-        """Returns whether a batch is in progress. A signal handler may request the state at that time."""
+        """Returns whether a batch is being read, because a signal handler may request the state during the read."""
         return self._index is not _NONE and self._num_yielded == self._before
 
     def state_dict(self) -> dict[str, Any]:
@@ -232,14 +232,14 @@ class InProcessIterator(SharedIterator, StatefulIterator):
 
 
 class LocalPool:
-    """Shards that are read in this process, as a substitute for a `Pool`.
+    """Reads shards in this process, with the same methods as `WorkerPool`, which reads in worker processes.
 
     Args:
         job: the task of the epoch's workers.
         pin: copies a batch to pinned memory; None returns batches unchanged.
     """
 
-    #: As in `Pool`. Without workers, batches never arrive out of order, and no other thread ends the epoch.
+    #: See `WorkerPool`. Without workers, batches never arrive out of order, and no other thread ends the epoch.
     is_ordered = False
     pids: ClassVar[list[int]] = []
 
@@ -251,7 +251,7 @@ class LocalPool:
         self._running: ShardReader | None = None
         self._turn = 0
         self._ended: set[int] = set()
-        #: For each shard, the snapshot before its first batch, if it provides one.
+        #: For each shard, the snapshot before the shard's first batch, if the shard provides a snapshot.
         self.told: dict[int, bytes] = {}
         self.is_ending = False
         #: The counters of this process; None if nothing is counted.
@@ -259,7 +259,7 @@ class LocalPool:
 
     @contextlib.contextmanager
     def _entered(self, shard: ShardReader | None) -> Iterator[None]:
-        """Context that gives the process the globals of a shard; None for a shard that is being created."""
+        """Returns a context with the global generators and the worker info of a shard; None for a new shard."""
         with one_at_a_time():
             try:
                 with InterruptsDeferred():
@@ -278,7 +278,7 @@ class LocalPool:
 
     @contextlib.contextmanager
     def outside(self) -> Iterator[None]:
-        """Context that gives the process the program's generators, even in a signal handler while a shard is read.
+        """Returns a context with the program's generators, even for a signal handler that runs while a shard is read.
 
         Other threads wait until the batch is read.
         """
@@ -296,7 +296,7 @@ class LocalPool:
                 shard.globals.enter()
 
     def begin(self, ahead: int, shared_seed: int | None, positions: list[Any], fresh: bool, fillers: int) -> None:
-        """See `Pool.begin`. Fillers are not needed, because reading starts with the next shard in turn."""
+        """See `WorkerPool.begin`. Sends no empty units, because reading starts with the next shard in turn."""
         self._turn = fillers
         for number, position in enumerate(positions):
             with self._entered(None):
@@ -311,7 +311,7 @@ class LocalPool:
                     self.told[number] = units.news.before
 
     def wait(self, hand: list[Any]) -> None:
-        """See `Pool.wait`."""
+        """See `WorkerPool.wait`."""
         while not hand:
             left = [number for number in range(len(self._units)) if number not in self._ended]
             if not left:
@@ -332,11 +332,11 @@ class LocalPool:
             hand[0] = shard, order, self._pin(batch), news
 
     def note(self, unit: Any) -> None:
-        """See `Pool.note`."""
+        """See `WorkerPool.note`."""
         self._turn = unit[0] + 1
 
     def end_epoch(self) -> None:
-        """See `Pool.end_epoch`."""
+        """See `WorkerPool.end_epoch`."""
 
     def shutdown(self) -> None:
         """Stops reading."""
@@ -345,7 +345,7 @@ class LocalPool:
 
 
 class _Unseen:
-    """Hides the worker from PyTorch's functions, which would otherwise create each batch in shared memory."""
+    """Hides the worker info from PyTorch's collate functions, which would create each batch in shared memory."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self.func = function  # the same attribute as a `partial`, so that statistics name the function
@@ -360,7 +360,7 @@ class _Unseen:
 
 
 class ShardsInProcessIterator(WorkersIterator):
-    """Reads the workers' shards in this process, each batch when it is requested."""
+    """Reads the workers' shards in this process. Each batch is read when the program requests it."""
 
     _pool: LocalPool
 

@@ -1,7 +1,7 @@
-"""The base class of a loader's iterators: the order of the epoch, and the common part of the state.
+"""The base class of a loader's iterators, which draws the indices of the epoch and creates the state.
 
-Role: runs in the main process, in one reading thread at a time. Derives from PyTorch's iterator, which reads the
-loader's settings, draws the seeds and counts batches exactly as in PyTorch.
+Role: runs in the main process, in one reading thread at a time. The class derives from PyTorch's iterator, so settings
+are read, seeds are drawn and batches are counted exactly as in PyTorch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["StatefulIterator", "logger"]
 logger = logging.getLogger("torchdata.stateful_dataloader")
 
 
-#: PyTorch's message for this case.
+#: PyTorch's message for an iterable dataset that returns more samples in workers than its length.
 _OF_WORKERS = (
     "For multiprocessing data-loading, this could be caused by not properly configuring the IterableDataset replica at "
     "each worker. Please see https://pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset for examples."
@@ -65,9 +65,9 @@ class StatefulIterator(_BaseDataLoaderIter):
         self._recorder: BatchRecorder = loader._recorder
         self._order = IndexOrder(loader, self._drawing, loader.num_workers * (loader.prefetch_factor or 0))
         self._finished = False
-        #: The facts that must match in a loader that loads the state.
+        #: The properties of the loader that must be the same in a loader that loads the state.
         self._facts = facts_of(loader)
-        #: The loader if it loaded a state since this iterator was created, and the iterator that resumes from the
+        #: The loader, if it loaded a state since this iterator was created, and the iterator that resumes from this
         #: state.
         self._loading: Any = None
         self._successor: Iterator[Any] | None = None
@@ -75,16 +75,16 @@ class StatefulIterator(_BaseDataLoaderIter):
         self._given_before = 0
         #: Whether the epoch of the state was over, and its workers would have been kept for the next epoch.
         self._lives_on = False
-        #: What was skipped in the epoch; None if samples are not skipped.
+        #: The counts of samples skipped in the epoch; None if samples are not skipped.
         self._skipped = Skipped.of(loader, None if state is None or state.is_over else state.skipped)
         #: The number of batches that were not returned because all their samples were skipped.
         self._num_empty = 0
         if state is not None and not state.is_over and state.skipped is not None:
             self._num_empty = state.order.yielded - state.given
-        #: The number of batches to pass over, for a state without a position in the dataset.
+        #: The number of batches to read and drop, for a state without a position in the dataset.
         self._passing_over = 0
-        #: The number of workers that the dataset sees. A resume keeps the epoch's number even if the loader has another
-        #: one.
+        #: The number of workers that the dataset sees. A resumed epoch keeps its number of workers, even if the loader
+        #: has another number.
         self._num_shards: int = shards_of(state, loader)
         if state is None:
             self._begin_drawing(loader)
@@ -132,15 +132,15 @@ class StatefulIterator(_BaseDataLoaderIter):
         return self._finished
 
     def is_inherited(self) -> bool:
-        """Returns whether this is a copy in a forked child process."""
+        """Returns whether this iterator is a copy in a forked child process."""
         return self._process != os.getpid()
 
     def state_was_loaded(self, loader: Any) -> None:
-        """Records that the loader loaded a state. This iterator resumes from it if it has returned no batch."""
+        """Records that the loader loaded a state. An iterator that has returned no batch resumes from this state."""
         self._loading = loader
 
     def _taken_over(self) -> Iterator[Any] | None:
-        """Returns the iterator that replaces this one after a state was loaded; None if there is none.
+        """Returns the iterator that replaces this iterator after a state was loaded; None if no state was loaded.
 
         Raises:
             RuntimeError: a state was loaded after this iterator had returned a batch, and no new loop has begun since.
@@ -171,7 +171,7 @@ class StatefulIterator(_BaseDataLoaderIter):
 
     @property
     def _num_given(self) -> int:
-        """Returns how many batches of this epoch were returned, or passed over because they were empty."""
+        """Returns the number of batches of this epoch that were returned, or not returned because they were empty."""
         return self._num_yielded + self._num_empty
 
     @property
@@ -190,7 +190,7 @@ class StatefulIterator(_BaseDataLoaderIter):
             raise
 
     def _count(self) -> None:
-        """Counts a returned batch. Warns like PyTorch if there are more batches than `len()` returned."""
+        """Counts a returned batch. Like PyTorch, warns if the epoch has more batches than `len()` returned."""
         self._num_yielded += 1
         length = self._IterableDataset_len_called
         if length is not None and self._reading.is_iterable and self._num_yielded > length:

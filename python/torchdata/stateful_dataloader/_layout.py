@@ -1,30 +1,28 @@
-"""The layout of a `StatefulDataLoader` state: `dump` writes its values, and `parse` validates and reads them.
+"""The keys of a `StatefulDataLoader` state. `dump` creates a state, and `parse` validates and reads a state.
 
-Role: pure functions in the main process. No other module contains the keys. The layout is that of torchdata 0.8 to
-0.11, which programs inspect. The keys have the same meaning as in these releases, and describe what the user has
-received. The keys are the same before, during and after an epoch, because `torch.distributed.checkpoint` loads only the
-keys that the state of a new loader has. A new loader does not know the keys of a user's iterator states, so these are
-stored only in this package's part. This package's part is a tuple under a single key, `OURS`. A checkpoint treats the
-tuple as one value regardless of its contents. It contains:
+Role: pure functions in the main process. No other module contains the keys. Programs inspect states, so the keys have
+the same meaning as in torchdata 0.8 to 0.11, and describe what the user has received. The keys are the same before,
+during and after an epoch, because `torch.distributed.checkpoint` loads only the keys that the state of a new loader
+has. A new loader does not know the keys of a user's iterator states, so the states of a user's iterators are stored
+only in the part of this package. This part is a tuple under a single key, `OURS`, which a checkpoint treats as one
+value. The tuple contains a dict with these keys:
 
-- "generators": the states of the generators for orders and seeds: "now", when the state was taken; for samplers
-  without a position also "iter", when their iterator was created, and "first", before the first index. A value that
-  equals the previous value is omitted.
-- "indices": indices that were drawn for batches that the user has not received, if the sampler's state is after them.
-  This applies before the first batch of a user's sampler, and if batches are out of order. "indices_since": how many
-  indices were drawn after the sampler's state
-- for samplers that are iterated again, "ahead": how many indices, or samples in batches of this package, the sampler
-  had returned beyond those received; "used_up": whether it had ended; "digest": a checksum of its indices; "draws":
-  the generators before those of its draws that followed draws of other code, each with the number of indices before
+- "generators": the states of the generators for orders and seeds at the time of the state ("now"). For samplers without
+  a position, "iter" has the states when the sampler's iterator was created, and "first" the states before the first
+  index. Generators that have not changed are omitted from the later states.
+- "indices": indices that were drawn for batches that the user has not received, if the sampler's state is from after
+  these draws: before the first batch of a user's sampler, and if batches are out of order
+- "indices_since": the number of indices that were drawn after the sampler's state
+- "ahead", for a sampler without a state: the number of indices, or of samples in batches of this package, that the
+  sampler had returned and the user had not received; "used_up": whether the sampler had ended; "digest": a checksum of
+  its indices; "draws": the generators before each draw of the sampler that followed draws of other code
 - "batch_size": the number of samples per batch, if the sampler provides it
 - "epoch": the epoch of a `DistributedSampler`
-- "skipped": if samples may be skipped, how many were skipped by kind of exception, and the number of all samples
-- "workers", or "reading" without workers: for each worker, the parts of its position other than the dataset's state;
-  see `_reading`
-- "sampler": the states of a user's sampler and its iterator. These states are included even if keys of 0.11 contain
-  them, because a checkpoint may have lost some of their keys. For the same reason, the positions include the states of
-  datasets
-- "loader": facts that must match in a loader that loads the state; see `_fitting`
+- "skipped": if samples may be skipped, the skipped samples by kind of exception, and the number of all samples
+- "workers", or "reading" without workers: for each worker, the parts of its position that 0.11 does not have
+- "sampler": the states of a user's sampler and its iterator. A checkpoint may have lost some keys of the states in the
+  keys of 0.11, so the complete states are stored in the part of this package, together with the states of datasets.
+- "loader": properties that must be the same in a loader that loads the state; see `_fitting`
 - "unstarted": whether nothing was read yet
 """
 
@@ -48,23 +46,23 @@ __all__ = ["dump", "parse"]
 
 #: The key of the part that torchdata 0.11 does not have.
 OURS = "_torchdata_rs"
-#: An upper limit for batches and indices.
+#: The maximum number of batches or indices in a valid state.
 _MANY = 1 << 53
-#: An upper limit for workers.
+#: The maximum number of workers in a valid state.
 _WORKERS = 1 << 16
-#: An upper limit for batches that are recomputed from abandoned epochs.
+#: The maximum number of batches that a resume recomputes from abandoned epochs.
 _AGAIN = 1 << 24
-#: An upper limit for the batches between two snapshots of torchdata 0.11.
+#: The maximum number of batches between two snapshots of torchdata 0.11.
 _STEPS = 1 << 31
-#: Keys of 0.11 with states that may be omitted, because the keys of these states are unknown before an epoch.
+#: Keys of 0.11 whose values may be missing from a state, because a new loader does not know the keys of the values.
 _HIDDEN = "_sampler_iter_state", "dataset_iter_state"
 #: The keys of 0.11 that identify a state without workers, and a state with workers.
 _KINDS = {"_num_yielded", "_snapshot"}
 _SAMPLER = "_sampler_iter_state", "_index_sampler_state"
-#: The keys of a snapshot's states, and its fields under these keys.
+#: The key of each state in a snapshot, and the field of `ReadingPosition` that holds the state.
 _STATES = {"dataset_state": "dataset", "dataset_iter_state": "iterator", "collate_state": "collate"}
 
-#: The keys of further parts of a position, if they are not empty.
+#: The keys of the other parts of a position. A key is present only if its value is not empty.
 _OWN = "collate_state", "random", "random_then", "random_since", "since", "digest"
 
 
@@ -111,7 +109,7 @@ def _known(value: Any) -> Any:
 
 
 def _shown(order: OrderState) -> Any:
-    """Returns the state of a sampler's iterator, of a user's sampler only the keys that are fixed before an epoch."""
+    """Returns the state of a sampler's iterator. For a user's sampler, returns only keys that a new loader knows."""
     if not order.is_users or order.iterator is UNKNOWN:
         return order.iterator
     if not order.is_batched:
@@ -150,7 +148,7 @@ def _dump_ours(state: EpochState) -> dict[str, Any]:
 
 def _dump_position(position: ReadingPosition | None, state: EpochState) -> tuple[dict[str, Any], dict[str, Any]]:
     """Splits a position into the part under the keys of 0.11 and this package's part."""
-    if position is None:  # of a map-style dataset
+    if position is None:  # the position in a map-style dataset may be None
         return {"dataset_state": None, "fetcher_state": None}, {}
     fetcher, since = None, position.since
     if state.kind:
@@ -161,12 +159,12 @@ def _dump_position(position: ReadingPosition | None, state: EpochState) -> tuple
     parts = position.collate, position.random, position.then, position.now_since, since, position.digest
     own = {key: value for key, value in zip(_OWN, parts, strict=True) if value}
     told = {key: one for key, one in zip(_STATES, position[:2], strict=False) if one is not None and one is not UNKNOWN}
-    if position.later is not None:  # a program that modifies the dataset's state refers to this epoch
+    if position.later is not None:  # the mark shows whether a program has modified the dataset's state afterwards
         own |= {"later": list(position.later), "mark": _mark(told.get("dataset_state"), told.get("dataset_iter_state"))}
         if position.base is not None:
             base = {key: getattr(position.base, name) for key, name in _STATES.items()}
             base |= {"ended": position.base.ended, "unbegun": position.base.unbegun}
-            now = own | told  # a part that is left out is equal to that in the snapshot
+            now = own | told  # parts of the base that are equal to the current parts are left out
             own["base"] = {key: one for key, one in base.items() if one is not False and not _equals(one, now.get(key))}
     return theirs, own | told
 
@@ -174,7 +172,7 @@ def _dump_position(position: ReadingPosition | None, state: EpochState) -> tuple
 def _equals(one: Any, other: Any) -> bool:
     try:
         return bool(one == other)
-    except Exception:  # arrays and user classes may fail to compare
+    except Exception:  # comparing arrays or objects of user classes may raise an error
         return False
 
 
@@ -245,7 +243,7 @@ def _parse_with_workers(state: dict[str, Any], ours: dict[str, Any] | None) -> E
         or any(position.is_of_dataset for position in positions)
     ):
         found = found._replace(next_worker=(last + 1) % count, passing_over=behind)
-    else:  # 0.11 reads a stream without a state from its beginning
+    else:  # 0.11 reads an iterable dataset without a state from its beginning
         found = found._replace(given=0, positions=[None] * count, passing_over=step + behind)
     return _parsed(state, main, ours, found, own)
 
@@ -253,14 +251,14 @@ def _parse_with_workers(state: dict[str, Any], ours: dict[str, Any] | None) -> E
 def _parsed(
     state: dict[str, Any], main: dict[str, Any], ours: dict[str, Any] | None, found: EpochState, own: list[Any] | None
 ) -> EpochState:
-    """Completes a state.
+    """Returns a state with the sampler's position, the seeds and the facts of its loader.
 
     Args:
         state: the state as it was saved.
-        main: its part with the sampler's states and the seeds.
-        ours: this package's part, if there is one.
-        found: the number of workers, their positions and the number of batches.
-        own: this package's parts of these positions, if there are any.
+        main: the part of the state that contains the sampler's states and the seeds.
+        ours: this package's part of the state; None for a state of another package.
+        found: the incomplete state, with the number of workers, their positions and the number of batches.
+        own: this package's parts of the workers' positions; None if the state does not contain them.
     """
     seeds = main.get("_base_seed"), main.get("_shared_seed")
     for name, seed in zip(("_base_seed", "_shared_seed"), seeds, strict=True):
@@ -283,7 +281,7 @@ def _parsed(
     if own is not None:
         if len(own) != len(positions):
             raise ValueError(f"the state is damaged: it is of {len(positions)} workers, and has {len(own)} positions")
-        # In addition to the returned batches, there may be batches without any sample, because all were skipped.
+        # A batch is not returned if all its samples were skipped, but the sampler counts such batches.
         given = max(found.given, order.yielded)
         positions = [_completed(one, more, given) for one, more in zip(positions, own, strict=True) if one is not None]
     if finished:
@@ -366,7 +364,7 @@ def _filled_sampler(main: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any
 
 
 def _filled(theirs: dict[str, Any], ours: dict[str, Any], key: str, fills: bool = True) -> Any:
-    """Merges the value under a key of 0.11 with this package's value, which fills in missing keys if there is one."""
+    """Returns the value under a key of 0.11, with missing keys filled in from this package's value, if any."""
     if not fills:
         return theirs[key]
     if key not in theirs or (theirs[key] is None and key in _HIDDEN):
@@ -382,7 +380,7 @@ def _completed(position: ReadingPosition, more: dict[str, Any], given: int) -> R
 
     Args:
         position: the position.
-        more: this package's part.
+        more: this package's part of the position.
         given: an upper limit for the number of batches since the snapshot.
     """
     is_list = isinstance(position.since, list)

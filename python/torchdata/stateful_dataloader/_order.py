@@ -1,16 +1,16 @@
-"""Determines the order of an epoch: draws the next index or batch of indices, and saves and restores the order.
+"""Determines the order of an epoch. `IndexOrder` draws the next index or batch of indices, and saves and restores the
+order.
 
-Role: runs in the main process. Draws from the loader's sampler in the same way as PyTorch's loader. Workers read ahead
-of the user, and so does the sampler, but a state reflects what the user has received. There are three kinds of
-samplers:
+Role: runs in the main process. Indices are drawn from the loader's sampler in the same way as in PyTorch's loader.
+Workers read ahead, so the sampler has returned more indices than the user has received, but a state contains the
+position of the user. A state depends on the kind of the sampler:
 
-- PyTorch's `RandomSampler` and batches of it: a state contains the generator from before the order was drawn, and how
-  many indices were received.
-- Samplers with `state_dict` in themselves or in their iterators: their state is taken after each index, or each n-th
-  index, and kept until the user has received that index. The state is requested only within an epoch, never before the
-  first index or after the last index.
-- All other samplers are iterated again, with the generators from the beginning of the epoch, up to the saved position.
-  Indices beyond what the user received are kept and come next. The generators are then set to their saved states.
+- For PyTorch's `RandomSampler`, or batches of its indices, a state contains the generator from before the order was
+  drawn, and the number of indices that the user has received.
+- If the sampler or its iterator has `state_dict`, its state is taken after each n-th index, and kept until the user has
+  received this index. `state_dict` is called only between the first and the last index of an epoch.
+- A resume iterates over any other sampler again, with the generators from the beginning of the epoch, up to the saved
+  position. Indices that the user had not received are returned next. The generators are set to their saved states.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from torchdata.stateful_dataloader.sampler import (
 
 __all__ = ["IndexOrder", "generators_drawn_by"]
 
-#: Samplers that draw only from torch's global generator, and only with their first index.
+#: Classes of samplers that draw only from torch's global generator, and only when the first index is requested.
 _KNOWN = (
     SequentialSampler,
     _InfiniteConstantSampler,
@@ -74,7 +74,7 @@ def _is_known(index_sampler: Any) -> bool:
 
 
 def generators_drawn_by(index_sampler: Any) -> tuple[str, ...]:
-    """Returns the global generators that the sampler or the worker seeds may be drawn from."""
+    """Returns the names of the global generators that may determine the order or the worker seeds."""
     return ("torch",) if _is_known(index_sampler) else GLOBAL
 
 
@@ -101,16 +101,16 @@ class IndexOrder:
         )
         self._never_ends = type(innermost) is _InfiniteConstantSampler
         self._iterator: Iterator[Any] = iter(())
-        #: Indices that are returned before the sampler's indices.
+        #: Indices that `draw` returns before further indices of the sampler.
         self._owed: deque[Any] = deque()
-        #: Indices that a restored sampler has read ahead, and which count as not yet drawn.
+        #: Indices that a restored sampler has already returned, but which count as not yet drawn.
         self._early: deque[Any] = deque()
         #: Whether a restored sampler had ended.
         self._is_used_up = False
-        #: Whether incomplete batches are filled up, and the first indices of the next batches.
+        #: Whether incomplete batches are filled up, and the indices of incomplete batches, which later batches contain.
         self._fills: bool = loader.error_fill
         self._spare: deque[Any] = deque()
-        #: Whether some indices that were drawn earlier were not returned. If so, they are part of the state.
+        #: Whether some indices that were drawn earlier were not returned, so that a state must contain these indices.
         self._has_holes = False
         #: The number of indices that the sampler has returned, and whether the sampler has ended.
         self.drawn = 0
@@ -122,7 +122,8 @@ class IndexOrder:
         self._draws = Draws(drawing)
         #: Whether a user's sampler has a state, which is saved after its indices.
         self._is_kept = False
-        #: States of a user's sampler: (number of indices returned, its state, the iterator's state, its generators).
+        #: Saved states of a user's sampler, as tuples: the number of indices that the sampler had returned, the states
+        #: of the sampler and its iterator, and the generators.
         self._kept: deque[tuple[int, Any, Any, Moment]] = deque()
 
     def note_random(self) -> None:
@@ -146,8 +147,8 @@ class IndexOrder:
         """Returns the next index.
 
         Args:
-            is_busy: whether other batches are in progress, so that some of their indices may be given back. The
-                last batch of an epoch waits for these indices if batches are filled up.
+            is_busy: whether workers are still reading other batches. If batches are filled up, the last batch of an
+                epoch waits for the other batches, because incomplete batches give back some of their indices.
 
         Raises:
             StopIteration: all indices have been returned.
@@ -206,7 +207,7 @@ class IndexOrder:
 
     @property
     def _place(self) -> int:
-        """How many indices the sampler has returned, or how many samples if this package creates the batches."""
+        """Number of indices that the sampler has returned, or of samples if this package creates the batches."""
         return self._iterator.samples_yielded if isinstance(self._iterator, BatchIndices) else self.drawn
 
     def _next(self) -> Any:
@@ -252,15 +253,16 @@ class IndexOrder:
         Args:
             waiting: the indices of batches that the user has not received, in the order of drawing.
             finished: whether the epoch is over.
-            batches: for an iterable dataset (its sampler is endless): how many batches and samples were returned.
-            in_order: whether the user has received the first batches without gaps.
+            batches: for an iterable dataset, the number of batches that were returned and the number of samples per
+                batch.
+            in_order: whether the user receives the batches in the order in which their indices were drawn.
         """
         if self.drawn == 0 and not self._ended and not self._never_ends and self._keeps_user_s:
             self._draw_ahead()
         waiting = [*waiting, *self._owed, *([list(self._spare)] if self._spare else [])]
         given = self.drawn - len(waiting)
         indices: list[Any] = []
-        if waiting and (self._has_holes or not in_order):  # the sampler's state is from after all drawn indices
+        if waiting and (self._has_holes or not in_order):  # the sampler's state is from after the waiting indices
             indices, waiting = waiting, []
         now, iterator, inner = self._drawing.now(), None, innermost_of(self._sampler)
         epoch = inner.epoch if isinstance(inner, DistributedSampler) and not finished else None
@@ -281,11 +283,10 @@ class IndexOrder:
         return sum(map(len, indices)) if isinstance(self._iterator, BatchIndices) else len(indices)
 
     def _with_beginning(self, state: OrderState, now: Moment, waiting: list[Any]) -> OrderState:
-        """Adds the data that a sampler needs to be iterated again: the generators of the beginning, the number of
-        indices that it has read, and its draws. Generators that have not changed since the previous moment are included
-        only once.
+        """Adds the data for iterating over a sampler again: the generators from its beginning, the number of indices
+        that it has returned, and its draws. Generators that have not changed are included only once.
 
-        The checksum of its indices later shows whether the sampler repeats them.
+        A checksum of the indices later shows whether the sampler returns the same indices again.
         """
         has_ended = self._ended or self._is_used_up
         if isinstance(self._iterator, BatchIndices):
@@ -336,7 +337,8 @@ class IndexOrder:
             state = state._replace(indices=waiting[:1])
         elif given > number:
             state = state._replace(indices_since=given - number)
-        # After a resume, the sampler repeats the draws that it has made since.
+        # After a resume, the sampler repeats the draws that it made after the saved state, so the generators for these
+        # draws start from the saved state.
         drawn = {key for key, last in self._draws.last.items() if last >= number}
         return state, {key: one for key, one in then.items() if isinstance(key, int) or key in drawn}
 
@@ -355,8 +357,8 @@ class IndexOrder:
                 if self._is_kept and self.drawn:
                     number = self.drawn - state.indices_since
                     self._kept.append((number, state.sampler, state.iterator, self._drawing.now()))
-                    # Some samplers apply a loaded state only with their first index, and an epoch may be left before
-                    # that.
+                    # Some samplers apply a loaded state only with their first index, but the program may leave the
+                    # epoch before the first index.
                     self._draw_ahead()
             else:
                 self._drawing.set(iter_)
@@ -369,7 +371,7 @@ class IndexOrder:
         return self._iterator
 
     def _spare_odd(self) -> None:
-        """Distributes the owed indices in full batches."""
+        """Keeps the full batches of `_owed`, and moves the indices of all later batches to `_spare`."""
         owed, size = list(self._owed), self._size
         full = next((number for number, batch in enumerate(owed) if len(batch) != size), len(owed))
         self._owed = deque(owed[:full])
@@ -415,7 +417,7 @@ class IndexOrder:
         if batches is not None:
             samples = samples_in(state.iterator)
             given = given * size if samples is None else samples
-        # After its end, less than a batch may have been read and dropped.
+        # A sampler that has ended may have returned indices of an incomplete batch, which was dropped.
         ahead = state.ahead + (size if state.used_up else 0)
         replay = Replay(self._iterator if batches is None else iter(self._sampler.sampler))
         self._drawing.set(first)
@@ -430,17 +432,16 @@ class IndexOrder:
             batches.start_from(replay, given)
 
     def _pass_batches(self, count: int, old: int | None) -> None:
-        """Reads the number of samples that `count` indices, or batches of `old` indices, contained when the state was
-        saved."""
+        """Skips `count` indices of the sampler, or as many indices as `count` batches of `old` indices contain."""
         if count == 0:
             return
         if not isinstance(self._iterator, BatchIndices) or old is None or old == self._size:
             pass_over(self._iterator, count)
-        else:  # the last batch may have been shorter
+        else:  # the last batch may have been shorter than `old` indices
             self._iterator.pass_samples(count * old, most_missing=old - 1)
 
     def _settled(self, now: Moment) -> Moment:
-        """Returns the saved generators without the generator of a PyTorch sampler, which draws again at its end."""
+        """Returns the saved generators, except the own generator of a PyTorch sampler, which draws again at its end."""
         inner = innermost_of(self._sampler)
         own = inner.generator if isinstance(inner, TorchRandomSampler) else None
         return {key: one for key, one in now.items() if own is None or not self._drawing.is_own(key, own)}
@@ -456,7 +457,7 @@ class IndexOrder:
         with self._drawing.going_on(now):
             inner, is_saved = innermost_of(self._sampler), not (state.sampler is None and state.iterator is None)
             if isinstance(inner, StatefulDistributedSampler):
-                inner.next_yielded = None  # this counts the indices of that epoch; the next epoch may have more
+                inner.next_yielded = None  # the number of skipped indices applies only to the epoch that is over
             elif not unstarted and self._keeps_user_s and is_saved:
                 self._load(state)
                 self._owed.clear()
@@ -464,12 +465,12 @@ class IndexOrder:
             self._drawing.set(now)
 
     def _end_again(self, state: OrderState) -> None:
-        """Leaves a user's sampler in the state that it had at its end, for the following epochs."""
+        """Puts a user's sampler into the state that it had at its end, because the next epoch may depend on it."""
         try:
             next(self._iterator)
         except StopIteration:
             return
-        # The sampler had prepared itself for the next epoch. Iterating now would begin that epoch too early.
+        # The sampler has already prepared the next epoch. Iterating over it now would begin this epoch too early.
         inner = innermost_of(self._sampler)
         if is_stateful(self._sampler) and state.sampler is not None:
             give(self._sampler, state.sampler)

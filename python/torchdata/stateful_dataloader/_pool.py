@@ -1,14 +1,14 @@
-"""The worker processes of one iterator, as seen by the main process, which sends orders and reads the batches in turn.
+"""The worker processes of one iterator. The main process sends them orders (indices to read), and receives batches.
 
-Role: runs in the main process. Orders are sent over the group's command links. A `Collector` takes batches from the
-workers in turn, and monitors the processes and the timeout.
+Role: runs in the main process. Orders are sent over the command links of the worker group. A `Collector` takes batches
+from the workers in turn, and monitors the processes and the timeout.
 
-The main process never blocks on a worker that may be waiting for the main process. If a link is full, an order stays in
-a queue here until the worker has taken an earlier order.
+The main process never blocks on a worker that may be waiting for the main process. If a command link is full, an order
+stays in a queue of the main process until the worker has taken an earlier order.
 
-A thread can copy batches to pinned memory before they are requested (`PinnedUnits`). While the thread runs, no other
-thread takes units from the workers. The thread does not order batches. The thread ends with the epoch, or when the
-iterator is dropped. The thread refers to the workers but not to the iterator.
+`PinnedUnits` starts a thread that copies batches to pinned memory before the program requests them. While this thread
+runs, no other thread takes units from the workers. The pinning thread does not send orders. The thread ends with the
+epoch, or when the iterator is deleted, because the thread refers to the workers but not to the iterator.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ class WorkerPool:
         full_stats: bool = False,
         restarts: Callable[[Group, BaseContext], Restarts] | None = None,
     ) -> None:
-        # Persistent workers also need orders for an iterable dataset. The workers complete these orders when an epoch
-        # is left.
+        # Persistent workers need orders even for an iterable dataset. If the program leaves an epoch, the workers
+        # complete their outstanding orders.
         self._iterates, self._timeout = job.reading.is_iterable and (job.lasts_one_epoch or not job.persistent), timeout
         self._epoch, num_shards = 0, max(1, job.num_shards)
-        #: For each shard, orders that wait for space, and the number of orders that were sent and not answered by a
-        #: batch.
+        #: For each shard, orders that wait for space in the link, and the number of orders that were sent but not yet
+        #: answered by a batch.
         self._queued: list[deque[Any]] = [deque() for _ in range(num_shards)]
         self._under_way = [0] * num_shards
         self._group = group = Group(
@@ -94,7 +94,7 @@ class WorkerPool:
             if replacing is None:
                 group.watch(self.collector)
             else:
-                # it refers to the object that stops the workers, which refers to the collector
+                # a strong reference would be circular: `replacing` refers to `ending`, which refers to the collector
                 own = weakref.ref(replacing)
                 self.collector.watch_and_replace(
                     list(enumerate(self.pids)),
@@ -112,10 +112,10 @@ class WorkerPool:
         self._stream: ItemStream
 
     def _finish_when_shut_down(self) -> None:
-        """Allows `shutdown` to notify a worker that waits for space that its batch was abandoned."""
+        """Makes `shutdown` finish the epoch first, so that a worker that waits for space drops its batch."""
         self._group.ending.beforehand = partial(self.collector.finish_epoch, self._epoch)
 
-    #: Snapshots of the shards that are known without waiting, as in `LocalPool`. For processes there are none.
+    #: `LocalPool` has the first snapshots of its shards here. The snapshots of worker processes arrive with units.
     told: ClassVar[None] = None
 
     # -- an epoch ------------------------------------------------------------------------------------
@@ -127,9 +127,8 @@ class WorkerPool:
             ahead: how many batches each worker may be ahead of the main process.
             shared_seed: the seed of PyTorch pipes.
             positions: for each shard, the snapshot to load; None starts from the beginning.
-            fresh: whether the epoch of these positions is over, so that only state that is kept between epochs is
-                loaded.
-            fillers: how many shards, from the first on, give up their first turn.
+            fresh: whether the epoch of `positions` is over, so that only state that is kept between epochs is loaded.
+            fillers: the number of shards, starting with the first, that send an empty unit in their first turn.
 
         Raises:
             WorkerExitedError: a worker process has exited.
@@ -142,7 +141,7 @@ class WorkerPool:
         if self._restarts is not None:
             self._restarts.begin(self._epoch)
         for shard, queued in enumerate(self._queued):
-            while queued:  # completed before the next epoch, like all orders
+            while queued:  # the worker completes all orders of the last epoch before the new epoch
                 self._send(shard % len(self._processes), queued.popleft())
         self._under_way = [0] * len(self._queued)
         processes = list(self._processes)
@@ -169,9 +168,9 @@ class WorkerPool:
         """Sends a replacement process the orders to continue a worker's task.
 
         Args:
-            worker: the number of the worker, which equals its shard's number if there are orders.
+            worker: the number of the worker. If there are orders, each worker runs the shard with its own number.
             beginning: orders that bring the process to the failed worker's position.
-            under_way: how many orders were answered by units that are not recorded yet.
+            under_way: the number of orders whose units have arrived but were not yet passed to `note`.
             orders: the unanswered orders of the failed worker, by number and index.
         """
         for order in beginning:
@@ -182,7 +181,7 @@ class WorkerPool:
             self._send_queued(worker)
 
     def _send(self, worker: int, order: Any) -> None:
-        """Sends an order, and waits for room. An exited worker that will be replaced loses nothing."""
+        """Sends an order, and waits for room. Drops the order if the worker has exited; see `instruct`."""
         with suppress(Gone):
             self._senders[worker].send_message(order, None, None, self._looks[worker])
 
@@ -200,7 +199,7 @@ class WorkerPool:
     def _send_queued(self, worker: int) -> None:
         queued = self._queued[worker]
         while queued:
-            # An idle worker is waiting for orders and accepts one of any size.
+            # An idle worker is waiting for orders and accepts an order of any size.
             patience = None if self._under_way[worker] == 0 else 0.0
             try:
                 self._senders[worker].send_message(queued[0], patience, None, self._looks[worker])
@@ -213,8 +212,8 @@ class WorkerPool:
         """Waits for the next unit (see `_worker`) and appends it to `hand`. Does nothing if `hand` is not empty.
 
         Args:
-            hand: an empty list, or a list with a unit that was not processed yet. If a signal handler raises, the unit
-                is in this list or is returned by the next call.
+            hand: an empty list, or a list with a unit that was not processed yet. If a signal handler raises an
+                exception, the unit is in this list or is returned by the next call.
 
         Raises:
             StopIteration: all iterable datasets have ended.
@@ -233,11 +232,11 @@ class WorkerPool:
         self._group.end_epoch()
 
     def stop(self) -> None:
-        """Ends the epoch for all threads that take its units."""
+        """Ends the epoch for all threads that take units of this epoch."""
         self.collector.stop()
 
     def note(self, unit: Any) -> None:
-        """Records that a unit was taken, and sends orders that waited for room. Called by the thread that orders."""
+        """Records that a unit was taken, and sends orders that waited for room. Runs in the thread that orders."""
         if unit[1] >= 0:
             self._under_way[unit[0]] -= 1
         if self._queued[unit[0]]:
@@ -247,7 +246,7 @@ class WorkerPool:
 
     @property
     def is_ordered(self) -> bool:
-        """Whether workers read indices that the main process orders. Otherwise, they read as far as there is room."""
+        """Whether workers read only what the main process orders, instead of reading ahead as far as there is room."""
         return not self._iterates
 
     @property
@@ -283,7 +282,7 @@ class WorkerPool:
 
 #: Maximum number of batches that wait in pinned memory.
 _AHEAD = 2
-#: Seconds that the thread may take to leave an epoch. Meanwhile, the thread may copy a batch or replace a worker.
+#: Seconds to wait for the pinning thread to leave an epoch. The thread may still copy a batch or replace a worker.
 _LEAVING = 60.0
 
 
@@ -294,13 +293,13 @@ def pinned(batch: Any, device: str | None) -> Any:
 
 
 class _Epoch(ReadAhead):
-    """The data of one epoch's thread."""
+    """The pinning thread of one epoch."""
 
     def __init__(self, pool: WorkerPool, device: str | None) -> None:
         super().__init__("StatefulDataLoader", _AHEAD, "torchdata-pin-memory", keeps=False)
         self.pool, self.device = pool, device
         self.index = torch.accelerator.current_device_index()
-        #: The error that ended the epoch early. Each later request raises it again.
+        #: The error that ended the epoch early. Each later request raises this error again.
         self.failure: BaseException | None = None
 
     def run(self) -> None:
@@ -310,7 +309,7 @@ class _Epoch(ReadAhead):
         while (slot := queue.reserve()) is not None:
             try:
                 if not prepared:
-                    torch.set_num_threads(1)  # applies to this thread, which would use all cores for a copy
+                    torch.set_num_threads(1)  # without this limit, a copy by this thread uses all cores
                     torch.accelerator.set_device_index(self.index)
                     prepared = True
                 self.pool.wait(hand)
@@ -326,11 +325,11 @@ class _Epoch(ReadAhead):
                 return
             else:
                 queue.put(slot, (worker, number, batch, news))
-                del batch  # the user owns the batch
+                del batch  # this thread must not keep the user's batch alive
 
 
 class PinnedUnits:
-    """The units of a pool, with batches in pinned memory.
+    """Takes the units of a pool in a thread, which copies the batches to pinned memory.
 
     Args:
         pool: the workers, which end together with this object.
@@ -362,7 +361,7 @@ class PinnedUnits:
             raise
 
     def close(self) -> None:
-        """Asks the thread to end, without waiting."""
+        """Requests the end of the thread, without waiting for it."""
         if self._epoch is not None:
             self._epoch.close()
             self._pool.stop()
@@ -373,8 +372,8 @@ class PinnedUnits:
             self._epoch.join(seconds)
 
     def leave(self) -> None:
-        """Stops the thread and waits for its end. Otherwise, the thread would take units of the next epoch, or replace
-        workers during that epoch.
+        """Stops the thread and waits for its end, so that it neither takes units of the next epoch nor replaces workers
+        during the next epoch.
         """
         self.close()
         self.join(_LEAVING)

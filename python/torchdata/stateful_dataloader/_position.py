@@ -1,8 +1,8 @@
 """The contents of a loader's state, as typed values. `_layout.parse` creates these values, and `_layout.dump` converts
 them to a state.
 
-Role: pure data. Values are created when a state or a snapshot is taken or loaded, and are never modified. `Trails`
-belongs to a reader, in the process that reads, and `Progress` to the main process.
+Role: pure data. Positions and states are created when a state or a snapshot is taken or loaded, and are never modified.
+A reader owns its `Trails`, in the process that reads. The main process has a `Progress` for each worker.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ __all__ = [
 
 #: A placeholder for a value that a new loader cannot know.
 UNKNOWN: Any = object()
-#: Maximum number of epochs to repeat, if each of them was left before its second batch.
+#: Maximum number of epochs that a resume repeats, if each epoch was left before its second batch.
 _MOST = 256
 #: The number of skipped samples by kind of exception, and the number of all samples including skipped ones.
 Counts = tuple[dict[str, int], int]
 
 
 def freeze(state: Any) -> bytes:
-    """Returns a state as bytes, which cannot be modified.
+    """Returns a state as bytes, because the program cannot modify bytes.
 
     Raises:
         TypeError: the state contains an object that cannot be pickled.
@@ -42,23 +42,23 @@ def freeze(state: Any) -> bytes:
 
 
 class ReadingPosition(NamedTuple):
-    """The position of a reader in its dataset: a snapshot, and the batches read since.
+    """The position of a reader in its dataset: a snapshot, and the batches that were read after the snapshot.
 
     Args:
-        dataset: the state of the dataset; None if it has none or is its own iterator.
-        iterator: the state of its iterator.
+        dataset: the state of the dataset; None if the dataset has no state or is its own iterator.
+        iterator: the state of the dataset's iterator.
         collate: the state of the collate function.
         random: the generators at the snapshot. In the state of a loader without workers, the generators at the time of
             saving.
-        since: the batches read since: their number, or their indices for a map-style dataset.
+        since: the batches read after the snapshot: their number, or their indices for a map-style dataset.
         ended: whether the dataset had ended.
         digest: a checksum of some samples of the epoch, if the position is a number of batches.
-        base: the snapshot for repeating the epochs in `later`; None if nothing had begun.
+        base: the snapshot before the epochs in `later`, which a resume loads first; None if no epoch had begun.
         later: the number of batches that were read in each epoch that began after the snapshot; None for a snapshot
             within the epoch.
         unbegun: whether the snapshot is from before the first epoch.
         then: the generators at the beginning of the epoch in the saved form, if they differ from `random`.
-        now: the states of the generators, to be set before the last `now_since` batches are recomputed.
+        now: the generator states to set before the last `now_since` batches are recomputed.
         now_since: the number of batches that were read with the generators `now`.
         unstarted: in a worker, whether the main process took the snapshot before its first loop.
     """
@@ -85,18 +85,18 @@ class ReadingPosition(NamedTuple):
 
     @property
     def is_of_dataset(self) -> bool:
-        """Whether the position in the dataset is a state, rather than a number of batches."""
+        """Whether the position in the dataset is a state of the dataset instead of a number of batches."""
         return not (self.dataset is None and self.iterator is None)
 
     @property
     def origin(self) -> ReadingPosition | None:
-        """The snapshot to start from, and to reach the position by reading batches; None if there is none."""
+        """The snapshot that a resume loads before it rereads batches; None without a snapshot."""
         if self.later is None:
             return self
         if self.base is not None or self.later:
             return self.base
-        # No epoch had begun. The states are from the beginning, and an iterator's state is that of a dataset that is
-        # its own iterator.
+        # No epoch had begun, so the states are from before the first epoch. Only a dataset that is its own iterator has
+        # an iterator state at that time.
         own = self.iterator if self.dataset is None else self.dataset
         return ReadingPosition(own, None, self.collate, unbegun=True)
 
@@ -109,7 +109,7 @@ class ReadingPosition(NamedTuple):
         return self._replace(dataset=dataset, iterator=iterator, collate=collate, base=base)
 
     def frozen(self) -> bytes:
-        """Returns the position as bytes, which cannot be modified and need not be unpickled on the way to a state."""
+        """Returns the position as bytes, which cannot be modified and can be passed on without unpickling."""
         return freeze(tuple(self))
 
     @classmethod
@@ -126,19 +126,18 @@ class OrderState(NamedTuple):
         sampler: the state of the sampler.
         iterator: the state of its iterator.
         is_users: whether `sampler` and `iterator` are states of a user's sampler.
-        is_batched: whether the iterator is that of a `BatchSampler`, so that the keys of its state are known in
-            advance.
+        is_batched: whether the iterator belongs to a `BatchSampler`, so that a new loader knows the keys of its state.
         indices: indices that were drawn but not received, if the sampler's state is after them.
         indices_since: the number of indices that were drawn after the sampler's state.
         ahead: the number of indices (or samples, in batches of this package) that a sampler without a state had
-            returned and the user had not received.
+            returned but the user had not received.
         used_up: whether the sampler had ended.
         draws: the generators before each draw of the sampler that followed draws of other code, each with the number of
             indices before the draw.
         digest: a checksum of the sampler's indices.
-        generators: the current states of the generators, in the form that is saved.
+        generators: the states of the generators at the time of the state, in the saved form.
         at_iter: the generators when the iterator was created, for a sampler without a position.
-        at_first: the generators before its first index, without the ones that have not changed since `at_iter`.
+        at_first: the generators before the first index that have changed since `at_iter`.
         batch_size: the number of samples per batch, if the sampler provides it.
         epoch: the epoch of a `DistributedSampler`.
     """
@@ -162,13 +161,13 @@ class OrderState(NamedTuple):
 
 
 class LoaderFacts(NamedTuple):
-    """What must match in a loader that loads the state; None if unknown.
+    """Properties that must be the same in a loader that loads the state; None for an unknown property.
 
     Args:
-        sampler: the class that provides the indices, unless that is a list or another sequence.
+        sampler: the name of the sampler's class; None for a list or another sequence.
         length: the number of samples of a map-style dataset.
-        rank: the rank, of a sampler that splits the dataset among ranks or of `torch.distributed`.
-        ranks: the number of ranks of such a sampler.
+        rank: the rank of a sampler that splits the dataset among ranks, or the rank in `torch.distributed`.
+        ranks: the number of ranks of a sampler that splits the dataset among ranks.
     """
 
     sampler: str | None = None
@@ -183,8 +182,8 @@ class EpochState(NamedTuple):
     Args:
         order: the position of the sampler.
         positions: the position of each worker, or of the main process; None for no position.
-        workers: the number of workers among which the dataset is split; 0 for a loader without workers.
-        facts: properties that must match in a loader that loads the state.
+        workers: the number of workers that share the dataset; 0 for a loader without workers.
+        facts: properties that must be the same in a loader that loads the state.
         given: the number of batches of the epoch that the user has received.
         finished: whether the epoch is over.
         unstarted: whether no batch was read yet.
@@ -193,7 +192,7 @@ class EpochState(NamedTuple):
         base_seed: the seed of the workers.
         shared_seed: the seed of PyTorch pipes.
         next_worker: the worker that returns the next batch.
-        passing_over: the number of batches to read and drop, for a state of torchdata 0.11.
+        passing_over: the number of batches that a resume reads and drops, for a state of torchdata 0.11.
         kind: PyTorch's kind of the dataset; a loaded state does not contain it.
         is_own_iterator: whether an iterable dataset is its own iterator, so that the keys of its state are known.
     """
@@ -221,19 +220,19 @@ class EpochState(NamedTuple):
 
 
 class _Trail:
-    """How a stream reached its position.
+    """The steps that led an iterable dataset to its position.
 
-    A stream that has returned nothing in its epoch does not have a snapshot within this epoch. The position where the
-    previous epoch was left does not determine how the next epoch begins, because some streams continue there and others
-    start over. A generator applies a loaded state only with its first item. Repeating the recorded steps produces the
-    same position for all of them.
+    If an iterable dataset has returned no item in an epoch, there is no snapshot within this epoch. The position at
+    which the previous epoch was left does not determine how the next epoch begins, because some datasets continue from
+    this position and others start over. Repeating the recorded steps produces the same position for all datasets.
 
     Args:
         base: a snapshot within an epoch, at its end, or before the first epoch, maybe frozen; None if unknown.
-        since: the number of batches of that epoch that were read since the snapshot.
+        since: the number of batches that were read after the snapshot in the same epoch.
         later: the number of batches that were read in each later epoch.
-        is_whole: whether the dataset loaded this snapshot here, or was at an end. Otherwise, at least one batch must
-            have been read since then, because a generator applies a loaded state only with its first item.
+        is_whole: whether the dataset loaded this snapshot in this process, or was at the end of an epoch. If not, at
+            least one batch must have been read since, because a generator applies a loaded state only with its first
+            item.
     """
 
     def __init__(
@@ -251,7 +250,7 @@ class _Trail:
         return bool(self.since or self.later)
 
     def position(self, now: ReadingPosition) -> ReadingPosition:
-        """Returns a position with the current states, in an epoch that is reached by repeating this trail."""
+        """Returns a position with the current states, which a resume reaches by repeating the steps of this trail."""
         base = self.thawed()
         bare = base and ReadingPosition(*base[:3], ended=base.ended, unbegun=base.unbegun)
         random = base.random if base else {}
@@ -263,7 +262,7 @@ class _Trail:
 
 
 class Trails:
-    """The last two trails of a stream. The older trail is at least one batch longer.
+    """The last two trails of an iterable dataset. The older trail is at least one batch longer than the newer trail.
 
     Args:
         position: the snapshot that the dataset has loaded; None before the first epoch.
@@ -279,13 +278,13 @@ class Trails:
 
     @property
     def stand_at_an_end(self) -> bool:
-        """Whether the last snapshot is from the end of an epoch, and no epoch has begun since."""
+        """Whether the last snapshot is from the end of an epoch, and no epoch has begun after the snapshot."""
         newest = self._trails[-1]
         return newest.is_whole and newest.base is not None and not newest.is_walked
 
     @property
     def is_unknown(self) -> bool:
-        """Whether nothing has begun and no snapshot is known."""
+        """Whether no epoch has begun and no snapshot is known."""
         return self._trails[-1].base is None and not self._trails[-1].is_walked
 
     @property
@@ -319,7 +318,7 @@ class Trails:
         self._trails = [trail]
 
     def at_the_beginning(self, now: ReadingPosition) -> ReadingPosition:
-        """Returns the position, with the current states, in an epoch that has begun but has returned nothing."""
+        """Returns the position, with the current states, in an epoch that has begun but has not returned a batch."""
         return self._trails[0].position(now)
 
     def inside(self, now: ReadingPosition) -> ReadingPosition:
@@ -333,10 +332,10 @@ class Trails:
 
 
 class Progress:
-    """The position of one worker, as far as the main process has received it.
+    """The position of one worker after the batches that the main process has received from it.
 
     Args:
-        since: the batches that the worker has returned since its last snapshot, none so far: `0` or `[]`.
+        since: the batches that the worker has returned after its last snapshot, initially none: `0` or `[]`.
     """
 
     def __init__(self, since: Any) -> None:
@@ -348,7 +347,7 @@ class Progress:
         self.digest: int | None = None
 
     def load(self, position: ReadingPosition | None) -> None:
-        """Takes over a saved snapshot."""
+        """Records the snapshot that the worker loads to resume."""
         if position is not None:
             self.position, self.ended, self.digest = position, position.ended, position.digest
 
@@ -370,7 +369,7 @@ class Progress:
     def reached(self) -> ReadingPosition:
         """Returns the position that the worker has reached, in the form that a reader restores."""
         if isinstance(self.position, bytes):
-            self.position = ReadingPosition.thawed(self.position)  # thawed only once, for any number of requests
+            self.position = ReadingPosition.thawed(self.position)  # several calls unpickle the snapshot only once
         position = self.position or ReadingPosition(since=type(self.since)())
         since, later, now_since = position.since, position.later, position.now_since
         ended = self.ended or position.ended
@@ -389,8 +388,8 @@ class Progress:
         """Returns the position in the form that a state contains.
 
         Args:
-            is_stateful: whether the worker's dataset has a state. If not, the position matters only if its generators
-                were used.
+            is_stateful: whether the worker's dataset has a state. If not, the position is needed only if the worker's
+                generators were used.
             base_seed: the seed of the workers.
             worker: the number of the worker.
         """

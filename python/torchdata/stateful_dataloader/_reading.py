@@ -1,19 +1,19 @@
-"""Reads a dataset through PyTorch's fetchers, and saves the states of dataset, iterator and collate function.
+"""Reads a dataset through PyTorch's fetchers, and saves the states of the dataset, its iterator and the collate
+function.
 
-Role: used where the dataset is read: in the main process, or in each worker. Owns the fetcher of an epoch.
+Role: runs in the process that reads the dataset, which is the main process or a worker. Owns the fetcher of an epoch.
 
-A `ReadingPosition` contains the states at one moment within an epoch or at its end, and the batches that were read
-after this moment (`since`). A resume loads the states, and then reads and drops these batches. The states therefore
-need not be saved at each batch.
+A `ReadingPosition` contains a snapshot of the states, taken within an epoch or at its end, and the batches that were
+read after the snapshot (`since`). A resume loads the snapshot, and then reads and drops these batches. A snapshot is
+therefore not needed at each batch.
 
-If a stream has not returned a batch in its epoch, it was not at such a moment in that epoch, and its next items depend
-on how the previous epochs were left. The snapshot then consists of the last moment before these epochs (`base`), the
-batches read since then, and the number of batches in each epoch that began later (`later`). A resume repeats these
-epochs as well. Before the first epoch, the base is `unbegun`: its states are loaded only if the dataset's current
-states differ.
+If an iterable dataset has not returned a batch in its epoch, its next items depend on the positions at which the
+previous epochs were left. The `ReadingPosition` then contains the last snapshot before these epochs (`base`), and the
+number of batches of each epoch that began after the snapshot (`later`). A resume repeats these epochs as well. A base
+from before the first epoch is `unbegun`: its states are loaded only if the dataset's current states differ.
 
-While a batch is being read, the state of a stream includes a part of that batch. A snapshot that is requested during a
-batch is therefore based on the previous snapshot.
+While a batch is being read, the state of an iterable dataset includes a part of the batch. A position that is requested
+during a batch therefore contains the previous snapshot.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ from torchdata.stateful_dataloader._skipping import IndexedFetcher, StreamFetche
 
 __all__ = ["EpochReader", "ReadingSettings"]
 
-#: Generators to set while batches are recomputed, and the number of batches to read afterwards.
+#: Generators to set while batches are recomputed, and the number of batches to recompute with these generators.
 _Now = tuple[Moment | None, int]
 _NO_NOW: _Now = (None, 0)
 
-#: A placeholder for the states of a dataset that has returned nothing.
+#: A placeholder for the states of a dataset that has ended without returning a batch.
 _ENDED = b"", b""
-#: The number of batches between snapshots that are kept without a request.
+#: The number of batches between the snapshots that a reader takes by itself.
 _KEPT_EVERY = 64
-#: More batches than any fetcher reads.
+#: A number of a batch that no fetcher reaches.
 _NEVER = 1 << 62
 
 
@@ -71,7 +71,7 @@ class ReadingSettings:
     batch_size: int | None
     #: Whether samples are skipped if the dataset raises an exception for them.
     skips: bool = False
-    #: Whether incomplete batches are filled up, and whether their samples are kept for the next batch.
+    #: Whether incomplete batches are filled up, and whether the samples of such a batch are kept for the next batch.
     fills: bool = False
     keeps: bool = False
     #: The seed of pipes in this epoch, if the loader draws one.
@@ -79,7 +79,7 @@ class ReadingSettings:
 
     @property
     def is_iterable(self) -> bool:
-        """Whether the dataset is iterated from beginning to end, rather than read by index."""
+        """Whether the dataset is an iterable dataset instead of a map-style dataset."""
         return self.kind == _DatasetKind.Iterable
 
     def samples_of(self, index: Any) -> int:
@@ -106,8 +106,7 @@ class EpochReader:
         self.reading = reading
         self._generators = generators
         self._fetcher: Any = None
-        #: The number of batches requested from this fetcher, and the number of batches of this epoch requested by
-        #: `read`.
+        #: The number of batches requested from this fetcher, and the number of calls of `read` in this epoch.
         self._fetched = self.count = 0
         self._is_over = False
         self._trails = Trails()
@@ -120,9 +119,9 @@ class EpochReader:
         #: Whether the dataset loaded a state in this process. A generator may not have applied it yet.
         self._was_given_state = False
         self._trial: _Trial | None = None
-        #: Whether and when snapshots are kept without a request.
+        #: Whether and when the reader takes snapshots by itself.
         self._keeps, self._cadence = False, SnapshotCadence(_KEPT_EVERY)
-        #: The clock that times batches, and the next batch of this fetcher to time.
+        #: The clock that times batches, and the number of the next batch that is timed.
         self._clock: BatchClock | None = None
         self._timed_next = _NEVER
 
@@ -140,7 +139,7 @@ class EpochReader:
     @reading.setter
     def reading(self, reading: ReadingSettings) -> None:
         self._reading = reading
-        #: The object that is iterated: the dataset, or an adapter for its position.
+        #: The object to iterate over: the dataset, or an adapter that saves the dataset's position.
         self._source = reading.dataset
         if reading.is_iterable:
             self._source = source_of(reading.dataset, lambda: reading.shared_seed)
@@ -151,14 +150,14 @@ class EpochReader:
 
     @property
     def restores_position(self) -> bool:
-        """Whether a state restores the position in the dataset. Otherwise, the dataset is read from its beginning."""
+        """Whether a state restores the position in the dataset, so that the dataset is not read from its beginning."""
         if not self.reading.is_iterable:
             return True
         return is_stateful(self._source) or is_stateful(self._iterator)
 
     @property
     def is_stateful(self) -> bool:
-        """Whether there is a state that changes with each batch."""
+        """Whether the dataset, its iterator or the collate function has a state, which may change with each batch."""
         parts = self._source, self.reading.collate_fn, self._iterator
         return any(is_stateful(part) for part in parts)
 
@@ -203,7 +202,7 @@ class EpochReader:
     def begin(self) -> None:
         """Begins an epoch."""
         if self.has_ended and self.restores_position and not self._trails.stand_at_an_end:
-            with contextlib.suppress(Exception):  # an optional state that is not available now
+            with contextlib.suppress(Exception):  # this snapshot is optional, and the dataset may refuse its state now
                 self.took(self._state().copied())
         if self._trails.is_unknown and self.reading.is_iterable:
             self._trails = Trails(self._states_now())
@@ -214,7 +213,7 @@ class EpochReader:
         self._is_cut_off = False
 
     def _states_now(self) -> ReadingPosition:
-        """Returns the states of dataset and collate function before anything is read."""
+        """Returns the states of the dataset and the collate function before the first epoch."""
         states = []
         for one in (self._source, self.reading.collate_fn):
             try:
@@ -237,8 +236,8 @@ class EpochReader:
         later, random, base = position.later, position.random, position.origin
         now: _Now = position.now, position.now_since
         self._trails = Trails(position if self.reading.is_iterable else None)
-        # A dataset's state may contain the global generators. A state saved before the first loop contains the
-        # generators of the main process, whereas a worker of an uninterrupted loader has its own.
+        # Loading a dataset's state may set the global generators, if the state contains them. A state from before the
+        # first loop contains the generators of the main process, which must not replace the generators of a worker.
         with put_back_afterwards(GLOBAL if position.unstarted or (random is None and later) else ()):
             set_all(random or {})  # `iter(dataset)` may use the generators
             if base is not None and base.unbegun:
@@ -263,7 +262,7 @@ class EpochReader:
             self._fetcher = IndexedFetcher(*how, fills=reading.fills, keeps=reading.keeps)
         else:
             self._fetcher = Indexed(*how)
-        self._fetcher.dataset = reading.dataset  # the name in messages
+        self._fetcher.dataset = reading.dataset  # error messages name this dataset
         self._fetched, self._timed_next = 0, _NEVER if self._clock is None else 1
         self._keeps = self.reading.is_iterable and self.restores_position
         if reading.is_iterable and not self.restores_position:
@@ -282,17 +281,17 @@ class EpochReader:
             before = [*map(mark_of, GLOBAL)]
             self._read_again(since, now, is_left)
             if base.digest is not None and self.digest not in (None, base.digest):
-                # If the program draws from the same global generators between two batches, the samples' numbers change
-                # as well.
+                # If samples draw from the global generators, draws of the program between two batches also change the
+                # numbers in the samples.
                 draws = before != [*map(mark_of, GLOBAL)]
                 self._complain(since, draws or SampleDigest.differ_in_numbers_alone(base.digest, self.digest or 0))
 
     def _complain(self, since: Any, is_noise: bool) -> None:
-        """Warns, or raises ValueError, because a stream without a state yields other samples than before.
+        """Warns, or raises ValueError, because a dataset without a state yields other samples than before.
 
         Args:
             since: the number of batches that were recomputed.
-            is_noise: whether the difference may be due to numbers that are drawn for each sample.
+            is_noise: whether random numbers that are drawn for each sample may explain the difference.
         """
         if is_noise:
             warn_outside(
@@ -311,9 +310,7 @@ class EpochReader:
         )
 
     def _go_back(self, base: ReadingPosition) -> None:
-        """Restores the states that dataset and collate function had before the first epoch, unless they still have
-        them.
-        """
+        """Restores the states that the dataset and the collate function had before the first epoch, if they differ."""
         now = self._states_now()
         for one, state, present in (
             (self._source, base.dataset, now.dataset), (self.reading.collate_fn, base.collate, now.collate)
@@ -323,14 +320,14 @@ class EpochReader:
                 self._was_given_state = True
 
     def _load(self, base: ReadingPosition) -> None:
-        """Loads the states of dataset, iterator and collate function."""
+        """Loads the states of the dataset, its iterator and the collate function."""
         self._was_given_state = True
         reading, dataset = self.reading, self._source
         own, part = self._of_dataset(base), base.iterator
         if is_stateful(dataset) and own is not None:
             if reading.is_iterable and hasattr(dataset, "__dict__"):
                 self._trial = _Trial(dict(vars(dataset)), freeze(own))
-            # A dataset that is its own iterator may reject a state before `iter`. The state is loaded again after
+            # A dataset that is its own iterator may reject a state before `iter`, so its state is also loaded after
             # `iter`.
             with contextlib.suppress(*(() if base.dataset is not None else (Exception,))):
                 give(dataset, own)
@@ -350,15 +347,15 @@ class EpochReader:
         return base.iterator if is_iterator else base.dataset
 
     def _end_again(self, base: ReadingPosition) -> None:
-        """Moves the dataset to its end again, so that it has applied the loaded state, which must not affect later
-        epochs.
+        """Reads the dataset up to its end, so that it applies the loaded state now and not in a later epoch.
 
         An iterator with its own state is already at its end. Reading the iterator again would count the end twice.
         """
         if self._iterator is self._source or not is_stateful(self._iterator):
             with put_back_afterwards(GLOBAL), contextlib.suppress(StopIteration, _Reported):
                 self._read_reported(self.reading.iterable_index())
-                # The dataset had prepared itself for the next epoch. Iterating now would begin that epoch too early.
+                # The dataset has already prepared the next epoch. Iterating over it now would begin this epoch too
+                # early.
                 if self._of_dataset(base) is not None:
                     give(self._source, self._of_dataset(base))
                 self._trial = None
@@ -372,9 +369,8 @@ class EpochReader:
 
         Args:
             since: the number of batches, or their indices.
-            now: generators to set before the last of these batches, and how many batches follow.
-            is_left: whether the epoch was left at that point. If so, one of the batches may have been the end of the
-                epoch.
+            now: generators to set while batches are recomputed, and the number of batches to recompute with them.
+            is_left: whether a later epoch has begun since. If so, the last of the batches may be the epoch's end.
         """
         indices = since if isinstance(since, list) else (self.reading.iterable_index() for _ in range(since))
         for number, index in enumerate(indices):
@@ -392,7 +388,7 @@ class EpochReader:
                 ) from None
 
     def _read_reported(self, index: Any) -> None:
-        """Reads a batch again. An error was already raised the first time, so it is dropped with the batch."""
+        """Reads a batch again. An error is raised as `_Reported`, because the program has already received it."""
         try:
             self._fetch(index)
         except StopIteration:
@@ -430,14 +426,14 @@ class EpochReader:
         self._is_uncounted, self._is_cut_off = True, False
 
     def _count_last(self) -> None:
-        """Makes the trails count the last batch, because the program has received it."""
+        """Makes the trails count the last batch, because the program has received this batch."""
         if self._is_uncounted:
             self._is_uncounted = False
             self._trails.count()
 
     def _fetch(self, index: Any) -> Any:
         """Reads a batch, for the first time or again."""
-        if self._is_over:  # if restored at the end, there is no fetcher
+        if self._is_over:  # a reader that was restored at the end of the epoch has no fetcher
             raise StopIteration
         self._fetched += 1
         if self._fetched >= self._timed_next:
@@ -447,7 +443,7 @@ class EpochReader:
         return self._fetch_first(self._trial, index)
 
     def _fetch_timed(self, index: Any) -> Any:
-        self._timed_next = self._fetched + 1  # in case the fetcher raises
+        self._timed_next = self._fetched + 1  # this value remains if the fetcher raises
         if self._trial is not None and self._fetched == 1:
             return self._fetch_first(self._trial, index)
         fetcher = self._fetcher
@@ -464,13 +460,13 @@ class EpochReader:
         return batch
 
     def _seen(self) -> tuple[bytes, bytes]:
-        """Returns the states of dataset and iterator as bytes, for comparison."""
+        """Returns the states of the dataset and its iterator as bytes, for comparison."""
         iterator, dataset = self._iterator, self._source
         inner = None if iterator is dataset else state_of(iterator)
         return freeze(state_of(dataset)), freeze((inner, self.has_ended))
 
     def _fetch_first(self, trial: _Trial, index: Any) -> Any:
-        """Reads an epoch's first batch. After a resume, compares it with the first batch of the loaded epoch."""
+        """Reads an epoch's first batch after a resume, to detect a dataset that applies the loaded state repeatedly."""
         before = {name: read(name) for name in GLOBAL}
         batch = ended = None
         try:
@@ -482,7 +478,7 @@ class EpochReader:
             trial.first = seen
         else:
             self._trial = None
-            if trial.loaded != trial.first[0] and trial.first == seen:  # it began again at the position of the state
+            if trial.loaded != trial.first[0] and trial.first == seen:  # this epoch also began at the loaded position
                 vars(self._source).clear()
                 vars(self._source).update(trial.attributes)
                 set_all(before)
@@ -498,14 +494,14 @@ class EpochReader:
         """Returns a snapshot of the reading position.
 
         Args:
-            is_given: whether the program received the last batch. If not, the snapshot is from before this batch.
+            is_given: whether the program received the last batch. If not, the snapshot is from before the last batch.
         """
         is_inside = self.count - (not is_given and self._is_uncounted) > 0
         if self.reading.is_iterable and self.restores_position and (self._is_cut_off or not is_given):
             return self._trails.inside(self._state()) if is_inside else self._position_at_the_beginning()
         if not self.reading.is_iterable or self.count or self.has_ended:
             state = self._state()
-            # this digest would cover one batch too many
+            # if the program did not receive the last batch, the digest would cover one batch too many
             return state if is_given or not self._is_uncounted else state._replace(digest=None)
         return self._position_at_the_beginning()
 
@@ -514,7 +510,7 @@ class EpochReader:
             return self._came_from
         if not self.restores_position:
             return self._state()
-        # for user code that inspects the state, the current states are included
+        # the position includes the current states, because user code may inspect them
         return self._trails.at_the_beginning(self._state())
 
     def took(self, position: ReadingPosition | bytes) -> None:
@@ -528,12 +524,12 @@ class EpochReader:
             self._trails.note(position, is_end=self.has_ended)
 
     def keep_position(self) -> None:
-        """Keeps a snapshot now and then, and after the first batch, in case this epoch is left."""
+        """Takes a snapshot at intervals, and after the first batch, because the program may leave this epoch."""
         if not self._keeps or not self.count or self._is_cut_off:
             return
         if not self._cadence.is_due(now := time.monotonic(), 0.0) and self._trails.is_inside:
             return
-        with contextlib.suppress(Exception):  # an optional state that is not available now
+        with contextlib.suppress(Exception):  # this snapshot is optional, and the dataset may refuse its state now
             self.took(self._state().copied())
         self._cadence.took(time.monotonic(), time.monotonic() - now)
 
@@ -552,14 +548,14 @@ class EpochReader:
 
 @dataclass
 class _Trial:
-    """Tests whether a dataset applies a loaded state once, or starts each later epoch from it as well."""
+    """Tests whether a dataset applies a loaded state once, or starts each later epoch from this state as well."""
 
     #: The attributes of the dataset before the test.
     attributes: dict[str, Any]
     loaded: bytes
-    #: The states after the first batch following the load; `_ENDED` if there was none.
+    #: The states after the first batch that was read after the load; `_ENDED` if the dataset had ended.
     first: tuple[bytes, bytes] | None = None
 
 
 class _Reported(Exception):
-    """Signals that a recomputed batch raised the error that was already reported."""
+    """Raised if a recomputed batch raises an error, which the program has already received."""

@@ -1,12 +1,12 @@
 """Skips samples of a `StatefulDataLoader` if the dataset raises an exception for them.
 
-Role: the fetcher leaves these samples out and reports them, in the main process or in a worker. The report is sent with
-the batch, and the main process counts it (`Skipped`) when the batch is returned to the user. The counts therefore match
-what the user has received, regardless of read-ahead and replaced workers. Limits, messages and log format are shared
-with pipes.
+Role: the fetcher omits these samples and reports them, in the main process or in a worker. The report is sent with the
+batch, and the main process counts the samples (`Skipped`) when the batch is returned to the user. The counts therefore
+match what the user has received, regardless of read-ahead and replaced workers. Limits, messages and log format are
+shared with pipes.
 
 If batches are filled up, an incomplete batch is not returned. The main process orders the successfully read indices
-again, followed by further ones from the sampler.
+again, followed by further indices of the sampler.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = ["NOTHING", "IndexedFetcher", "Skipped", "StreamFetcher", "check_on_er
 #: A placeholder for a batch with only skipped samples.
 NOTHING = object()
 
-#: Maximum number of consecutive exceptions without a sample, after which the dataset's iterator counts as stuck.
+#: Maximum number of consecutive exceptions. If more exceptions follow without a sample, the iterator counts as stuck.
 _MOST_IN_A_ROW = 10_000
 
 
@@ -90,7 +90,7 @@ def check_on_error(
         )
 
 
-#: The message for a generator.
+#: The message for a dataset whose iterator is a generator, which cannot continue after an exception.
 _ENDS = (
     "it is a generator, and a generator that raises has ended, so the items that it would have yielded after that are "
     "lost. Let __iter__ return an object whose __next__ can be called again after it has raised, or catch the "
@@ -110,20 +110,20 @@ class IndexedFetcher(Indexed):
         keeps: whether the samples of an incomplete batch are kept for the next batch, which begins with them.
     """
 
-    #: For each sample left out of the last batch: its index, and the exception in the form of `line_of`.
+    #: For each sample omitted from the last batch: its index, and the exception in the form of `line_of`.
     skipped: list[dict[str, Any]]
-    #: The number of samples that the last batch accounts for, including omitted samples.
+    #: The number of samples in the last batch, including omitted samples.
     seen = 0
-    #: The positions of the indices that were read, for a batch to be filled up.
+    #: The positions of the indices that were read successfully, if the last batch must be filled up.
     left: list[int] | None = None
 
     def __init__(self, *how: Any, fills: bool = False, keeps: bool = False) -> None:
         super().__init__(*how)
         self.skipped = []
         self._fills, self._keeps = fills, keeps
-        #: The positions of the indices that were left out.
+        #: The positions of the omitted samples in the batch.
         self._places: list[int] = []
-        #: The indices and samples at the beginning of the next batch.
+        #: The indices and samples of an incomplete batch, which are the beginning of the next batch.
         self._kept: tuple[list[Any], list[Any]] = [], []
 
     def fetch(self, possibly_batched_index: Any) -> Any:
@@ -141,7 +141,7 @@ class IndexedFetcher(Indexed):
             data = self._read_batch(rest) if len(rest) or not samples else []
         except Exception:
             raise
-        except BaseException:  # Ctrl-C: the batch is read again
+        except BaseException:  # after Ctrl-C, the batch is read again
             self._kept = kept
             raise
         if samples:
@@ -205,7 +205,7 @@ class IndexedFetcher(Indexed):
             return NOTHING
 
     def _leave_out(self, error: Exception, place: int, index: Any) -> None:
-        """Records a sample that is left out, or raises the error."""
+        """Records an omitted sample, or raises the error if it must not be skipped."""
         if not is_of_an_item(error):
             raise error
         self._places.append(place)
@@ -217,7 +217,7 @@ class StreamFetcher(IterableFetcher):
 
     Args:
         *how: the arguments of PyTorch's fetcher.
-        fills: whether a batch has the full number of samples in spite of skipped ones.
+        fills: whether a batch has the full number of samples even if samples are skipped.
     """
 
     #: See `IndexedFetcher`.
@@ -291,7 +291,7 @@ class StreamFetcher(IterableFetcher):
         self._doubtful = error.with_traceback(None) if has_passed_a_generator(error.__traceback__) else None
 
     def _check_end(self) -> None:
-        """Raises the last exception again if it has presumably ended the iterator."""
+        """Raises the last exception again if this exception has probably ended the iterator."""
         error, self._doubtful = self._doubtful, None
         if error is None:
             return
@@ -346,14 +346,14 @@ class Skipped:
         return cls(place, loader.error_limit, loader.error_log, counts, epoch)
 
     def count(self, samples: int, skipped: Sequence[dict[str, Any]]) -> None:
-        """Counts the samples of a batch that is returned or passed over, and the samples that were left out."""
+        """Counts the samples of a batch that is returned or passed over, and the omitted samples."""
         kinds, seen = self.counts
         for line in skipped:
             kinds = plus_one(kinds, line["error"])
         self.counts = kinds, seen + samples
 
     def tell(self, skipped: Sequence[dict[str, Any]], worker: int | None = None) -> None:
-        """Writes the samples left out of a batch to the log, and checks the limit.
+        """Writes the omitted samples of a batch to the log, and checks the limit.
 
         Args:
             skipped: the log lines of these samples.
@@ -373,7 +373,7 @@ class Skipped:
         self._check_limit()
 
     def end(self) -> None:
-        """Reports the skipped samples once, at the end of the epoch.
+        """Reports the skipped samples of the epoch in one warning, at the end of the epoch.
 
         Raises:
             TooManySkipped: the skipped fraction exceeds the limit.

@@ -1,14 +1,13 @@
-"""The iterator of a loader with workers: distributes indices to them and returns their batches in turn.
+"""The iterators of a loader with workers, which distribute indices to the workers and return their batches in turn.
 
-Role: runs in the main process. Draws indices at the same times as PyTorch's loader: first all indices that the workers
-may be ahead, and then one with each batch.
+Role: runs in the main process. Indices are drawn at the same times as in PyTorch's loader: at the beginning, all
+indices that the workers may be ahead, and then one index with each batch.
 
-`RestartingIterator` replaces workers that exit, or that hang and are killed. For each worker, the iterator stores its
-last snapshot, the batches received since then, and the outstanding orders. A replacement process loads this snapshot,
-like a loader that resumes. The replacement then reads and drops the batches that the main process has received. The
-outstanding orders are sent to the replacement. Before the first batch of an epoch, a worker has not sent a snapshot of
-that epoch. A replacement of this worker therefore repeats the worker's reading of the previous epoch, and begins
-the new epoch after that.
+`RestartingIterator` replaces workers that exit, or that hang and are killed. For each worker, the iterator stores the
+last snapshot, the batches received after the snapshot, and the outstanding orders. A replacement process loads the
+snapshot, and then reads and drops the batches that the main process has received. After that, it receives the
+outstanding orders. A worker that exits before its first batch of an epoch has not sent a snapshot of that epoch. Its
+replacement therefore repeats the worker's reading of the previous epoch before it begins the new epoch.
 """
 
 from __future__ import annotations
@@ -50,14 +49,14 @@ __all__ = ["RestartingIterator", "WorkersIterator", "survived_by"]
 _SHUT_DOWN = "the workers of this iterator were shut down before the epoch was over, so there are no more batches"
 _LEFT = "another thread has called iter(loader), which has persistent workers: the epoch that this one read is left"
 
-# Torch imports a module of its profiler with the first range. During an epoch, the main process would appear to read
-# files, and workers that share files would not be detected (`processes/positions.py`).
+# The first profiler range makes torch import a module, so the range is entered here. An import during an epoch would
+# make the main process read files, and `processes/positions.py` could not detect workers that share open files.
 with torch.autograd.profiler.record_function("torchdata is imported"):
     pass
 
 
 class WorkersIterator(HandingIterator, StatefulIterator):
-    """Reads in worker processes, ahead of requests.
+    """Reads in worker processes, which read batches before the program requests them.
 
     Raises:
         AssertionError: the loader's `prefetch_factor` is 0.
@@ -74,7 +73,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         self._prefetch_factor, self._in_order = loader.prefetch_factor, loader.in_order
         if not loader.num_workers:
             self._prefetch_factor = 1
-        #: Threads to notify that the epoch which they read was left.
+        #: Threads that were reading an epoch when another thread began the next epoch. Each thread gets an error.
         self._left_behind: set[int] = set()
         if self._prefetch_factor <= 0:
             raise AssertionError("prefetch_factor must be greater than 0 for a loader with workers")
@@ -132,7 +131,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         )
 
     def _count_into_pool(self) -> None:
-        """Prepares counting for the epoch that is about to begin."""
+        """Prepares the statistics of the next epoch."""
         self._recorder.begin_in(self, self._pool)
 
     def _restarts(self, loader: Any) -> Callable[[Group, BaseContext], Restarts] | None:
@@ -144,8 +143,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
     def _start(self, loader: Any, state: EpochState | None) -> None:
         """Begins the first epoch of this iterator, or resumes it."""
         if state is None or state.is_over:
-            # As in PyTorch, the sampler's iterator is created twice and the seed of pipes is drawn twice; the first
-            # seed counts.
+            # As in PyTorch, the sampler's iterator is created twice and the seed of pipes is drawn twice, but only the
+            # first seed is used.
             seed = self._shared_seed
             self._begin_again(loader, True)
             if not self._lives_on:
@@ -154,7 +153,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
                 self._lives_on or (state.unstarted and any(one and one.has_state for one in state.positions))
             )
             positions = self._positions_for_workers(state) if state is not None and loads else []
-            if state is not None and state.unstarted:  # the main process read these states: see `Reader.restore`
+            if state is not None and state.unstarted:  # the main process took these states; see `EpochReader.restore`
                 positions = [position and position._replace(unstarted=True) for position in positions]
             self._begin(positions or [None] * self._num_workers, True, 0)
         else:
@@ -173,7 +172,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         self._order.begin(self._sampler_iter)
 
     def _positions_for_workers(self, state: EpochState) -> list[ReadingPosition | None]:
-        """Returns a position for each worker. With another number of workers, positions are reused."""
+        """Returns a position for each worker. If the state has fewer workers, several workers get the same position."""
         positions = state.positions
         if not state.is_over and not self._num_shards:
             return [self._position_of_program(positions[0], state)]
@@ -182,7 +181,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             position = positions[number % len(positions)]
             if position is not None:
                 same = len(positions) == self._num_workers and state.workers
-                random = position.random if same else None  # generators belong to a worker by its number
+                random = position.random if same else None  # worker numbers identify the owners of saved generators
                 position = position._replace(random=decoded_of_worker(random or {}, int(self._base_seed), number))
             found.append(position)
         return found
@@ -190,8 +189,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
     def _position_of_program(self, position: ReadingPosition | None, state: EpochState) -> ReadingPosition | None:
         """Converts a position that was saved without workers for a worker that continues from this position.
 
-        Batches that were read with the generators from the beginning of the epoch are recomputed with these. Later
-        batches use the program's generators from the time of the state.
+        Batches that were read before the state was saved are recomputed with the generators from the beginning of the
+        epoch. Later batches use the program's generators from the time of the state.
         """
         if position is None:
             return None
@@ -216,7 +215,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         reading = self._reading
         if reading.is_iterable or not self._has_begun:
             self._progress = [Progress(0 if reading.is_iterable else []) for _ in positions]
-        else:  # a worker that has nothing to read in this epoch stays where the last epoch leaves it
+        else:  # a worker that reads nothing in this epoch keeps its position from the last epoch
             for progress, numbers in zip(self._progress, self._busy, strict=True):
                 for number in numbers:
                     progress.count(self._waiting[number])
@@ -224,7 +223,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             for progress, position in zip(self._progress, positions, strict=True):
                 progress.load(position)
         self._is_stateful = any(is_stateful(one) for one in (reading.dataset, reading.collate_fn))
-        #: Workers that have not reported in this epoch, so their position may be out of date.
+        #: Workers that have not sent a unit in this epoch, so that their known positions may be out of date.
         tells = reading.is_iterable or self._is_stateful or self._has_begun
         self._unheard = set(range(self._num_workers)) if tells else set()
         self._has_begun = True
@@ -250,7 +249,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
                 self._order_next((first + number) % self._num_workers)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        """Begins another epoch with the same workers. Other threads that read the last epoch are notified."""
+        """Begins another epoch with the same workers. Other threads that were reading the last epoch get an error."""
         if not self._finished:
             self._left_behind = self._readers - {threading.get_ident()}
         self._skipped, self._num_empty, self._given_before = Skipped.of(loader, None), 0, 0
@@ -260,13 +259,13 @@ class WorkersIterator(HandingIterator, StatefulIterator):
     # -- batches -------------------------------------------------------------------------------------
 
     def _order_next(self, worker: int) -> None:
-        """Orders the next index, if any, from a worker, or from any worker with room if batches may be out of order."""
+        """Sends the next index, if any, to a worker, or to any worker with room if batches may be out of order."""
         try:
             index = self._order.draw(is_busy=bool(self._waiting))
         except StopIteration:
             return
         if self._in_order and self._reading.fills and not self._reading.is_iterable:
-            # There may have been nothing to order in an earlier turn.
+            # This worker may not be next in turn, because `draw` may have had no index in earlier turns.
             worker = (self._first + self._number) % self._num_workers
         if not self._in_order and not self._reading.is_iterable:  # any worker with room, as in PyTorch's loader
             while len(self._busy[worker]) >= self._prefetch_factor:
@@ -277,7 +276,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         self._number += 1
 
     def _wait(self) -> None:
-        """Waits for a unit, and leaves it in `_hand`. May be interrupted at any point."""
+        """Waits for a unit, and leaves it in `_hand`. Ctrl-C may interrupt this method at any point."""
         if self._left_behind and (reader := threading.get_ident()) in self._left_behind:
             self._left_behind.discard(reader)
             raise RuntimeError(_LEFT)
@@ -301,13 +300,13 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             try:
                 self._units.wait(self._hand)
             except StopIteration:
-                if self._pool.is_ending:  # by another thread
+                if self._pool.is_ending:  # another thread has begun the shutdown
                     raise RuntimeError(_SHUT_DOWN) from None
                 self._end()
                 raise
 
     def _take(self) -> Any:
-        """Takes the received unit, if there is one, and records the snapshot from before its batch."""
+        """Returns the received unit, or None for an empty unit. Records the snapshot from before its batch."""
         unit = self._hand.pop()
         self._pool.note(unit)
         worker, number, batch, told = unit
@@ -320,7 +319,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         return worker, number, batch, news
 
     def _hand_over(self) -> tuple[Any] | None:
-        """Returns the batch of the unit in hand; None if it has none. Cannot be interrupted; see `HandingIterator`."""
+        """Returns the batch of the unit in `_hand`, if it has one. Cannot be interrupted; see `HandingIterator`."""
         if self._successor is not None:
             return (self._hand.pop(),)
         self._is_cut_off = True
@@ -339,7 +338,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             reraise(news.failure)
         if news.empty:
             self._num_empty += 1
-            return None  # the batch is passed over
+            return None  # all samples of the batch were skipped
         self._count()
         return (batch,)
 
@@ -371,7 +370,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
     # -- state ---------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the iterator. Waits for the first batch of each worker that has not returned any."""
+        """Returns the state of the iterator. Waits for the first unit of each worker that has not sent a unit."""
         self._hear_all()
         seed = int(self._base_seed)
         positions: Sequence[ReadingPosition | None]
@@ -382,7 +381,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         return self._state(list(self._waiting.values()), positions, self._next_worker)
 
     def _hear_all(self) -> None:
-        """Waits for the first batch of each worker that has not returned any in this epoch."""
+        """Waits for the first unit of each worker that has not sent a unit in this epoch."""
         while not self._finished and any(self._busy[worker] or self._reading.is_iterable for worker in self._unheard):
             try:
                 self._units.wait(self._hand)
@@ -392,7 +391,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
                 self._hold()
 
     def _hold(self) -> None:
-        """Takes the unit in hand before its turn."""
+        """Moves the unit in `_hand` to the units that were taken before their turn."""
         unit = self._take()
         if unit is not None:
             self._held.append(unit)
@@ -432,7 +431,7 @@ def survived_by(loader: Any) -> Survived:
 
 @dataclass
 class _Beginning:
-    """How a worker began an epoch.
+    """The data that a worker had at the beginning of an epoch.
 
     Args:
         position: the snapshot that the worker loaded, or None.
@@ -466,13 +465,13 @@ class _Restarts(restart.Restarts):
 class RestartingIterator(WorkersIterator):
     """Reads in worker processes, and replaces workers that exit.
 
-    A pinning thread may replace a worker while the program's thread sends orders. The data that it reads here is
-    therefore modified only under the lock for sending.
+    A pinning thread may replace a worker while the program's thread sends orders. The data that the pinning thread
+    reads is therefore modified only under the lock for sending.
     """
 
-    #: For each worker, how it began this epoch.
+    #: For each worker, the data that the worker had at the beginning of this epoch.
     _beginnings: list[_Beginning]
-    #: How many workers, from the first on, give up their first turn.
+    #: The number of workers, starting with the first, that send an empty unit in their first turn.
     _fillers = 0
 
     def _restarts(self, loader: Any) -> Callable[[Group, BaseContext], restart.Restarts]:
@@ -492,7 +491,7 @@ class RestartingIterator(WorkersIterator):
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if not self._pool.is_ending:
             self._hear_all()
-        if isinstance(self._units, PinnedUnits):  # the pinning thread may replace workers on behalf of the last epoch
+        if isinstance(self._units, PinnedUnits):  # until the pinning thread ends, it may replace workers
             self._units.leave()
         super()._reset(loader, first_iter)
 
@@ -500,8 +499,8 @@ class RestartingIterator(WorkersIterator):
         """Returns the steps that bring a process to a worker's position in this epoch.
 
         Returns:
-            Orders that repeat finished epochs, a snapshot, whether the snapshot's epoch is over, and the indices read
-            since.
+            Orders that repeat finished epochs, a snapshot, whether the snapshot's epoch is over, and the indices that
+            were read after the snapshot.
         """
         progress, beginning = self._progress[worker], self._beginnings[worker]
         if progress.position is not None:
@@ -533,7 +532,7 @@ class RestartingIterator(WorkersIterator):
             before, start, under_way, orders = self._start_of(shard, accounts[shard])
             starts.append(start)
         seed, fresh = self._beginnings[shards[0]].shared_seed, self._is_fresh(shards[0])
-        # Orders, and epochs before this one, exist only if each worker runs one shard.
+        # Orders, and earlier epochs to repeat, exist only if each worker runs one shard.
         self._pool.instruct(worker, [*before, self._pool.beginning(seed, fresh, starts)], under_way, orders)
 
     def _is_fresh(self, shard: int) -> bool:
@@ -545,8 +544,8 @@ class RestartingIterator(WorkersIterator):
         """Returns how a replacement process begins a shard after the units that were already received.
 
         Returns:
-            Orders that repeat finished epochs; the start; the number of orders with units that are not recorded yet;
-            and the unanswered orders.
+            Orders that repeat finished epochs; the start of this epoch; the number of orders whose units were received
+            but not processed; and the unanswered orders.
         """
         progress, busy, fills = self._progress[worker], self._busy[worker], worker < self._fillers
         units = max(0, account[0] - fills)

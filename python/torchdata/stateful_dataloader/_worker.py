@@ -2,14 +2,15 @@
 batches.
 
 Role: runs in the worker process, as the program of a worker group of the engine. Orders of the main process arrive over
-the command link, and are executed in sequence: begin an epoch, read an index, stop. Batches are sent over another link
-by the engine's pump. The iterator of the pump (`Batches`) takes an order and returns the batch. An iterable dataset is
-read without orders, because the main process grants how far it may read ahead.
+the command link, and are executed in sequence: begin an epoch, read an index, stop. The engine reads units from the
+iterator `Batches`, which takes an order and returns its batch, and sends them over another link. An iterable dataset is
+read without orders, because the main process grants the number of batches that the worker may read ahead.
 
-A worker runs one shard: its part of the dataset, with its own reader, random numbers and worker info. If the epoch of a
-state was begun by more workers, a worker runs several shards in turn, each with a copy of the dataset.
+A worker runs one shard: a part of the dataset, with its own reader, random generators and worker info. If a loader with
+more workers saved the state, a worker runs several shards in turn, each with a copy of the dataset.
 
-A unit is (shard, number of the order, batch, news). `news` contains the fields of `News` or, in most units, None.
+A message to the main process is a unit: (shard, number of the order, batch, news). `news` contains the fields of `News`
+or, in most units, None.
 """
 
 from __future__ import annotations
@@ -64,13 +65,13 @@ class Received:
 
 @dataclass
 class EpochStart:
-    """How a shard begins an epoch.
+    """The data that a shard has at the beginning of an epoch.
 
     Args:
         position: the snapshot to resume from; None starts from the beginning.
-        filler: whether the first unit is empty, to leave the first turn to another shard.
-        received: the batches that the main process has received from the failed predecessor, if this worker is a
-            replacement.
+        filler: whether the first unit is empty, so that another shard returns the first batch.
+        received: if this worker replaces a failed worker, the batches that the main process has received from the
+            failed worker.
     """
 
     position: Any
@@ -79,20 +80,20 @@ class EpochStart:
 
 
 class News(NamedTuple):
-    """What a unit reports in addition to its batch.
+    """The data that a unit may contain in addition to its batch.
 
     Args:
         before: the frozen snapshot from before this batch.
         after: the frozen snapshot from after the batch.
-        failure: the reason why the batch is missing.
+        failure: the error that was raised instead of returning the batch.
         skipped: the skipped samples of the batch.
-        seen: the number of samples of the batch, including skipped samples; None if this is the number that its order
-            requests.
+        seen: the number of samples of the batch, including skipped samples; None if this number equals the number of
+            samples that were ordered.
         empty: whether all samples were skipped, so that the batch is missing.
-        left: the positions of indices that were read, for use in another batch.
-        digest: a checksum of some of the samples so far, for a stream without a state, if it has changed.
+        left: the positions of indices that were read successfully, and that another batch will contain.
+        digest: a checksum of some samples of this epoch, for a dataset without a state; None if it has not changed.
         ended: whether the iterable dataset has ended.
-        filler: whether the unit is empty, and leaves the first turn to another worker.
+        filler: whether the unit is empty, so that another worker returns the first batch.
     """
 
     before: bytes | None = None
@@ -108,7 +109,7 @@ class News(NamedTuple):
 
 
 NO_NEWS = News()
-#: (shard, order, batch, news), as described above.
+#: A message to the main process: (shard, number of the order, batch, news).
 Unit = tuple[int, int, Any, tuple[Any, ...] | None]
 
 
@@ -135,17 +136,17 @@ class ShardReader:
     ) -> None:
         self.job, self.number, self.name, self.is_local = job, number, name, is_local
         self.order, self.counting = order, counting
-        #: The shard's globals while another shard runs in the process.
+        #: The shard's global generators and worker info, while another shard runs in the process.
         self.globals = ShardGlobals()
-        #: Whether this epoch reads as far as there is room, without orders.
+        #: Whether this epoch reads without orders, as far ahead as the main process allows.
         self.iterates = False
         self.reader: EpochReader | None = None
         self.watch: GeneratorWatch
-        #: The reason why the shard cannot read.
+        #: The error that prevents the shard from reading.
         self.failure: Any = None
         if job.num_shards:
             seed_worker(job.base_seed, number)
-        else:  # it continues from what the program has read
+        else:  # the worker continues an epoch that the main process has begun to read, with the same generators
             set_all(job.generators)
         self._tell_torch()
 
@@ -166,7 +167,7 @@ class ShardReader:
             tell(self.number, job.num_shards, job.reading.dataset)
 
     def described(self, error: BaseException) -> Any:
-        """Returns an exception in the form for the main process."""
+        """Returns an exception in the form that is sent to the main process."""
         return error if self.is_local else describe(error, self.name)
 
     def index_of(self, ordered: Any) -> Any:
@@ -174,9 +175,9 @@ class ShardReader:
         return self.job.reading.iterable_index() if self.job.reading.is_iterable else ordered
 
     def work_off(self, indices: list[Any]) -> None:
-        """Reads the outstanding orders of an epoch that was left, as PyTorch's workers do.
+        """Reads the outstanding orders of an epoch that the program has left, as PyTorch's workers do.
 
-        The positions of the dataset and its generators therefore do not depend on the speed of this worker.
+        The state of the dataset in the next epoch therefore does not depend on the speed of this worker.
         """
         if self.reader is None or self.failure is not None:
             return
@@ -187,13 +188,13 @@ class ShardReader:
                 self.reader.read(self.index_of(index))
 
     def begin_epoch(self, iterates: bool, shared_seed: int | None, fresh: bool, start: EpochStart) -> Batches:
-        """Begins an epoch, and returns its units for the pump.
+        """Begins an epoch, and returns an iterator over its units.
 
         Args:
             iterates: whether the epoch runs without orders.
             shared_seed: the seed of PyTorch pipes.
             fresh: whether the snapshot's epoch is over, so that only state that is kept between epochs is loaded.
-            start: where the epoch begins.
+            start: the snapshot at the beginning of the epoch, and the batches that were already received.
         """
         self.iterates, position, received = iterates, start.position, start.received
         batches = Batches(self, start.filler)
@@ -223,8 +224,7 @@ class ShardReader:
             self.failure = self.described(error)
 
     def _read_again(self, indices: list[Any]) -> bool:
-        """Reads and drops the batches that the predecessor had read; returns False if the predecessor reached the
-        end."""
+        """Reads and drops the batches that the failed worker had read; returns False if the dataset ends."""
         assert self.reader is not None
         is_whole = True
         for index in indices:
@@ -234,7 +234,7 @@ class ShardReader:
                 if self.job.reading.is_iterable:
                     is_whole = False
                     break
-            except Exception:  # the exception was already reported
+            except Exception:  # the failed worker has already sent this exception to the main process
                 pass
         self.watch.look()
         return is_whole
@@ -252,7 +252,7 @@ class ShardReader:
             if self.counting is not None:
                 how = reading.dataset, reading.is_iterable, reading.collate_fn
                 self.reader.time_by(bind_reading(self.counting, *how, hands_out=self.is_local)[0])
-        self.watch.look()  # `begin` may take a position at the end of the last epoch
+        self.watch.look()  # `begin` may take a snapshot of the end of the last epoch, with the used generators
         if position is not None:
             self.reader.restore(position)
         if position is None or fresh:
@@ -266,12 +266,12 @@ class _Worker:
         self.child, self.setup, self.sender = child, child.setup, child.sender
         #: A command that arrived during an epoch and ends it.
         self.pending: tuple[Any, ...] | None = None
-        #: The reason why the worker cannot read.
+        #: The error that prevents the worker from reading.
         self.failure: tuple[Any, ...] | None = None
         self.shards: list[ShardReader] = []
-        #: The shard that currently has the process.
+        #: The shard that currently provides the generators and the worker info of the process.
         self._entered = 0
-        #: Orders of an epoch that was left before they were read.
+        #: Orders of the last epoch that were not read before the next epoch began.
         self._left: list[Any] = []
 
     def prepare(self, program: Job) -> None:
@@ -312,7 +312,7 @@ class _Worker:
         return number, index
 
     def _enter(self, shard: int) -> None:
-        """Gives the process to a shard, if another shard had it."""
+        """Sets the generators and the worker info of a shard, if the process has those of another shard."""
         if shard != self._entered and self.failure is None:
             self.shards[self._entered].globals.leave()
             self._entered = shard
@@ -321,7 +321,7 @@ class _Worker:
     def _run_epoch(
         self, epoch: int, iterates: bool, shared_seed: int | None, fresh: bool, starts: Sequence[EpochStart]
     ) -> None:
-        """Reads until another command arrives, or the main process no longer has room for or interest in the units."""
+        """Reads until another command arrives, or the main process has ended the epoch."""
         self.child.counting.begin(epoch)
         links = [(one.received.account if one.received is not None else (0, 0), 0, None) for one in starts]
         self.sender.start_epoch(epoch, 1, links if any(one.received is not None for one in starts) else None)
@@ -338,13 +338,13 @@ class _Worker:
             try:
                 self.sender.pump(batches, self._enter)
                 return
-            except BaseException as error:  # the batch cannot be sent
+            except BaseException as error:  # for example, the batch cannot be pickled
                 each[self._entered].failed_to_leave(describe(error, self.setup.name))
 
 
 @dataclass
 class Job(Program):
-    """The task of the workers. All workers get the same object, so it is pickled only once."""
+    """The task of the workers. All workers get the same job, so the job is pickled only once."""
 
     runner: ClassVar[type[Runner]] = _Worker
     #: PyTorch's name for a worker.
@@ -359,8 +359,8 @@ class Job(Program):
     persistent: bool
     #: The number of batches between two snapshots of a worker.
     every: int = 1
-    #: The number of shards; 0 for a worker that continues from a program without workers. Such a worker does not get a
-    #: worker info, but the program's global generators.
+    #: The number of shards; 0 for a worker that resumes an epoch that a loader without workers has begun. In this case,
+    #: the worker has the program's global generators instead of a worker info.
     num_shards: int = 0
     generators: Moment = field(default_factory=dict)
     #: Whether the workers exit after their first epoch, because the next epoch has another number of shards.
@@ -376,7 +376,7 @@ class Job(Program):
         return replace(self, reading=reading, init_fn=init_fn, copies=None)
 
     def why_unpicklable(self, start_method: str, error: Exception) -> str:
-        """Returns a message that explains what to do."""
+        """Returns an error message that explains how to make the job picklable."""
         return (
             "StatefulDataLoader: the dataset, collate_fn or worker_init_fn cannot be pickled, which start method "
             f"{start_method!r} needs ({type(error).__name__}: {error}); open files, locks and connections in the "
@@ -391,7 +391,7 @@ class Job(Program):
     def exit_error(
         cls, process: ChildProcess, worker: int | None, text: str | None = None, item: int | None = None
     ) -> WorkerExitedError:
-        """Includes PyTorch's wording, which programs match."""
+        """Returns the error for an exited worker. The message contains PyTorch's wording, which programs match."""
         error = super().exit_error(process, worker, text, item)
         text = f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly: {error}"
         if process.exitcode is not None and process.exitcode < 0:
@@ -400,7 +400,7 @@ class Job(Program):
 
 
 class Batches(Iterator[Unit]):
-    """The units of one epoch, for the pump.
+    """An iterator over the units of one epoch, which the engine sends to the main process.
 
     Args:
         shard: the shard that reads.
@@ -414,13 +414,13 @@ class Batches(Iterator[Unit]):
         #: Units that precede all other units.
         self._owed: list[Unit] = []
         self._order = NO_ORDER
-        #: The news for the next unit.
+        #: The additional data of the next unit.
         self.news = NO_NEWS
-        #: The news of the last unit.
+        #: The additional data of the last unit.
         self._brought = NO_NEWS
         #: Whether no batch remains to be read.
         self.is_over = False
-        #: Whether snapshots include the position in the dataset, rather than only the generators.
+        #: Whether snapshots include the position in the dataset and not only the generators.
         self._takes_positions = False
         self._cadence = SnapshotCadence(shard.job.every) if shard.failure is None else SnapshotCadence(1)
         #: The time before which no snapshot is taken and no generator is checked.
@@ -431,13 +431,13 @@ class Batches(Iterator[Unit]):
             self._owed.append(self._unit(None, News(filler=True)))
 
     def begin(self, reader: EpochReader, went_on: bool, told: bool = False) -> None:
-        """Starts to observe the reader, and takes its snapshot if one may be needed.
+        """Starts to observe the reader, and takes a snapshot of the reader if the main process may need it.
 
         Args:
             reader: the reader, after the beginning of its epoch.
-            went_on: whether it resumed from a saved position that the main process already has.
-            told: whether the main process has unprocessed units of this epoch. A snapshot before the next batch would
-                then be assigned to the wrong unit.
+            went_on: whether the epoch resumes from a saved position that the main process already has.
+            told: whether the main process has unprocessed units of this epoch. If so, no snapshot is taken, because the
+                main process would assign the snapshot to the wrong unit.
         """
         self._reader, self._digest = reader, reader.digest
         self._takes_positions = reader.is_stateful and reader.restores_position
@@ -495,8 +495,8 @@ class Batches(Iterator[Unit]):
         looks = now >= watch.due
         first = looks and watch.look_in_time(now)
         if not self._tells:
-            return b"" if looks else None  # nothing that would have to be read again
-        if not cadence.is_due(now, took) and not first:  # without that generator, a snapshot is useless
+            return b"" if looks else None  # a resume need not reread batches if no generator was used
+        if not cadence.is_due(now, took) and not first:  # earlier snapshots lack the generators that `watch` has found
             return None
         frozen = self._frozen_position()
         cadence.took(time.monotonic(), time.monotonic() - now)
@@ -515,7 +515,7 @@ class Batches(Iterator[Unit]):
     def _end(self, news: News) -> Unit:
         self.is_over = True
         news = news._replace(ended=True)
-        if self._takes_positions or self._shard.job.persistent:  # later epochs depend on the state
+        if self._takes_positions or self._shard.job.persistent:  # later epochs depend on the state at the end
             self._shard.watch.look()
             news = news._replace(after=self._frozen_position())
         return self._unit(None, news)
@@ -535,7 +535,7 @@ class Batches(Iterator[Unit]):
         return frozen
 
     def _with_skipped(self, news: News, reader: EpochReader, index: Any) -> News:
-        """Returns the news of a unit, together with the skipped samples of its batch."""
+        """Adds the skipped samples of a batch to the additional data of its unit."""
         if not reader.skipped and reader.seen == self._shard.job.reading.samples_of(index):
             return news
         return news._replace(skipped=reader.skipped, seen=reader.seen)

@@ -1,5 +1,5 @@
-"""Exceptions of `StatefulDataLoader`. All errors in this module derive from `RuntimeError`, which PyTorch's loader
-raises."""
+"""Exceptions of `StatefulDataLoader`. All exceptions in this module derive from `RuntimeError`, because PyTorch's
+loader raises `RuntimeError`."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ __all__ = ["BatchSampler", "RandomSampler", "StatefulDistributedSampler"]
 
 #: The number of indices to draw at once with replacement, as in PyTorch's sampler.
 _CHUNK = 32
-#: A placeholder for no index.
+#: A placeholder that means "no index".
 _NONE: Any = object()
 
 
@@ -70,7 +70,7 @@ class RandomSampler(torch.utils.data.RandomSampler):
 
 
 class RandomIndices(Iterator[int]):
-    """One epoch of a `RandomSampler`. Draws its order when the first index is requested.
+    """One epoch of a `RandomSampler`. The order is drawn when the first index is requested.
 
     Args:
         sampler: the sampler of the epoch.
@@ -79,7 +79,7 @@ class RandomIndices(Iterator[int]):
     def __init__(self, sampler: RandomSampler) -> None:
         self._sampler = sampler
         self._yielded = 0
-        #: The generator's state before the order was drawn; None if it was not drawn yet.
+        #: The generator's state before the order was drawn; None if the order was not drawn yet.
         self._origin: bytes | None = None
         self._chunks: Iterator[list[int]] = iter(())
         self._chunk: list[int] = []
@@ -109,7 +109,7 @@ class RandomIndices(Iterator[int]):
         return taken
 
     def _draw(self, state: bytes | None) -> None:
-        """Draws the order, from the given generator state if there is one."""
+        """Draws the order; if `state` is not None, the generator is set to this state first."""
         generator = self._sampler.generator
         if generator is None:
             generator = torch.Generator()
@@ -149,7 +149,7 @@ class RandomIndices(Iterator[int]):
         Args:
             state_dict: a result of `state_dict`.
         """
-        if isinstance(state_dict, dict) and state_dict.get("generator") is None:  # nothing was drawn
+        if isinstance(state_dict, dict) and state_dict.get("generator") is None:  # the order was not drawn yet
             self._origin, self._yielded = None, 0
             return
         left = yielded = count_in(state_dict, "yielded")
@@ -199,7 +199,7 @@ class BatchSampler(torch.utils.data.BatchSampler):
 
 
 class BatchIndices(Iterator[list[int]]):
-    """One epoch of a `BatchSampler`. Begins to read the sampler when the first batch is requested.
+    """One epoch of a `BatchSampler`. The sampler is first read when the first batch is requested.
 
     Args:
         batches: the sampler of the epoch.
@@ -209,7 +209,7 @@ class BatchIndices(Iterator[list[int]]):
         self._batches = batches
         self._iterator: Iterator[int] | None = None
         self._yielded = 0
-        #: Whether the sampler has ended, and how many of its indices were dropped.
+        #: Whether the sampler has ended, and the number of its indices that were dropped.
         self._ended, self._dropped = False, 0
 
     @property
@@ -247,7 +247,7 @@ class BatchIndices(Iterator[list[int]]):
         return self._ended
 
     def start_from(self, iterator: Iterator[int], yielded: int) -> None:
-        """Makes the next batches read from an iterator of the sampler.
+        """Makes the following batches read from an iterator of the sampler.
 
         Args:
             iterator: the iterator.
@@ -256,7 +256,7 @@ class BatchIndices(Iterator[list[int]]):
         self._iterator, self._yielded = iterator, yielded
 
     def pass_samples(self, count: int, most_missing: int = 0) -> None:
-        """Skips `count` indices of the sampler, or up to `most_missing` fewer at its end, in any batches."""
+        """Skips `count` indices of the sampler, which may end before the last `most_missing` of these indices."""
         if self._iterator is None:
             self._iterator = iter(self._batches.sampler)
         pass_over(self._iterator, count - most_missing)
@@ -274,13 +274,13 @@ class BatchIndices(Iterator[list[int]]):
         return state
 
     def give_sampler(self, state: Any) -> None:
-        """Loads the sampler's part of a state, if it has one, into the sampler."""
+        """Loads the sampler's part of a state into the sampler, if the state has such a part."""
         sampler = self._batches.sampler
         if is_stateful(sampler) and state is not None and "sampler_state" in state:
             give(sampler, state["sampler_state"])
 
     def state_unstarted(self, sampler: Any) -> dict[str, Any]:
-        """Returns the state before the first index, with the state of the sampler; None if it has none."""
+        """Returns the state before the first index, including the state `sampler` of the sampler if it is not None."""
         return self.state_before(0) | ({} if sampler is None else {"sampler_state": sampler})
 
     def state_before(self, count: int) -> dict[str, Any]:
@@ -313,20 +313,20 @@ class BatchIndices(Iterator[list[int]]):
             pass_over(self._iterator, self._yielded)
         self._ended = bool(state_dict.get("ended"))
         if self._ended and next(self._iterator, _NONE) is not _NONE and is_stateful(sampler):
-            # The sampler had prepared itself for the next epoch. Iterating now would begin that epoch too early.
+            # The sampler has already prepared the next epoch. Iterating over it now would begin this epoch too early.
             give(sampler, state_dict["sampler_state"])
 
 
 class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler[Any]):
-    """PyTorch's `DistributedSampler`, which can be saved and restored. As there, your code must call `set_epoch`.
+    """PyTorch's `DistributedSampler`, which can be saved and restored. As in PyTorch, your code must call `set_epoch`.
 
     Args:
         dataset: the dataset to sample from.
-        num_replicas: the number of ranks; by default (None), that of `torch.distributed`.
-        rank: the rank of this process; by default (None), that of `torch.distributed`.
+        num_replicas: the number of ranks; by default (None), the world size in `torch.distributed`.
+        rank: the rank of this process; by default (None), the rank in `torch.distributed`.
         shuffle: whether the order is random.
         seed: the seed, which must be the same on all ranks.
-        drop_last: whether indices are dropped, rather than repeated, so that all ranks have the same number.
+        drop_last: whether indices are dropped so that all ranks have the same number. If False, indices are repeated.
 
     Raises:
         ValueError: `rank` is out of range.
@@ -343,7 +343,7 @@ class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler
         [2, 4]
     """
 
-    # The state field, named as in torchdata 0.11, where programs read it.
+    # The name of the state's field, which is the same as in torchdata 0.11 because programs read this field.
     _YIELDED = "yielded"
 
     def __init__(
@@ -358,13 +358,11 @@ class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler
         super().__init__(dataset, num_replicas, rank, shuffle, seed, drop_last)
         # The number of indices yielded in this epoch.
         self.yielded = 0
-        # The number of indices that the next epoch skips; None for none.
+        # The number of indices that the next epoch skips; None if it skips no indices.
         self.next_yielded: int | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        """Returns an iterator over the indices of this rank. After `load_state_dict`, only the remaining samples are
-        included.
-        """
+        """Returns an iterator over the indices of this rank; after `load_state_dict`, over the remaining indices."""
         self.yielded, self.next_yielded = self.next_yielded or 0, None
         for index in itertools.islice(super().__iter__(), self.yielded, None):
             self.yielded += 1
@@ -381,7 +379,7 @@ class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler
             state_dict: a result of `state_dict`.
 
         Raises:
-            ValueError: `state_dict` is not such a result.
+            ValueError: `state_dict` is not a result of `state_dict`.
         """
         if self._YIELDED not in state_dict:
             raise ValueError("Invalid state_dict: the state of a StatefulDistributedSampler has 'yielded'")
@@ -389,7 +387,7 @@ class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler
 
 
 def endless_state(batches: int, size: int) -> dict[str, Any]:
-    """Returns the state of a `BatchSampler` that does not determine an order itself, after a number of batches."""
+    """Returns the state of a `BatchSampler` after a number of full batches, without a state of its sampler."""
     return {"samples_yielded": batches * size}
 
 

@@ -1,7 +1,7 @@
 """`StatefulDataLoader`: PyTorch's `DataLoader` on this package's engine, with a state that can be saved at any batch.
 
-Role: runs in the main process. The constructor, the attributes and their checks are PyTorch's. The iterators are this
-package's (`_in_process`, `_with_workers`). The loader keeps its last iterator, which knows the position.
+Role: runs in the main process. PyTorch's class provides the constructor, the attributes and their checks. This package
+provides the iterators (`_in_process`, `_with_workers`). The loader refers to its last iterator, which has the position.
 """
 
 from __future__ import annotations
@@ -62,35 +62,36 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
     Datasets, their iterators, samplers and collate functions that have `state_dict` and `load_state_dict` are saved and
     restored by these methods. Other iterable datasets and samplers are reread from the beginning.
 
-    Threads may share an iterator. Each batch then goes to one thread. A copy (by `copy` or pickle) is an
+    Threads may share an iterator, and each batch goes to one of the threads. A copy (by `copy` or pickle) is an
     independent loader that has not begun.
 
     Args:
         dataset: a map-style or iterable dataset.
-        batch_size: samples per batch; None returns single samples.
+        batch_size: the number of samples per batch; None returns single samples.
         shuffle: whether to read a map-style dataset in random order.
-        sampler: provides the indices, instead of `shuffle`. A set is sorted, because its order may differ between
+        sampler: an iterable of indices, instead of `shuffle`. A set is sorted, because its order may differ between
             processes.
-        batch_sampler: provides lists of indices, instead of `batch_size`, `shuffle`, `sampler` and `drop_last`.
+        batch_sampler: an iterable of lists of indices, instead of `batch_size`, `shuffle`, `sampler` and `drop_last`.
         num_workers: the number of worker processes; 0 reads in the main process.
         collate_fn: a function that turns a list of samples into a batch.
         pin_memory: whether to copy batches to pinned memory, in a thread if there are workers.
         drop_last: whether to drop a shorter last batch.
-        timeout: seconds to wait for a batch from a worker; 0 for no limit.
+        timeout: the maximum number of seconds to wait for a batch from a worker; 0 for no limit.
         worker_init_fn: a function that is called in each worker with its number after seeding.
         multiprocessing_context: the start method of workers, or a multiprocessing context.
         generator: the generator for the order and the worker seeds; None for PyTorch's global generator.
-        prefetch_factor: how many batches each worker may be ahead; 2 by default.
+        prefetch_factor: the number of batches that each worker may read ahead; 2 by default.
         persistent_workers: whether to keep the workers between epochs.
         pin_memory_device: deprecated by PyTorch.
-        in_order: whether batches are returned in the order of their indices, rather than as soon as they are ready.
+        in_order: whether batches are returned in the order of their indices. If False, batches are returned as soon as
+            they are ready.
         snapshot_every_n_steps: the number of batches between snapshots of datasets and samplers. A state is exact at
-            each batch nevertheless: after a resume, the batches since the last snapshot are reread and dropped.
-            Snapshots that take long are taken less often.
+            each batch, because a resume rereads and drops the batches after the last snapshot. Snapshots that take long
+            are taken less often.
         on_worker_exit: what happens if a worker process exits. "error" raises `WorkerExitedError`. "restart" replaces
             the worker, issues a `RuntimeWarning`, and continues: no batch is lost or repeated, and the order is the
-            same. Batches since the worker's last snapshot are reread. The third exit in a row at the same batch
-            always raises.
+            same. Batches after the worker's last snapshot are reread. The third exit in a row at the same batch always
+            raises `WorkerExitedError`.
         on_timeout: what happens if no batch arrives within `timeout` seconds. "error" raises `WorkerTimeoutError`,
             which is also PyTorch's `RuntimeError`. "restart" kills and replaces the worker as with
             `on_worker_exit="restart"`, and issues a `RuntimeWarning` with the worker's Python stacks. "restart" does
@@ -100,27 +101,28 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             threads have run or waited for a processor for at least a tenth of the time. None uses `timeout` for all
             workers.
         on_error: what happens to a sample if `dataset[index]` or `__getitems__` raises. "raise" raises the exception,
-            and the batch is lost. "skip" leaves the sample out, which makes the batch shorter; an empty batch is passed
-            over. If `__getitems__` raises, it is called again for each index of the batch. For an iterable dataset,
+            and the batch is lost. "skip" omits the sample, which makes the batch shorter; an empty batch is not
+            returned. If `__getitems__` raises, it is called again for each index of the batch. For an iterable dataset,
             `__next__` of its iterator is called again. A generator ends when it raises, so a dataset is refused if its
             `__iter__` is a generator function. Exceptions of `collate_fn`, `MemoryError`, `KeyboardInterrupt`,
             `SystemExit` and worker exits are never skipped. Skipped samples are counted by kind of exception. The state
-            contains these counts, and a `RuntimeWarning` reports them at the end of an epoch.
-        error_limit: how many samples may be skipped per epoch, by all workers together. A float is a fraction of the
-            samples, which is checked from the 100th sample on and at the end. More skipped samples raise
-            `TooManySkipped`. None: no limit.
+            contains the counts, and a `RuntimeWarning` reports the counts at the end of an epoch.
+        error_limit: the number of samples that all workers together may skip per epoch. A float is a fraction of the
+            samples, which is checked from the 100th sample on and at the end. If more samples are skipped,
+            `TooManySkipped` is raised. None for no limit.
         error_log: the path of a file; a JSON line is appended for each skipped sample of a returned batch: `epoch` (of
             this loader, from 0), `worker` (its number, or null), `dataset` (your code that reads samples, with its file
-            and line), `index`, `error`, `message` and `notes`. For a stream, the index counts the samples of that
-            worker's iterator from 0; it is null if the dataset loaded a state within an epoch. None: no file.
+            and line), `index`, `error`, `message` and `notes`. For an iterable dataset, the index counts the samples of
+            the worker's iterator from 0; it is null if the dataset loaded a state within an epoch. None for no file.
         error_fill: whether incomplete batches are filled up with the next indices of the sampler, so that all batches
-            except the last are full. In workers, such a batch is reread together with the added samples, as the
-            next ordered batch. These samples therefore arrive after the samples of batches that were ordered earlier.
-        stats: how often batches are timed. "counts" times few enough to cost less than 1 %; "full" times every batch.
-            None uses the environment variable `TORCHDATA_STATS`, or else "counts". See `stats()`.
+            except the last are full. A worker rereads an incomplete batch, together with the added samples, as the
+            next ordered batch. Its samples therefore arrive after the samples of batches that were ordered earlier.
+        stats: how often batches are timed. "counts" times so few batches that this costs less than 1 % of the time;
+            "full" times every batch. None uses the environment variable `TORCHDATA_STATS`, or else "counts". See
+            `stats()`.
         wait_warning: the fraction of an epoch that the program may spend waiting for batches. The first epoch of at
-            least 10 seconds that waits longer issues a `RuntimeWarning`, which names the slow function, its file and
-            its line. None, or `TORCHDATA_WAIT_WARNING=0` in the environment, disables the warning.
+            least 10 seconds that exceeds this fraction issues a `RuntimeWarning`, which names the slow function, its
+            file and its line. None, or `TORCHDATA_WAIT_WARNING=0` in the environment, disables the warning.
     Raises:
         ValueError: arguments are out of range, or exclude each other.
         TypeError: `multiprocessing_context` is not valid, `error_limit` is not a number, or `error_fill` is not a bool.
@@ -185,7 +187,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
                 'is DataLoader2.from_dataset(dataset, batch_size, num_workers="auto")'
             )
         recorder = BatchRecorder(stats, wait_warning)
-        any_dataset: Any = dataset  # torch's loader accepts any object with samples, regardless of its annotation
+        any_dataset: Any = dataset  # despite its annotation, torch's loader accepts any object with samples
         super().__init__(
             any_dataset,
             batch_size,
@@ -211,10 +213,10 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         self.on_error, self.error_limit = on_error, error_limit
         self.error_log = None if error_log is None else os.fspath(error_log)
         self.error_fill = error_fill
-        #: The number of epochs that have begun, for the log.
+        #: The number of epochs that have begun, which `error_log` contains.
         self._epochs_begun = 0
         self._recorder = recorder
-        # Bypasses PyTorch's check: these are the same samplers with a state.
+        # PyTorch refuses to replace samplers. The new samplers have the same order, so the check is bypassed.
         own = vars(self)
         if sampler is None and type(self.sampler) is torch.utils.data.RandomSampler:
             own["sampler"] = RandomSampler(self.sampler.data_source, generator=generator)
@@ -225,7 +227,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         self._is_strict = True
         #: The generators for orders and seeds.
         self._drawing = Drawing(self, generators_drawn_by(self._index_sampler))
-        #: The reader of this process, kept from one epoch to the next.
+        #: The reader of this process, which is kept from one epoch to the next.
         self._reader: EpochReader | None = None
 
     # -- iterating -----------------------------------------------------------------------------------
@@ -240,8 +242,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             return self._iterator
         if self._iterator is not None and self.persistent_workers and not self._iterator.is_inherited():
             if self._iterator.lasts_one_epoch:
-                # The workers of the pool belonged to a loaded state and exit. State that is kept between epochs is
-                # transferred.
+                # The workers exit, because their number belongs to the loaded state. State that is kept between epochs
+                # is transferred to the new workers.
                 if self._iterator.is_finished:
                     self.load_state_dict(self.state_dict())
                     return iter(self)
@@ -250,7 +252,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
                 return self._iterator
             self._iterator.turn.call(partial(self._iterator._reset, self))
         else:
-            self._iterator = None  # stops its workers, unless the user holds the iterator
+            self._iterator = None  # stops the last iterator's workers, unless the program refers to the iterator
             self._iterator = self._get_iterator()
         return self._iterator
 
@@ -275,17 +277,17 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
     def state_dict(self) -> dict[str, Any]:
         """Returns the state after the last batch that the program received; after `load_state_dict`, the loaded state.
 
-        `torch.save` can write it and `torch.load(weights_only=True)` can read it, provided that this is true of the
+        `torch.save` can write the state and `torch.load(weights_only=True)` can read it, if they can write and read the
         states of your dataset and samplers. Calling this method changes nothing.
         """
         if self._loaded is not None:
             return copied(self._loaded)  # type: ignore[no-any-return]
         if self._iterator is not None:
-            return self._iterator.turn.call(self._iterator.state_dict)  # takes turns with threads that read
+            return self._iterator.turn.call(self._iterator.state_dict)  # waits for a thread that is reading a batch
         return dump(unstarted(self))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Makes a copy, by `copy` or pickle, an independent loader that has not begun."""
+        """Returns the attributes of a copy (by `copy` or pickle), which is an independent loader that has not begun."""
         return {**self.__dict__, "_iterator": None, "_recorder": self._recorder.copied()}
 
     def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:
@@ -293,18 +295,18 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
 
         The number of workers may differ. An iterable dataset still sees the state's number of workers until the epoch
         ends. If the loader has fewer workers, a process reads several copies of the dataset, which must be picklable.
-        Persistent workers are stopped. An iterator that was created before also resumes from the state if it has
-        returned no batch; otherwise, its next batch raises `RuntimeError`.
+        Persistent workers are stopped. An existing iterator also resumes from the state if it has returned no batch. If
+        it has returned a batch, its next batch raises `RuntimeError`.
 
         Within an epoch, the next loop raises `ValueError` if the class of the sampler, the length of a map-style
-        dataset or the number of ranks differs. If the epoch had not returned any batch, it starts over instead. The
-        loop warns if the state belongs to another rank.
+        dataset or the number of ranks differs. If the epoch had not returned a batch, the epoch starts over instead of
+        raising an error. The loop issues a warning if the state belongs to another rank.
 
         Args:
             state_dict: a result of `state_dict`; an empty dict for none.
-            strict: whether the next loop raises `ValueError` if the order differs, as above, or if a stream or a
-                sampler without a state yields different samples or indices when it is reread. False passes over the
-                same number of batches in both cases, so samples may repeat or be missing.
+            strict: whether the next loop raises `ValueError` if the order differs, or if an iterable dataset or a
+                sampler without a state yields different items when it is reread. False skips the same number of batches
+                in both cases, so samples may be repeated or missing.
 
         Raises:
             TypeError: `state_dict` is not a dict.

@@ -1,4 +1,4 @@
-"""Nodes for files, which list and read them. They need fsspec."""
+"""Nodes that list and read files. These nodes need fsspec."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ class FileLister(BaseNode[dict[str, Any]]):
     """Yields the files in a folder that match patterns, sorted by name.
 
     An item is a dict: `"data"` is the path, or the URL of a file in a store, and `"metadata"` contains the protocol.
-    The folder is listed at the beginning of each epoch and when a state is loaded. At that time, it must contain the
-    same files.
+    The folder is listed at the beginning of each epoch and when a state is loaded. When a state is loaded, the folder
+    must contain the same files as when the state was saved.
 
     Args:
         uri_base: the folder: a local path, or a URL that fsspec supports.

@@ -14,7 +14,7 @@ from torchdata.nodes.map import ParallelMapper
 
 __all__ = ["FileReader"]
 
-#: fsspec's name for each compression in `transport_params`.
+#: fsspec's name for each value of `"compression"` in `transport_params`.
 _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd", "disable": None}
 
 
@@ -30,8 +30,8 @@ class FileReader(ParallelMapper[dict[str, Any]]):
         encoding: the encoding of text.
         transport_params: options of fsspec's file system. `"compression"` is the compression of the file (`".gz"`,
             `".bz2"`, `".xz"`, `".zst"`, or `"disable"`); by default, it is determined by the file name.
-        max_retries: the maximum number of times that reading a file is repeated, after a warning and a pause, if it
-            raises an OSError.
+        max_retries: the maximum number of further attempts, each after a warning and a pause, if reading a file raises
+            an OSError.
         **parallel_mapper_kwargs: arguments of `ParallelMapper`, such as `num_workers` and `method`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The common part of nodes over several sources: tracks which sources have ended, and decides how to continue."""
+"""The base class of nodes over several sources, which records the ended sources and decides how to continue."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class MultiNode(BaseNode[T]):
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """See `BaseNode.reset`."""
         states: Mapping[str, Any] = {}
-        #: Names of the sources that have ended without an item.
+        #: Names of the sources that have ended without yielding an item.
         self._barren: set[str] = set()
         #: Whether each source has ended at least once.
         self._datasets_exhausted = dict.fromkeys(self.dataset_names, False)
@@ -151,5 +151,5 @@ class MultiNode(BaseNode[T]):
         return self._length_of_turns(lengths)
 
     def _length_of_turns(self, lengths: list[int]) -> int:
-        """Returns the number of items per epoch if sources start over, or if one of them ends the epoch."""
+        """Returns the number of items per epoch if sources start over, or if the first source to end ends the epoch."""
         raise TypeError(f"{type(self).__name__} has no length with {self.stop_criteria}")

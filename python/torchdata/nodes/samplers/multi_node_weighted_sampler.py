@@ -16,10 +16,10 @@ from torchdata.nodes.samplers.utils import _get_rank_seed, get_rank_and_world_si
 
 __all__ = ["MultiNodeWeightedSampler"]
 
-#: The number of choices that are drawn together. This number is part of the order of torchdata 0.11.
+#: The number of choices that are drawn together. Another number would result in another order than torchdata 0.11.
 _DRAWN = 1000
 
-#: An upper limit for the epoch. The seed of an epoch requires a draw for each earlier epoch.
+#: An upper limit for the epoch number, because computing the seed of an epoch requires a draw for each earlier epoch.
 _MOST_EPOCHS = 10_000_000
 
 
@@ -29,16 +29,16 @@ class MultiNodeWeightedSampler(MultiNode[T]):
     The choices depend on the seed, the rank, the number of ranks and the epoch. The node has a length if every item is
     yielded once and all sources have a length.
 
-    Subclasses may extend the checks in `_validate`, which `__init__` calls last. For another kind of choice, they may
-    return another iterator over names from `_get_new_weighted_sampler`, which `reset` calls. The `state_dict()` of that
-    iterator is part of the node's state.
+    Subclasses may extend the checks in `_validate`, which `__init__` calls last. A subclass that chooses differently
+    returns its own iterator over names from `_get_new_weighted_sampler`, which `reset` calls. The node's state contains
+    the `state_dict()` of this iterator.
 
     Args:
         source_nodes: the nodes to read, by name.
         weights: the weight of each source by name; they need not add up to 1.
         stop_criteria: when the epoch ends; a value of `StopCriteria`.
-        rank: the number of this rank; None (the default) for that of `torch.distributed`, or else the variable RANK.
-        world_size: the number of ranks; None (the default) for that of `torch.distributed`, or else the variable
+        rank: the number of this rank; by default (None), the rank in `torch.distributed`, or else the variable RANK.
+        world_size: the number of ranks; by default (None), the world size in `torch.distributed`, or else the variable
             WORLD_SIZE.
         seed: the seed of the choices.
         tag_output: whether items contain the name of their source: a dict gets the key `"dataset_key"`, and any other
@@ -187,7 +187,7 @@ class _WeightedSampler:
         rank: the number of this rank.
         world_size: the number of ranks.
         epoch: the number of the epoch.
-        random_tensor_batch_size: how many choices are drawn together.
+        random_tensor_batch_size: the number of choices that are drawn together.
         initial_state: a result of `state_dict` to resume from; None for the beginning.
 
     Raises:
@@ -221,7 +221,7 @@ class _WeightedSampler:
             except (TypeError, RuntimeError) as error:
                 raise fields.wrong(self.GENERATOR_KEY, "must be the state of a torch.Generator") from error
         self._draw()
-        #: The number of drawn choices that were used.
+        #: The number of choices of the last draw that were used.
         self._offset = offset
 
     def _draw(self) -> None:
@@ -245,7 +245,7 @@ class _WeightedSampler:
         return name
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position: a state of the generator, and how many of the choices drawn from it were used."""
+        """Returns the position: the generator's state before the last draw, and the number of choices used since."""
         return {self.GENERATOR_KEY: self._before, self.OFFSET_KEY: self._offset}
 
 

@@ -13,8 +13,8 @@ __all__ = ["get_rank_and_world_size"]
 def get_rank_and_world_size() -> tuple[int, int]:
     """Returns the rank of this process and the number of ranks.
 
-    Both are taken from `torch.distributed` if it is initialized, otherwise from the variables RANK and WORLD_SIZE, and
-    are otherwise 0 and 1.
+    If `torch.distributed` is initialized, it determines both numbers. If not, the environment variables RANK and
+    WORLD_SIZE determine them. Without these variables, the rank is 0 of 1.
 
     Raises:
         ValueError: the rank is negative, or not less than the number of ranks.
@@ -35,12 +35,12 @@ def get_rank_and_world_size() -> tuple[int, int]:
 
 
 def _get_rank_seed(seed: int, generator_rank: torch.Generator, rank: int, world_size: int, epoch: int) -> int:
-    """Returns the seed of an epoch on a rank. The seed is the same as in torchdata 0.11, so that the orders are the
+    """Returns the seed of an epoch on a rank. The seed is the same as in torchdata 0.11, so that the order is also the
     same.
 
     Args:
         seed: the user's seed.
-        generator_rank: the generator to draw from, which is seeded here.
+        generator_rank: the generator to draw from, which this function seeds.
         rank: number of the rank.
         world_size: number of ranks.
         epoch: number of the epoch, from 0.
