@@ -53,7 +53,7 @@ class EpochRun:
         delivery: delivers items to the user.
         position: how far the epoch has come.
         resume_at: the position at which to resume, and whether recomputed items are compared; None to begin an epoch.
-        saved_positions: the positions of all ranks at which to resume, perhaps with other processes.
+        saved_positions: the positions of all ranks at which to resume; the number of processes may have changed.
         epochs: the number of epochs that were begun.
         is_iterating: whether an epoch is running, and the service has not been notified of its end.
         patience: the number of seconds to wait for a thread that is computing an item, before an epoch ends; None for

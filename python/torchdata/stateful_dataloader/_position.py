@@ -250,7 +250,7 @@ class _Trail:
         return bool(self.since or self.later)
 
     def position(self, now: ReadingPosition) -> ReadingPosition:
-        """Returns a position with the current states, which a resume reaches by repeating the steps of this trail."""
+        """Returns a position with the current states. A resume reaches it by repeating the steps of the trail."""
         base = self.thawed()
         bare = base and ReadingPosition(*base[:3], ended=base.ended, unbegun=base.unbegun)
         random = base.random if base else {}

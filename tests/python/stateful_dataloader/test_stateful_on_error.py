@@ -548,7 +548,7 @@ def test_the_last_batch_of_an_iterator_is_dropped_if_it_is_short() -> None:
 
 
 class Through(Steps):
-    """Reads a generator after a `map`."""
+    """Applies `map` to a Python generator, and yields the results."""
 
     def __iter__(self) -> Iterator[int]:
         return map(abs, self.generator())

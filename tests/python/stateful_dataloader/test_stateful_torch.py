@@ -136,7 +136,7 @@ def test_workers_are_seeded_and_have_worker_info_as_torch_s(persistent: bool) ->
 
 @pytest.mark.parametrize(("method", "workers"), [("spawn", 1), ("forkserver", 2)])
 def test_other_start_methods_give_the_same(method: str, workers: int) -> None:
-    """Uses one spawned worker, which imports torch. Tensors in shared memory remain shared with it."""
+    """Uses one spawned worker, which imports torch. Worker and main process share the tensors in shared memory."""
     marks = torch.zeros(8, dtype=torch.int64).share_memory_()
     theirs, _ = both(Told(), batch_size=2, num_workers=workers, epochs=1)
     torch.manual_seed(3)

@@ -113,7 +113,8 @@ def _position(number: int, identity: tuple[int, int]) -> int:
 
 
 def _reads_of(pid: int) -> int | None:
-    """Returns how many times a process has read; None if unknown. The call itself is one read of this process."""
+    """Returns how many times a process has read; None if unknown. This call increases the number
+    of the calling process by one."""
     try:
         descriptor = os.open(f"/proc/{pid}/io", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -27,7 +27,7 @@ def draw_seed(last: int | None = None, follows: bool = False) -> int:
 
     Args:
         last: the seed of the pipe's previous iteration.
-        follows: whether to derive the seed from `last`, as in a replica, because the loader seeds the pipe.
+        follows: whether to derive the seed from `last`, because a loader seeds the pipe. A replica always does this.
     """
     if last is not None and (is_replica or follows):
         return random.Random(f"after {last}").getrandbits(63)

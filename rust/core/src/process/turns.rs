@@ -21,8 +21,9 @@ const TRY_AGAIN: u32 = 16;
 /// After a shorter sleep, the next wait yields the full number of times.
 const NEAR: u64 = 50_000;
 
-/// A yield that takes at least this time, in nanoseconds, counts as used by an unrelated thread. With up to 64 workers
-/// on 2 cores, yields to processes of the loader last 0.1 to 0.5 ms, and yields to a busy loop 2 to 8 ms.
+/// If a yield of the processor takes at least this time, in nanoseconds, an unrelated thread is assumed to run. With
+/// up to 64 workers on 2 cores, yields to processes of the loader last 0.1 to 0.5 ms, and yields to a busy loop 2 to
+/// 8 ms.
 const STRANGE: u64 = 1_500_000;
 /// With more processes than this, a round of yields among the processes themselves takes as long, and an unrelated
 /// thread gets a small share.

@@ -91,8 +91,8 @@ pub fn interval(usual: u64, calls: u64, price: u64, longest: u64) -> u64 {
     (calls * COST * price / usual.max(1)).clamp(1, longest)
 }
 
-/// Returns the number of calls until the next measured one, with the given mean. After the first calls the mean is
-/// lower and doubles each time, so that short runs are measured too.
+/// Returns the number of calls until the next measured call, with the given mean. The first numbers have a lower mean,
+/// which doubles with each measurement, so that short runs are measured too.
 pub fn next_gap(random: &Cell<u64>, most: &Cell<u64>, mean: u64) -> u64 {
     let least = mean.min(most.get());
     most.set((2 * most.get()).min(LONGEST_METERED));

@@ -73,7 +73,7 @@ def slow(item: Any) -> Any:
 
 
 def large(item: Any) -> Any:
-    """Returns an array that is sent through a block, and identifies its item."""
+    """Returns an array that identifies the item, and that is large enough to be sent in a block of shared memory."""
     array = np.full(3000, len(repr(item)), dtype=np.int64)
     array[0] = sum(map(ord, repr(item)))
     return array

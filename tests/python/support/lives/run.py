@@ -1,4 +1,4 @@
-"""Runs a life: reads a loader and its replacements while events happen."""
+"""Runs the plan of a loader's life: reads the loader and its replacements while events happen."""
 
 from __future__ import annotations
 
@@ -356,7 +356,7 @@ def go_on_from(
         number: the epoch of the state.
         state: the pickled state.
         came: the items of the epoch that were received before, and possibly more.
-        workers: the number of workers, if it differs from that of the life.
+        workers: the number of workers, if it differs from the number in the plan.
 
     Raises:
         Differs: other items arrived.
@@ -394,7 +394,7 @@ def go_on_from(
 
 
 def check(life: Life) -> int:
-    """Runs a life; returns the number of actions."""
+    """Runs the plan of a loader's life, and returns the number of actions."""
     snapshots.SECONDS, snapshots.FACTOR = life.cadence
     before = set(children())
     expected = only_read(life)

@@ -56,8 +56,8 @@ pub(super) struct State<T> {
     pub next: Slot,
     /// The number of holds. While there is one, no worker starts an item.
     pub holds: usize,
-    /// The number of workers that a hold waits for. At most one of them reads the source, and the remaining ones may
-    /// change a submitted item.
+    /// The number of workers that a hold waits for. At most one of these workers reads the source, and each of the
+    /// others may run the function on a submitted item.
     pub busy: usize,
     /// Whether a worker uses the source.
     pub source_taken: bool,
