@@ -71,7 +71,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """
 
     def concat(self, *datapipes: Any) -> IterDataPipe[Any]:
-        """Yields the items of its inputs, one input after another. `a + b` is the same."""
+        """Yields the items of its inputs, one input after another. `a + b` creates the same pipe."""
 
     def cycle(self, count: int | None = None) -> IterDataPipe[T_co]:
         """Reads its source several times."""
@@ -275,7 +275,9 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """
 
     def mux_longest(self, *datapipes: Any) -> IterDataPipe[Any]:
-        """Yields one item of each input in turn, and skips inputs that have ended, until all have ended."""
+        """Yields one item of each input in turn, and skips inputs that have ended, until all inputs have
+        ended.
+        """
 
     def on_disk_cache(
         self, filepath_fn: Callable[..., Any] | None = None, hash_dict: dict[str, str] | None = None,
@@ -415,8 +417,8 @@ class IterForms(FunctionalForms, Generic[T_co]):
     def sample_multiplex(
         self, pipes_to_weights_dict: dict[Any, float], seed: int | None = None, weight: float = 1.0,
     ) -> torchdata.datapipes.iter.SampleMultiplexer:
-        """Yields an item of this pipe or of another one at a time, chosen at random by their weights,
-        until all have ended.
+        """Yields items of this pipe and other pipes, which are chosen at random by their weights, until
+        all have ended.
         """
 
     def save_by_fsspec(
@@ -511,7 +513,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """Returns one child per column of the items, which are sequences of equal length."""
 
     def webdataset(self, *, strict: bool = True) -> IterDataPipe[dict[str, Any]]:
-        """Groups consecutive files with the same name except for the extension into one dict."""
+        """Groups consecutive files whose names differ only in the extension into one dict."""
 
     @overload
     def zip(self) -> IterDataPipe[tuple[T_co]]:
