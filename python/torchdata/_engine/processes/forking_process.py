@@ -33,7 +33,7 @@ from torchdata._native import BellBoard, drop_inherited, name_process
 
 #: Maximum message length, and maximum number of descriptors per message, which is a rounded-down system limit.
 LONGEST, DESCRIPTORS = 4096, 200
-#: The main process's messages to a child: `LEAVE` if the process id of the child is known, and `REFUSAL` if it was lost.
+#: The main process answers a child with `LEAVE` if it knows the process id of the child, and otherwise with `REFUSAL`.
 LEAVE, REFUSAL = b"1", b"0"
 
 #: The objects that this process has inherited for its children.
