@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_micros(50);
 /// The wake-up decisions of one producer.
 #[derive(Debug)]
 pub struct WakePolicy {
-    /// Items published since the consumer was last seen awake.
+    /// How many items were published since the consumer was last awake.
     waiting: u32,
     /// The number of items after which the consumer is woken up.
     batch: u32,
