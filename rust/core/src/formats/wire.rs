@@ -1,7 +1,7 @@
-//! The wire format of protocol buffers, as far as examples need it.
+//! Reads the wire format of protocol buffers, as far as examples use it.
 //!
-//! See <https://protobuf.dev/programming-guides/encoding>. The input is not trusted: any input results in a value or an
-//! error.
+//! The format is described at <https://protobuf.dev/programming-guides/encoding>. The input is not trusted: every input
+//! gives a value or an error.
 
 /// Why bytes are not a protocol buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
