@@ -77,10 +77,10 @@ class Restarts:
         self._replacing = Replacing(members.num_workers, members.dispatches)
         #: For each child, the exit code of the last process of this child that has exited.
         self._exitcodes: dict[int, int | None] = {}
-        #: Exits without a warning so far: a description, the argument that allows the restart, and the stack of a
-        #: process that hung.
+        #: Exits that were not reported in a warning yet. Each entry contains a description, the argument that allows
+        #: the restart, and the stack of a process that hung.
         self._untold: list[tuple[str, str, str]] = []
-        #: Replacements that were started, but not reported to the engine yet.
+        #: Replacements that were started, but of which the engine was not informed yet.
         self._made: list[tuple[int, Link | None, int | OwnedDescriptor]] | None = None
 
     def keep_forker(self) -> None:
@@ -116,7 +116,7 @@ class Restarts:
             dead = [i for i, process in enumerate(processes) if process.ended and not self.rests(i)]
             if not dead or collector.replace_dead(dead):
                 return bool(dead)
-            time.sleep(GLANCE)  # a reading thread notices the exit by itself
+            time.sleep(GLANCE)  # a thread that is reading notices the exit without this call
 
     def look_at(self, index: int) -> Callable[[], None]:
         """Returns a function that checks a child while a command is sent to it. The function raises `Gone` if no
@@ -258,7 +258,7 @@ class Restarts:
                 self._give_up(indices, error)
             finally:
                 members.close_descriptors(indices)
-            if shutdown.has_begun:  # the shutdown may have missed the new processes
+            if shutdown.has_begun:  # the shutdown may not know the new processes
                 for child in started:
                     child.kill()
                     child.wait(KILLED)
