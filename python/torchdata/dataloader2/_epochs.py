@@ -37,7 +37,8 @@ from torchdata.datapipes.iter.threads.prefetching import stop_reading
 if TYPE_CHECKING:
     from torchdata._observe.stats.model import Reading
 
-#: With fewer items per worker, the dataset is small or the run is a trial, and idle workers do not matter.
+#: The minimum number of items per worker for a warning about idle workers. With fewer items, the dataset is small or
+#: the run is a trial.
 _LEAST = 10
 
 

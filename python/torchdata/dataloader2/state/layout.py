@@ -66,9 +66,9 @@ _REQUIRED = (SERIALIZED_DATAPIPE_KEY_NAME, READING_SERVICE_STATE_KEY_NAME)
 #: The keys that no state of torchdata 0.9 has.
 _NEW = (_VERSION, _POSITION, _CHECKSUMS, _PIPELINE, _RANKS)
 
-#: A limit for numbers of items. No real epoch reaches this limit.
+#: The maximum number of items in a valid state. No real epoch has as many items.
 _MOST = 1 << 46
-#: A limit for numbers of shards.
+#: The maximum number of shards in a valid state.
 _MOST_SHARDS = 1 << 20
 
 #: The types of the fields of a position; some fields may be None.
@@ -407,7 +407,7 @@ def _account(account: Any, whose: str) -> Account:
     return items, checksum
 
 
-# -- what is sealed ----------------------------------------------------------------------------------------------------
+# -- sealed parts ------------------------------------------------------------------------------------------------------
 
 
 def _snapshots(position: Position) -> Iterator[bytes]:
