@@ -42,7 +42,7 @@ class Several(Protocol):
     spent: float
 
     def results(self, items: list[Any]) -> Iterator[list[Any] | Failed | None]:
-        """See `_processes._MapWorker.results`."""
+        """Calls the function with several items; see `_processes._MapWorker.results`."""
 
 
 #: Maximum number of items per message to a process, and maximum number of seconds to compute these items.

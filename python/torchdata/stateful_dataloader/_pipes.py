@@ -70,7 +70,7 @@ class PipeSource(PipePasses):
         again, self._again = self._again, 0
         iterator = super().__iter__()
         if again:
-            with put_back_afterwards(GLOBAL):  # the loader has set the generators for the items that follow
+            with put_back_afterwards(GLOBAL):  # the loader has already set the generators for the next items
                 next(islice(iterator, again - 1, None), None)
         return iterator
 

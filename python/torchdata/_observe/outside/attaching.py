@@ -37,7 +37,7 @@ _PROC = "/proc"
 #: Maximum number of bytes of a command line to read.
 _LONGEST_COMMAND = 4096
 
-#: The warnings that this process has issued.
+#: The warnings that this process has already issued.
 _told: set[str] = set()
 
 
@@ -104,7 +104,7 @@ def _boards_of(pid: int) -> Iterator[tuple[tuple[int, int], str]]:
             if os.readlink(path).startswith(_NAME):
                 found = os.stat(path)
                 yield (found.st_dev, found.st_ino), path
-        except OSError:  # the descriptor was closed meanwhile
+        except OSError:  # the descriptor was closed in the meantime
             continue
 
 

@@ -112,7 +112,7 @@ class Patience:
 
     def _tell(self, waited: float) -> None:
         late = dict(self._late)
-        if waited < self._next or not late:  # another thread has already warned
+        if waited < self._next or not late:  # another thread has already issued the warning
             return
         self._next *= 2
         process = min(late, key=late.__getitem__)
@@ -130,7 +130,7 @@ def warn_in_thread(warning: Warning) -> None:
 def _words(
     children: Any, peer: int | None, waited: float, ask: Callable[[dict[str, Any]], tuple[str, str]] | None = None
 ) -> str:
-    # Imported only if there is a problem, because a working loader does not need it.
+    # Imported only when there is a problem, because a loader without problems does not need this module.
     from torchdata._observe.outside.stacks import where_it_stands
     from torchdata._observe.show.table import duration
     from torchdata._observe.stats.diagnosis import blame
