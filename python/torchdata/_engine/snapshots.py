@@ -145,7 +145,7 @@ def check_seal(sealed: Any, what: str) -> None:
     if version != _VERSION:
         raise ValueError(f"{what} has version {version}, but this release reads version {_VERSION}")
     if zlib.crc32(pickled) != checksum:
-        raise ValueError(f"{what} is damaged: its checksum is not the one that was saved with it")
+        raise ValueError(f"{what} is damaged: its checksum differs from the saved checksum")
 
 
 def is_sealed(sealed: Any) -> bool:

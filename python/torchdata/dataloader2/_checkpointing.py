@@ -159,8 +159,8 @@ class StateKeeper:
             return None
         if not allow_pickle:
             raise ValueError(
-                "the pipe of this loader state is a pickle, which is not opened with allow_pickle=False: opening it "
-                "may run any code that its writer likes. Make a DataLoader2 with the pipe, and load the state into that"
+                "the pipe of this loader state is a pickle, which is not opened with allow_pickle=False: unpickling "
+                "it may run any code. Make a DataLoader2 with the pipe, and load the state into that"
             )
         snapshot = GraphTemplate(unpacked_pipe(state))
         if pipeline.adapters and strict and state.outline is not None and not state.is_between_epochs:

@@ -77,8 +77,8 @@ class Ending:
             return
         if self._pipeline.is_taken_over and self._pipeline.contract.has_workers():
             raise RuntimeError(
-                f"this DataLoader2 belongs to process {self.owner_pid}, whose worker processes run it, and this is a "
-                "forked child of that: make a loader of your own in the child"
+                f"this DataLoader2 belongs to process {self.owner_pid}, whose worker processes run it, and this "
+                "process is a forked child: create another loader in the child"
             )
         self.changing = threading.RLock()  # the inherited lock may be held by a thread of the parent
         self.owner_pid = os.getpid()

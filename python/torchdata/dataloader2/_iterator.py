@@ -87,7 +87,9 @@ class FinishedIterator(Iterator[Any]):
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or self.__dict__.get("_iterator") is None:
-            raise AttributeError(f"the iteration is over, and nothing is left to ask for its attribute {name!r}")
+            raise AttributeError(
+                f"the iteration is over, and the pipeline's iterator with the attribute {name!r} no longer exists"
+            )
         return getattr(self._iterator, name)
 
 

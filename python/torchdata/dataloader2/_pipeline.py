@@ -145,8 +145,8 @@ class Pipeline:
                 self.datapipe = service.restore(self.datapipe, state)
             else:
                 raise TypeError(
-                    "Cannot restore from non-checkpointable reading service: the loaded state holds one of a reading "
-                    f"service, and {type(service).__name__} is no CheckpointableReadingServiceInterface"
+                    "Cannot restore from non-checkpointable reading service: the loaded state contains the state of "
+                    f"a reading service, but {type(service).__name__} is not a CheckpointableReadingServiceInterface"
                 )
         except BaseException:
             self.datapipe = self.snapshot.copy()

@@ -18,7 +18,7 @@ const SHARED: u64 = 0x7368_6172_6564; // "shared"
 
 /// An error: the bytes are not a valid exported state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("this is no state of a seed generator of this release")]
+#[error("this is not a state of a seed generator of this release")]
 pub struct InvalidState;
 
 /// Draws seeds for pipes and random number generators.

@@ -250,8 +250,8 @@ def _with(error: BaseException, attributes: dict[str, bytes], left_out: list[str
         what = "attribute" if len(left_out) == 1 else "attributes"
         add_note(
             error,
-            f"Its {what} {', '.join(left_out)} did not come along: too large (more than {_LARGEST >> 20} MiB), or not "
-            "to be pickled.",
+            f"Its {what} {', '.join(left_out)} could not be sent: too large (more than {_LARGEST >> 20} MiB), or "
+            "impossible to pickle.",
         )
     return error
 

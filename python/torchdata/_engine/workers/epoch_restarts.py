@@ -71,8 +71,8 @@ class EpochRestarts(Restarts):
         raise members.program_class.exit_error(
             process,
             worker,
-            f"{how}; {advice}. No other process can take its place, because a reading service has applied a function "
-            "to the graphs of the running processes (to pause, to resume or to limit them), which a new process would "
+            f"{how}; {advice}. It cannot be replaced, because a reading service has applied a function to the graphs "
+            "of the running processes (to pause, to resume or to limit them), which a new process would "
             "lack. Change the graph in `worker_reset_fn` instead, which each new process calls",
         )
 

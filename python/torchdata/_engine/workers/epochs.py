@@ -324,8 +324,8 @@ class Children:
                     began = self._end_if_it_hangs(index, began)
                     continue
                 raise TimeoutError(
-                    f"{self._names[index]} has taken no command for {self._timeout:g} s (the `timeout` of the reading "
-                    "service): its pipe is stuck in one item, or the process was stopped"
+                    f"{self._names[index]} has received no command for {self._timeout:g} s (the `timeout` of the "
+                    "reading service): its pipe is stuck in one item, or the process was stopped"
                 ) from None
 
     def _look_at(self, index: int) -> Callable[[], object]:

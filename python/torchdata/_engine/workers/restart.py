@@ -190,8 +190,8 @@ class Restarts:
         where = f"at {'its' if is_worker else 'the'} {kind.item} number {item} (counted from 0{kind.counted})"
         if is_final:
             text = (
-                f"{how} {where}, as {deaths - 1} before it in its place; {advice}. Whatever makes that {kind.item} "
-                f"ends its process each time: leave the {kind.item} out, or mend the {kind.mended}{stack}"
+                f"{how} {where}, as {deaths - 1} before it in its place; {advice}. The code that computes this "
+                f"{kind.item} ends its process each time: leave the {kind.item} out, or correct the {kind.mended}{stack}"
             )
         elif self._shutdown.has_begun:
             text = f"{how} {where} while the loader was shut down; {advice}"
@@ -278,11 +278,11 @@ class Restarts:
             members.processes[index] = self._new_child(index)
             self._shutdown.replace(index, members.processes[index], members.control(index), members.commanders[index])
         untold, self._untold = self._untold, []
-        died = "; ".join(words for words, *_ in untold) or "The place of one that has died is empty"
+        died = "; ".join(words for words, *_ in untold) or "A process that has exited was not replaced"
         index = next((index for index in indices if members.names[index] in died), indices[0])
         is_worker = index < members.num_workers
         raise WorkerExitedError(
-            f"{died}. No other process could take its place: {error.strerror or error}",
+            f"{died}. It could not be replaced: {error.strerror or error}",
             worker=index if is_worker else None,
             exitcode=self._exitcodes.get(index),
             stage=members.program_class.stage if is_worker else "dispatching items",

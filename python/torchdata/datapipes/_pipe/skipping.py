@@ -193,7 +193,7 @@ def too_many(
     permitted = f"{100 * limit:g} % of {items}" if isinstance(limit, float) else f"{limit} {items.split()[-1]}"
     return TooManySkipped(
         f"on_error has skipped {sum(skipped.values())} items, more than {name}={limit!r} permits ({permitted}, in "
-        f"{where}):\n{table_of(skipped)}\n{last}Mend the data or the function, or raise the limit"
+        f"{where}):\n{table_of(skipped)}\n{last}Correct the data or the function, or raise the limit"
     )
 
 
@@ -295,7 +295,7 @@ def line_of(error: BaseException) -> dict[str, Any]:
     try:
         message = str(error)
     except Exception as failure:
-        message = f"its message cannot be had: {type(failure).__name__}"
+        message = f"its message is not available: {type(failure).__name__}"
     return {"error": type(error).__name__, "message": message, "notes": notes_of(error)}
 
 

@@ -22,14 +22,14 @@ pub fn masked_crc(data: &[u8]) -> u32 {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
     /// The length does not match its checksum.
-    #[error("the checksum of its length is wrong: the file is damaged, or it is no (uncompressed) TFRecord file")]
+    #[error("the checksum of its length is wrong: the file is damaged, or is not an (uncompressed) TFRecord file")]
     Length,
     /// The data does not match its checksum.
     #[error("the checksum of its data is wrong: the file is damaged")]
     Data,
     /// The length exceeds the given maximum.
     #[error(
-        "its length of {length} bytes is more than max_length={longest}: the file is damaged, or needs a larger one"
+        "its length of {length} bytes is more than max_length={longest}: the file is damaged, or needs a larger max_length"
     )]
     TooLong {
         /// The length in the file.

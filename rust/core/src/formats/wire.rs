@@ -7,17 +7,17 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
     /// A field extends beyond the end of its message.
-    #[error("its data is no valid protocol buffer: a field ends too early")]
+    #[error("its data is not a valid protocol buffer: a field ends too early")]
     Truncated,
     /// An integer has more than ten bytes.
-    #[error("its data is no valid protocol buffer: an integer is too long")]
+    #[error("its data is not a valid protocol buffer: an integer is too long")]
     Varint,
     /// A field has an unknown type or the number 0. This reader does not support groups, because examples do not
     /// contain them.
-    #[error("its data is no valid protocol buffer: a field has a type that does not exist")]
+    #[error("its data is not a valid protocol buffer: a field has a type that does not exist")]
     Tag,
     /// The name of a feature is not UTF-8.
-    #[error("its data is no valid protocol buffer: the name of a feature is not UTF-8")]
+    #[error("its data is not a valid protocol buffer: the name of a feature is not UTF-8")]
     Name,
 }
 

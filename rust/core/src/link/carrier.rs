@@ -105,7 +105,7 @@ struct Carried<'a> {
     besides: usize,
 }
 
-const CONTRADICTS: Corrupted = Corrupted("a frame of units contradicts itself");
+const CONTRADICTS: Corrupted = Corrupted("a frame of units is inconsistent");
 
 /// Removes and returns the first `len` bytes.
 fn cut<'a>(bytes: &mut &'a [u8], len: usize) -> Result<&'a [u8], Corrupted> {

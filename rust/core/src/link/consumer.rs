@@ -436,7 +436,7 @@ impl Consumer {
         let capacity = self.layout.config.arena_capacity;
         if offset != u64::MAX {
             if offset >= capacity || len > capacity - offset {
-                return Err(Corrupted("a block lies outside the arena"));
+                return Err(Corrupted("a block is outside the arena"));
             }
             if !offset.is_multiple_of(BLOCK_ALIGN) {
                 return Err(Corrupted("a block is not aligned to a page"));

@@ -52,7 +52,8 @@ impl ProducerCursor {
         // SYNC(release): pairs with ConsumerCursor::release; all slots before `head` have been read.
         let head = open_after(self.head, shared_head.load(Ordering::Acquire));
         // A cursor that has moved backward looks like a cursor that is far ahead.
-        let head = head.filter(|&head| head <= self.tail).ok_or(Corrupted("a consumer's cursor left the ring"))?;
+        let head =
+            head.filter(|&head| head <= self.tail).ok_or(Corrupted("a consumer's cursor is outside the ring"))?;
         self.head = head;
         Ok(head)
     }
@@ -94,7 +95,7 @@ impl ConsumerCursor {
             // SYNC(publish): pairs with ProducerCursor::publish.
             let tail = open_after(self.tail, shared_tail.load(Ordering::Acquire));
             let tail = tail.filter(|&tail| tail - self.head <= self.capacity);
-            self.tail = tail.ok_or(Corrupted("a producer's cursor left the ring"))?;
+            self.tail = tail.ok_or(Corrupted("a producer's cursor is outside the ring"))?;
         }
         Ok(self.tail - self.head)
     }

@@ -214,7 +214,7 @@ impl Layout {
             arena_capacity: header.arena_capacity.load(Ordering::Relaxed),
         };
         if config != config.rounded() || config.total() != layout.region.len() as u64 {
-            return Err(OpenError::Invalid("its sizes contradict each other"));
+            return Err(OpenError::Invalid("its sizes are inconsistent"));
         }
         layout.config = config;
         Ok(layout)

@@ -118,7 +118,7 @@ impl Board {
             pipes: header.pipes.load(Relaxed),
         };
         if !config.is_sensible() || config.total() != board.region.len() {
-            return Err(OpenError::Invalid("its sizes contradict each other"));
+            return Err(OpenError::Invalid("its sizes are inconsistent"));
         }
         board.config = config;
         Ok(Arc::new(board))

@@ -99,7 +99,7 @@ impl PageRef {
             return Ok(None);
         }
         if !Role::is_one(role) {
-            return refuse("is of a process with a role that no loader has");
+            return refuse("contains a process with an unknown role");
         }
         // SYNC(pipes): pairs with PageRef::set_pipes.
         let pipes = self.header().pipes.load(Ordering::Acquire);
@@ -215,7 +215,7 @@ mod tests {
         let damage = || board.damage().unwrap().to_string();
         assert_eq!(damage(), "page 1 of the counters counts more pipes than its capacity");
         page.header().role.store(77, Relaxed);
-        assert!(damage().contains("a role that no loader has"));
+        assert!(damage().contains("a process with an unknown role"));
         assert!(board.read().is_empty());
     }
 

@@ -32,7 +32,9 @@ pub use source::{OutBuffer, Owner, Source};
 
 /// The error for bytes that are not a valid item.
 pub fn malformed() -> PyErr {
-    PyRuntimeError::new_err("an item arrived malformed: its sender's memory is corrupted; start a new loader")
+    PyRuntimeError::new_err(
+        "a received item is malformed, because the memory of its sender is corrupted; start a new loader",
+    )
 }
 
 /// Buffers of at least this size are sent out of band. Smaller buffers are sent inline, because copying a small buffer

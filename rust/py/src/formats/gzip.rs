@@ -135,7 +135,7 @@ impl GzipSource {
             let piece = self.read.bind(py).call1((PIECE,))?;
             let bytes = piece.cast::<PyBytes>().map_err(|_| {
                 let found = piece.get_type();
-                PyTypeError::new_err(format!("a compressed stream must give bytes, but it gave {found}"))
+                PyTypeError::new_err(format!("a compressed stream must return bytes, but it returned {found}"))
             })?;
             self.piece.clear();
             self.piece.extend_from_slice(bytes.as_bytes());
@@ -173,6 +173,6 @@ fn raised(error: Error) -> PyErr {
         Err(_) if kind == ErrorKind::UnexpectedEof => {
             PyEOFError::new_err("the compressed stream ends before its end-of-stream marker")
         }
-        Err(error) => PyOSError::new_err(format!("no valid gzip stream: {error}")),
+        Err(error) => PyOSError::new_err(format!("not a valid gzip stream: {error}")),
     }
 }

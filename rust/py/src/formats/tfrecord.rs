@@ -116,7 +116,7 @@ impl TFRecordReader {
         }
         let found = piece.get_type().name()?;
         Err(PyTypeError::new_err(format!(
-            "{}: its stream gives {found} where bytes are needed; open the file in binary mode",
+            "{}: its stream returns {found} instead of bytes; open the file in binary mode",
             self.place
         )))
     }
@@ -192,8 +192,8 @@ impl Maker {
                     continue; // if names are given, the feature of the context is used
                 }
                 return Err(Fault::Record(format!(
-                    "the key {name:?} is contained in both its context and its feature lists; ask for the one in the \
-                     context by a spec"
+                    "the key {name:?} is contained in both its context and its feature lists; request the feature of \
+                     the context by a spec"
                 )));
             }
             let values = steps.iter().map(|step| self.values(py, name, step)).collect::<Result<Vec<_>, _>>()?;
@@ -218,7 +218,7 @@ impl Maker {
             }
             None => {
                 return Err(Fault::Record(format!(
-                    "its feature {name:?} holds no list, neither of bytes nor of floats nor of integers"
+                    "its feature {name:?} does not contain a list of bytes, floats or integers"
                 )));
             }
         };

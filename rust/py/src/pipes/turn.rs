@@ -103,8 +103,8 @@ impl Turn {
         });
         if is_waiting || self.reader.load(Relaxed) == thread {
             return Err(PyRuntimeError::new_err(
-                "this thread is reading an item already, and requests another one (in a signal handler, or in a \
-                 function of the pipeline): request it after the first one has arrived",
+                "this thread is already reading an item, and requests another item (in a signal handler, or in a \
+                 function of the pipeline): request it after the first item has arrived",
             ));
         }
         if self.crowd.load(Relaxed) == 0 && self.reader.load(Relaxed) == 0 {

@@ -110,7 +110,7 @@ impl ReadAheadQueue {
     #[cold]
     fn is_the_parents(&self) -> PyErr {
         PyRuntimeError::new_err(format!(
-            "the threads of {} run in process {}, of which this one is a forked child: begin a new iteration in the child",
+            "the threads of {} run in process {}, and this process is a forked child of it: begin a new iteration in the child",
             self.name, self.process
         ))
     }

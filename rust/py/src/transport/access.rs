@@ -76,7 +76,7 @@ impl Access {
         enter::poll(py, None, |_| {
             held = self.reader.try_hold();
             if held.is_none() {
-                self.refuse_here("an epoch cannot begin while this thread waits for an item of the previous one")?;
+                self.refuse_here("an epoch cannot begin while this thread waits for an item of the previous epoch")?;
                 self.signs.own.ring();
             }
             Ok(held.is_some())
@@ -150,7 +150,7 @@ impl Access {
     /// reading. In this case the reading thread replaces these processes.
     pub fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
         self.owner.check()?;
-        self.refuse_here("a process has died and cannot be replaced while this thread waits for an item")?;
+        self.refuse_here("a process has exited and cannot be replaced while this thread waits for an item")?;
         let Some(mut reader) = self.try_hold() else { return Ok(false) };
         reader.replace_dead(py, dead).map(|()| true)
     }
@@ -162,7 +162,7 @@ impl Access {
         let reader = &mut *held;
         if self.signs.epoch.load(Relaxed) != u64::from(epoch) {
             return Err(PyRuntimeError::new_err(
-                "this iterator belongs to an earlier epoch: the loader has begun another one",
+                "this iterator belongs to an earlier epoch: the loader has begun another epoch",
             ));
         }
         if pass.load(Relaxed) == 0 {
@@ -171,7 +171,7 @@ impl Access {
             pass.store(u64::from(next.pass()), Relaxed);
         }
         if pass.load(Relaxed) != u64::from(reader.stream.pass()) {
-            return Err(PyRuntimeError::new_err("a later iterator over the same items has replaced this one"));
+            return Err(PyRuntimeError::new_err("a later iterator over the same items has replaced this iterator"));
         }
         let next = reader.next(py, &self.signs, epoch);
         reader.apply_pause(&self.signs);

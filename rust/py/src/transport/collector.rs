@@ -79,7 +79,7 @@ impl Collector {
         }
         let shards = shards.unwrap_or(links.len());
         if shards < links.len() {
-            return Err(PyValueError::new_err("somebody has to send over each link"));
+            return Err(PyValueError::new_err("at least one shard must send over each link"));
         }
         let mut consumers = Vec::with_capacity(links.len());
         for (link, &peer) in links.iter().zip(&peers) {

@@ -38,8 +38,8 @@ fn refused(py: Python<'_>, owner: u32) -> PyErr {
     match py.import("torchdata._engine.processes.strangers").and_then(|module| module.call_method0("leave")) {
         Err(error) => error,
         Ok(_) => PyRuntimeError::new_err(format!(
-            "this loader's workers belong to process {owner}, but this is a forked child of it: create another loader \
-             in the child"
+            "this loader's workers belong to process {owner}, but this process is a forked child of it: create \
+             another loader in the child"
         )),
     }
 }

@@ -132,7 +132,7 @@ impl Peers {
     #[inline]
     fn peer_of(&self, link: usize, unit: &Unit) -> PyResult<usize> {
         let peer = link + usize::from(unit.shard) * self.links.len();
-        if peer < self.len() { Ok(peer) } else { Err(errors::corrupted(Corrupted("a unit is of no shard"))) }
+        if peer < self.len() { Ok(peer) } else { Err(errors::corrupted(Corrupted("a unit has an unknown shard"))) }
     }
 
     /// Returns whether the next unit of a peer can be delivered now.
