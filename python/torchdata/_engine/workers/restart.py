@@ -191,7 +191,8 @@ class Restarts:
         if is_final:
             text = (
                 f"{how} {where}, as {deaths - 1} before it in its place; {advice}. The code that computes this "
-                f"{kind.item} ends its process each time: leave the {kind.item} out, or correct the {kind.mended}{stack}"
+                f"{kind.item} ends its process each time: leave the {kind.item} out, or correct the "
+                f"{kind.mended}{stack}"
             )
         elif self._shutdown.has_begun:
             text = f"{how} {where} while the loader was shut down; {advice}"

@@ -99,12 +99,12 @@ def claim(owner: Any) -> None:
             continue
         seen.add(id(pipe))
         if iter_base() not in type(pipe).__mro__:
-            if not is_iter_pipe(pipe):  # a map-style pipe, which may read iterable-style pipes
+            if not is_iter_pipe(pipe):  # a map-style pipe may itself read iterable-style pipes
                 waiting += sources_of(pipe)
             continue
         record = record_of(pipe)
         record.claim = mine
-        if not owner_record.goes_on:  # a new pass counts from zero, also for pipes that begin later in the pass
+        if not owner_record.goes_on:  # a new pass counts from zero, even for pipes that begin later in the pass
             record.skipped = {}
             if record.loaded is not None:
                 record.loaded = record.loaded._replace(skipped=None)
@@ -277,7 +277,7 @@ def _goes_on(datapipe: Any, iterator: Any) -> bool:
     """Returns whether a pipe's iterator can continue after raising, and makes it drop the failed item."""
     base = iter_base()
     if any(is_iter_pipe(source) and base not in type(source).__mro__ for source in sources_of(datapipe)):
-        return False  # a source without a guard may have ended by raising
+        return False  # a source without a guard may have ended because of the exception
     if type(iterator) in (map, FilterIterator, IndexedIterator) or getattr(type(iterator), "outlives_errors", False):
         return True
     reference = record_of(datapipe).renewal

@@ -253,7 +253,7 @@ def _begun_again(datapipe: Any, entry: PipeEntry) -> Iterator[Any]:
         iterator: Iterator[Any] = iter(datapipe)
         if entry.drop:
             next(islice(iterator, entry.drop - 1, entry.drop), None)
-        if entry.finished:  # code after the last item may also draw numbers
+        if entry.finished:  # user code that runs after the last item may also draw numbers
             next(iterator, None)
             record_of(datapipe).ended, iterator = True, iter(())
         halts.wait()
