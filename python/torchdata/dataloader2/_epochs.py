@@ -162,7 +162,7 @@ class EpochRun:
             self.resume_at, self.saved_positions = before
             self.seeds.go_back(seeds)
             self.position.go_back(end, epochs)
-            self.delivery.begun = True  # there is no epoch that the next `iter` could take over
+            self.delivery.begun = True  # the next `iter` must begin an epoch, because there is no epoch to continue
             if not was_read:
                 self.delivery.source = None  # another state may be loaded
             raise

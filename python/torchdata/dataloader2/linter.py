@@ -201,7 +201,7 @@ class _Linter:
                 )
 
     def _replicated(self) -> Iterator[Finding]:
-        """Finds pipes whose items all workers would yield, and joins of sharded with unsharded inputs."""
+        """Finds pipes that would yield the same items in all workers, and joins of sharded with unsharded inputs."""
         own: dict[int, bool] = {}
         for pipe in self.pipes:
             if id(pipe) in self.dispatched:

@@ -52,7 +52,7 @@ _NO_NOW: _Now = (None, 0)
 
 #: A placeholder for the states of a dataset that has ended without returning a batch.
 _ENDED = b"", b""
-#: The number of batches between the snapshots that a reader takes by itself.
+#: The number of batches between the snapshots that a reader takes without a request.
 _KEPT_EVERY = 64
 #: A number that is larger than the number of any batch.
 _NEVER = 1 << 62
@@ -119,7 +119,7 @@ class EpochReader:
         #: Whether the dataset loaded a state in this process. A generator may not have applied it yet.
         self._was_given_state = False
         self._trial: _Trial | None = None
-        #: Whether and when the reader takes snapshots by itself.
+        #: Whether the reader takes snapshots without a request. `_cadence` determines when.
         self._keeps, self._cadence = False, SnapshotCadence(_KEPT_EVERY)
         #: The clock that times batches, and the number of the next batch that is timed.
         self._clock: BatchClock | None = None

@@ -356,8 +356,8 @@ class RemoteChild(ChildProcess):
         self._forker: ForkingProcess | None = None
 
     def _launch(self) -> int:
-        """Forks the child through the forking process. If the forking process exits meanwhile, it is replaced, and the
-        request is sent to the new process once."""
+        """Forks the child through the forking process. If the forking process exits before it replies, a new forking
+        process gets the request. This happens only once."""
         forker = self._find()
         try:
             pid = self._ask(forker)

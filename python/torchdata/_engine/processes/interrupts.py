@@ -34,7 +34,7 @@ from torchdata._native import take_no_notice
 
 #: Seconds between two checks for whether the main thread has left the critical section.
 LATER = 0.001
-#: The methods whose exceptions Python ignores: `__del__`, and the finalizer of `torchdata._native.Finalized`.
+#: The methods in which Python ignores exceptions: `__del__`, and the finalizer of `torchdata._native.Finalized`.
 FINALISERS = ("__del__", "_finalize")
 
 #: The signals that can be deferred. Other signals cannot be handled, or report an error in the current instruction.
@@ -184,8 +184,8 @@ def interrupts_blocked() -> Iterator[None]:
     try:
         yield
     finally:
-        # Signals are unblocked one by one, because `faulthandler` gives Python's handlers a small stack, and several
-        # handlers at once would overflow it.
+        # Signals are unblocked one after another. `faulthandler` gives Python's handlers a small stack, and several
+        # simultaneous handlers would overflow it.
         for number in blocked - before:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -238,7 +238,7 @@ class MainSignals:
             is_a_librarys = number in caught and number not in handled and number != signal.SIGTERM
             if number == signal.SIGINT:
                 signal.signal(number, signal.SIG_IGN)
-            elif number == signal.SIGCHLD:  # the child may start children of its own
+            elif number == signal.SIGCHLD:  # the child may start its own children
                 signal.signal(number, signal.SIG_DFL)
             elif signal.getsignal(number) != signal.SIG_IGN and not is_a_librarys:
                 # user code that sets a handler temporarily saves and restores this handler

@@ -131,8 +131,8 @@ class ChildProcess(ABC):
 
     def __init__(self, name: str, process_name: str) -> None:
         self.name = name
-        #: Whether the caller calls `watch` later. A caller that starts several children does so, because the children
-        #: then inherit fewer descriptors.
+        #: Whether the caller calls `watch` later. If several children are started, they inherit fewer descriptors this
+        #: way.
         self.is_watched_later = False
         self._process_name = process_name
         self.forget_process()

@@ -167,8 +167,8 @@ class ChildSetup:
     window: int
     #: The minimum time between two snapshots: in seconds, and as a multiple of the last snapshot's duration.
     cadence: tuple[float, float]
-    #: The maximum number of bytes of a snapshot that the child sends by itself; None for no limit. If the main process
-    #: wants larger snapshots, the limit does not apply.
+    #: The maximum number of bytes of a snapshot that the child sends without a request; None for no limit. The limit
+    #: does not apply once the main process wants larger snapshots.
     largest_snapshot: int | None = None
 
     @property
@@ -283,8 +283,8 @@ def _refuse(_peer: int, description: Any) -> NoReturn:
 
 
 def _keep_freed_memory() -> None:
-    """Makes the allocator keep freed memory instead of returning it to the system at once. The limit is twice the size
-    of the largest block that the allocator adapts to.
+    """Makes the allocator keep freed memory instead of immediately returning it to the system. The limit is twice the
+    size of the largest block that the allocator adapts to.
 
     A child frees the objects of one batch, and allocates objects of the same sizes for the next batch. If the memory is
     returned in between, each page causes a page fault, which takes a tenth of the time when images are decoded. glibc
@@ -314,7 +314,7 @@ def _settle(thresholds: tuple[int, int, int]) -> None:
     """Completes a child's startup: sets the main process's garbage collection thresholds, and excludes all existing
     objects from later searches for cycles.
 
-    If user code has set thresholds in the child meanwhile, they remain in effect.
+    If user code has already set thresholds in the child, these thresholds remain in effect.
     """
     if gc.get_threshold()[0] == EARLY_THRESHOLD:
         gc.set_threshold(*thresholds)

@@ -124,7 +124,7 @@ class Group(OwnsChildren):
             members.processes.append(new_child(context, members.names[index], run_child, (setup,)))
         controls = [members.control(index) for index in range(count)]
         self._own(list(members.processes), controls, self.bells)
-        #: Detects files whose position is shared by the children.
+        #: Detects files that the children read through a shared position.
         self._positions: SharedPositions | None = None
         #: The counters of the main process.
         self.counting = Counting(self.stats, MAIN_PAGE)
@@ -271,7 +271,7 @@ class Group(OwnsChildren):
 
 
 def _count_no_more(counting: Counting) -> None:
-    """Ends the counting of the main process for a group whose counters belong to no loader."""
+    """Ends the counting of the main process for a group with counters that do not belong to a loader."""
     counting.end()
     counting.close()
     counting.board.close_descriptor()

@@ -80,7 +80,7 @@ class Restarts:
         #: Exits that were not reported in a warning yet. Each entry contains a description, the argument that allows
         #: the restart, and the stack of a process that hung.
         self._untold: list[tuple[str, str, str]] = []
-        #: Replacements that were started, but of which the engine was not informed yet.
+        #: Replacements that were started, but not yet reported to the engine.
         self._made: list[tuple[int, Link | None, int | OwnedDescriptor]] | None = None
 
     def keep_forker(self) -> None:

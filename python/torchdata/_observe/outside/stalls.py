@@ -41,7 +41,7 @@ STALL = 60.0
 #: Modules of debuggers. A debugger pauses the program while it waits for its user.
 _DEBUGGERS = ("bdb", "pydevd")
 
-#: The recorders of the loaders whose calls are monitored, by number.
+#: The recorders of the loaders with monitored calls, by number.
 _watched: dict[int, weakref.ref[Any]] = {}
 _numbers = itertools.count(1)
 
@@ -55,8 +55,8 @@ class WaitWarning(RuntimeWarning):
 
 
 def warn_of_stalls(children: Any, seconds: float | None) -> None:
-    """Makes the main process warn after this number of seconds without an item, and again each time that the wait has
-    doubled."""
+    """Makes the main process warn after this number of seconds without an item. The warning is repeated whenever the
+    wait has doubled."""
     children.stall_warning = seconds
     if seconds is None:
         return

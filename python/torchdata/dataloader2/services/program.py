@@ -255,7 +255,7 @@ class GraphProgram(EpochProgram):
         #: While another shard runs, this stops the threads that read ahead for this shard, because they also draw
         #: random numbers.
         self._held = ExitStack()
-        #: The pipes whose threads read ahead; None until these pipes were searched for.
+        #: The pipes with threads that read ahead; None if the graph was not searched yet.
         self._reading_ahead: list[Any] | None = None
         #: The graph that replaces the current graph in the next epoch.
         self._successor: DataPipe | None = None

@@ -176,7 +176,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         return Shares(workers, ranks)
 
     def with_shards(self) -> ReadingServiceInterface:
-        """Returns a service whose members run shards."""
+        """Returns a service that runs shards with each of its services."""
         return SequentialReadingService(*(service.with_shards() for service in self._contracts))
 
     def runs_shards(self) -> bool:

@@ -1,11 +1,11 @@
 """The layout of a loader's state: `dump` converts its values to plain data, and `parse` converts them back.
 
-Role: pure functions. No other module contains the keys of the layout. This module does not unpickle anything that may
-run code.
+Role: pure functions. No other module contains the keys of the layout. This module unpickles no values that may run
+code.
 
 States are stored in files and downloaded from hubs. The checksums of the fields detect damage, but do not prove who
 wrote the state. `parse` therefore checks the type and range of each value, also in snapshots, before the value is used.
-The pipe in a state is a pickle. Values of pipes that need pickle are pickles as well.
+The pipe in a state is a pickle. Values of pipes that need pickle are also stored as pickles.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class Parts:
         return state_of_members(self._members, self.left) or {"members": ()}
 
     def detach(self) -> None:
-        """Reduces this object to its state after the iteration, and thereby closes files and suspended generators."""
+        """Reduces this object to its state after the iteration, which closes files and suspended generators."""
         if isinstance(self.left, _Counted):
             self.left = _Counted(iter(()), self.left.done)
         else:

@@ -50,7 +50,8 @@ class Renewal(Iterator[Iterator[Any]]):
         self._datapipe, self._function, self._sources = datapipe, function, sources
         self._first: Iterator[Any] | None = None
         self._is_broken = False
-        #: The iterators of the sources, and those of them that the next iterator of this pipe has yet to take over.
+        #: The iterators of the sources. `_again` contains those that the next iterator of this pipe has not taken over
+        #: yet.
         self._guards: dict[int, Iterator[Any]] = {}
         self._again: dict[int, Iterator[Any]] = {}
         #: The number of items that the pipe and its sources had yielded when the last iterator raised.

@@ -29,7 +29,7 @@ NESTED = "__nested__"
 #: The key that holds the whole state if the state is not a dict with string keys.
 _WHOLE = "__state__"
 
-#: Keys of dicts that stand for other values.
+#: Keys of dicts that represent other values.
 _RESERVED = frozenset({PICKLED, NESTED})
 
 _ATOMS = frozenset({NoneType, bool, int, float, str, bytes})
