@@ -37,7 +37,8 @@ from torchdata.datapipes.iter.threads.prefetching import stop_reading
 if TYPE_CHECKING:
     from torchdata._observe.stats.model import Reading
 
-#: With fewer items per worker, the dataset is small or the run is a trial, and idle workers do not matter.
+#: The minimum number of items per worker for a warning about idle workers. With fewer items, the dataset is small or
+#: the run is a trial.
 _LEAST = 10
 
 
@@ -161,7 +162,7 @@ class EpochRun:
             self.resume_at, self.saved_positions = before
             self.seeds.go_back(seeds)
             self.position.go_back(end, epochs)
-            self.delivery.begun = True  # there is no epoch that the next `iter` could take over
+            self.delivery.begun = True  # the next `iter` must begin an epoch, because there is no epoch to continue
             if not was_read:
                 self.delivery.source = None  # another state may be loaded
             raise

@@ -87,7 +87,9 @@ class FinishedIterator(Iterator[Any]):
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or self.__dict__.get("_iterator") is None:
-            raise AttributeError(f"the iteration is over, and nothing is left to ask for its attribute {name!r}")
+            raise AttributeError(
+                f"the iteration is over, and the pipeline's iterator with the attribute {name!r} no longer exists"
+            )
         return getattr(self._iterator, name)
 
 
@@ -159,7 +161,7 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
             self._run.close(at_end=True)
 
     def _on_error(self, error: Exception) -> None:
-        """Ends the epoch after an error. If another error occurs meanwhile, it is added to the first error as a
+        """Ends the epoch after an error. If ending the epoch raises another error, it is added to the first error as a
         note."""
         self._run.close(because=error)
         fold(error)

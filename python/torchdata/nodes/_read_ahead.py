@@ -42,7 +42,7 @@ class Several(Protocol):
     spent: float
 
     def results(self, items: list[Any]) -> Iterator[list[Any] | Failed | None]:
-        """See `_processes._MapWorker.results`."""
+        """Calls the function with several items; see `_processes._MapWorker.results`."""
 
 
 #: Maximum number of items per message to a process, and maximum number of seconds to compute these items.
@@ -167,7 +167,7 @@ class _Work(ReadAhead):
             self.queue.break_off(slot, ValueError(text))
 
     def _call(self, function: Callable[[Any], Any], slot: int, item: Any, index: int, snapshot: Any) -> int | None:
-        """Stores the function's result for an item. Returns the next slot if a slot is available at once."""
+        """Stores the function's result for an item. Returns the next slot if one is available without waiting."""
         try:
             result = function(item)
         except StopIteration as error:

@@ -178,7 +178,7 @@ class BaseNode(Iterator[T]):
 
 
 class Again:
-    """Returns an item of the source again, after Ctrl-C interrupted the node while it processed the item.
+    """Returns an item of the source a second time, after Ctrl-C interrupted the node while it processed the item.
 
     Args:
         node: the node.

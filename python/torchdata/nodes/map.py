@@ -314,7 +314,7 @@ class ParallelMapper(BaseNode[T]):
         super().reset(initial_state)
 
     def next(self) -> T:
-        """See `BaseNode.next`."""
+        """Returns the next item; see `BaseNode.next`."""
         item: T = self._advance()
         return item
 
@@ -322,7 +322,7 @@ class ParallelMapper(BaseNode[T]):
         return self._advance if type(self).next is ParallelMapper.next else self.next
 
     def get_state(self) -> dict[str, Any]:
-        """See `BaseNode.get_state`."""
+        """Returns the position; see `BaseNode.get_state`."""
         return {self.IT_STATE_KEY: self._it.state_dict()}
 
     def shutdown(self) -> None:

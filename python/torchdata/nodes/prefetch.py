@@ -53,7 +53,7 @@ class ThreadedNode(BaseNode[T]):
         super().reset(initial_state)
 
     def next(self) -> T:
-        """See `BaseNode.next`."""
+        """Returns the next item; see `BaseNode.next`."""
         item: T = self._advance()
         return item
 

@@ -137,7 +137,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
     def _restore(self, position: ReadingPosition) -> None:
         """Moves the reading to a position in this epoch."""
         if self._reads_again(position):
-            # Read from the beginning of the epoch, with the generators as they were at the beginning.
+            # Reading starts at the beginning of the epoch, with the generators as they were then.
             set_all(self._then)
             position = position._replace(collate=self._collate, since=self._num_given)
         self._reader.restore(position)
@@ -296,7 +296,8 @@ class LocalPool:
                 shard.globals.enter()
 
     def begin(self, ahead: int, shared_seed: int | None, positions: list[Any], fresh: bool, fillers: int) -> None:
-        """See `WorkerPool.begin`. Sends no empty units, because reading starts with the next shard in turn."""
+        """Begins an epoch; see `WorkerPool.begin`. Sends no empty units, because reading starts with the shard whose
+        turn it is."""
         self._turn = fillers
         for number, position in enumerate(positions):
             with self._entered(None):
@@ -311,7 +312,7 @@ class LocalPool:
                     self.told[number] = units.news.before
 
     def wait(self, hand: list[Any]) -> None:
-        """See `WorkerPool.wait`."""
+        """Reads the next unit; see `WorkerPool.wait`."""
         while not hand:
             left = [number for number in range(len(self._units)) if number not in self._ended]
             if not left:
@@ -332,11 +333,11 @@ class LocalPool:
             hand[0] = shard, order, self._pin(batch), news
 
     def note(self, unit: Any) -> None:
-        """See `WorkerPool.note`."""
+        """Records that a unit was taken; see `WorkerPool.note`."""
         self._turn = unit[0] + 1
 
     def end_epoch(self) -> None:
-        """See `WorkerPool.end_epoch`."""
+        """Ends the epoch; see `WorkerPool.end_epoch`."""
 
     def shutdown(self) -> None:
         """Stops reading."""

@@ -141,7 +141,7 @@ class WorkerPool:
         if self._restarts is not None:
             self._restarts.begin(self._epoch)
         for shard, queued in enumerate(self._queued):
-            while queued:  # the worker completes all orders of the last epoch before the new epoch
+            while queued:  # the worker completes all orders of the last epoch first
                 self._send(shard % len(self._processes), queued.popleft())
         self._under_way = [0] * len(self._queued)
         processes = list(self._processes)
@@ -342,14 +342,14 @@ class PinnedUnits:
         end_at_exit(self)
 
     def begin(self, ahead: int, shared_seed: int | None, positions: list[Any], fresh: bool, fillers: int) -> None:
-        """See `WorkerPool.begin`."""
+        """Begins an epoch; see `WorkerPool.begin`."""
         self.leave()
         self._pool.begin(ahead, shared_seed, positions, fresh, fillers)
         self._epoch = _Epoch(self._pool, self._device)
         self._epoch.start(self._epoch.run)
 
     def wait(self, hand: list[Any]) -> None:
-        """See `WorkerPool.wait`."""
+        """Waits for the next unit; see `WorkerPool.wait`."""
         assert self._epoch is not None
         if hand:
             return

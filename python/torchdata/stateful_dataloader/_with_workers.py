@@ -514,7 +514,7 @@ class RestartingIterator(WorkersIterator):
         before, position, fresh, since = self._way_to(worker)
         ordered = [] if self._progress[worker].ended else [self._waiting[number] for number in self._busy[worker]]
         if position is None and not since and not ordered and not self._reading.is_iterable:
-            return before  # the worker had no orders
+            return before  # the worker had no orders in this epoch
         return [*before, ("repeat", self._beginnings[worker].shared_seed, position, fresh, [*since, *ordered])]
 
     # -- replacing a worker ----------------------------------------------------------------------------

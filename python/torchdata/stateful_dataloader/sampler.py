@@ -313,7 +313,8 @@ class BatchIndices(Iterator[list[int]]):
             pass_over(self._iterator, self._yielded)
         self._ended = bool(state_dict.get("ended"))
         if self._ended and next(self._iterator, _NONE) is not _NONE and is_stateful(sampler):
-            # The sampler has already prepared the next epoch. Iterating over it now would begin this epoch too early.
+            # The sampler has already prepared the next epoch, and iterating over it now would begin that epoch too
+            # early.
             give(sampler, state_dict["sampler_state"])
 
 

@@ -1,4 +1,4 @@
-"""The children of a `DataLoader2`, as the main process sees them: workers that run a graph, epoch by epoch.
+"""The children of a `DataLoader2` from the view of the main process: workers that run a graph, epoch by epoch.
 
 Role: runs in the main process. Sends commands to the children of a group (run an epoch, apply a function to the graph),
 and waits until they have obeyed. `epoch_restarts.py` replaces children that exit.
@@ -240,7 +240,7 @@ class Children:
         return 0 if had else self.stats.oversized()
 
     def end_epoch(self) -> None:
-        """Checks what the children have done in the epoch that has ended."""
+        """Checks for errors that the children have made in the epoch that has ended."""
         self._group.end_epoch()
 
     def call(self, function: Callable[[Any], Any]) -> None:
@@ -324,8 +324,8 @@ class Children:
                     began = self._end_if_it_hangs(index, began)
                     continue
                 raise TimeoutError(
-                    f"{self._names[index]} has taken no command for {self._timeout:g} s (the `timeout` of the reading "
-                    "service): its pipe is stuck in one item, or the process was stopped"
+                    f"{self._names[index]} has received no command for {self._timeout:g} s (the `timeout` of the "
+                    "reading service): its pipe is stuck in one item, or the process was stopped"
                 ) from None
 
     def _look_at(self, index: int) -> Callable[[], object]:
