@@ -190,34 +190,24 @@ def starts_workers(code: str) -> bool:
     """Returns whether a block starts worker processes rather than threads."""
     if "ParallelMapper(" in code:
         return 'method="process"' in code
-    return re.search(r"num_workers=(?:[1-9]|\"auto)|ReadingService\((?:[1-9]|num_workers)", code) is not None
-
-
-def test_examples_that_start_workers_have_a_guard() -> None:
-    """From Python 3.14 on, workers import the program."""
-    blocks = [code for code, _ in examples()]
-    for page in ("examples.md", "examples-with-torch.md"):
-        blocks += [example.block.code for example in doc_blocks.examples(ROOT / "docs" / page)]
-    starting = [code for code in blocks if starts_workers(code)]
-    assert len(starting) > 10
-    assert not [code for code in starting if 'if __name__ == "__main__":' not in code]
+    workers = (
+        r"num_workers=(?:[1-9w]|\"auto)|ReadingService\((?:[1-9]|num_workers)|reading_service=(?!Distr)|two_workers"
+    )
+    loads = re.search(r"Loader2?\(|Loader2\.from_\w+\(", code) and re.search(workers, code)
+    only_defines = re.search(r"^(?!import |from |def |class |@|[ #)])\S", code, re.M) is None
+    return loads is not None and not only_defines
 
 
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 
 
-def test_a_page_whose_blocks_start_workers_without_a_guard_says_what_a_program_needs() -> None:
-    """The blocks of a page form one program that is read from top to bottom, as in a notebook."""
-    words = 'start workers under `if __name__ == "__main__":`'
-    silent, starting = [], 0
-    for page in PAGES:
-        bare = [one for one in doc_blocks.examples(page) if starts_workers(one.block.code)]
-        if any("__main__" not in one.block.code for one in bare):
-            starting += 1
-            text = page.read_text(encoding="utf-8")
-            silent += [page.name] * (words not in text or "(not in a notebook)" not in text)
-    assert starting > 5
-    assert not silent
+def test_examples_that_start_workers_have_a_guard() -> None:
+    """From Python 3.14 on, workers import the program."""
+    blocks = [code for code, _ in examples()]
+    blocks += [example.block.code for page in PAGES for example in doc_blocks.examples(page)]
+    starting = [code for code in blocks if starts_workers(code)]
+    assert len(starting) > 60
+    assert not [code for code in starting if 'if __name__ == "__main__":' not in code]
 
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT / "docs")) for page in PAGES])
