@@ -1,7 +1,7 @@
 """The three families that start worker processes, with a common interface for tests of processes and signals.
 
-Two of them need PyTorch, and are left out if it is not installed. Spawned workers import this module or a module that
-imports it, so torch is imported only when a family needs it.
+Two of the families need PyTorch, and are left out if PyTorch is not installed. Spawned workers import this module, so
+this module imports torch only when a family needs torch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Mapped:
 
 
 class Opened:
-    """The items of a loader, and a function that ends it."""
+    """The items of a loader, and a function that shuts the loader down."""
 
     def __init__(self, loader, close):
         self._iterator = iter(loader)

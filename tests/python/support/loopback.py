@@ -1,4 +1,4 @@
-"""Runs both ends of a link in one process, for tests of the items that are sent over the link."""
+"""Runs both ends of a link in one process, for tests of the items that are sent."""
 
 from __future__ import annotations
 

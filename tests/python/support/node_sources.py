@@ -26,7 +26,7 @@ def at_odds(number: int) -> int:
 
 
 def outcomes(node: BaseNode[Any]) -> list[Any]:
-    """Returns the items of a node, with the texts of errors in their positions, at most 50."""
+    """Returns the items of a node, at most 50. The text of an error stands in the position of the failed item."""
     found: list[Any] = []
     while len(found) < 50:
         try:
@@ -39,7 +39,7 @@ def outcomes(node: BaseNode[Any]) -> list[Any]:
 
 
 class Epochs:
-    """A sampler that records and yields its epochs."""
+    """A sampler that stores the number of its epoch, and yields this number with each item."""
 
     def __init__(self, size: int) -> None:
         self.size, self.epoch = size, -1
@@ -52,7 +52,7 @@ class Epochs:
 
 
 class Places:
-    """A Stateful iterable that can only be read in the process where its state was loaded."""
+    """An iterable with a state. After a state was loaded, only the loading process can read the iterable."""
 
     def __init__(self, size: int) -> None:
         self.size, self.place, self.begun, self.loaded = size, 0, 0, False
