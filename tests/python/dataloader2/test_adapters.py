@@ -17,7 +17,7 @@ from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Shuffler
 
 
 class Waiting(IterDataPipe):
-    """A pipe with a timeout to set."""
+    """A pipe with an adjustable timeout."""
 
     def __init__(self, source):
         self.source = source

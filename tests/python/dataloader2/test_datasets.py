@@ -1,4 +1,6 @@
-"""Plain datasets, samplers and generator functions work in place of pipes, and some sources split themselves."""
+"""Loaders accept plain datasets, samplers and generator functions instead of pipes. Some of these sources split
+themselves.
+"""
 
 from __future__ import annotations
 
@@ -319,7 +321,7 @@ def own_share(count: int) -> Iterator[int]:
 
 
 class Splitting:
-    """A user's iterable that yields its worker's share."""
+    """A user-defined iterable that yields only its worker's items."""
 
     def __iter__(self) -> Iterator[int]:
         return own_share(10)
@@ -331,7 +333,7 @@ class SplittingPipe(IterDataPipe):
 
 
 class AskingForEach:
-    """A user's iterable that calls `get_worker_info` for each item."""
+    """A user-defined iterable that calls `get_worker_info` for each item."""
 
     def __iter__(self) -> Iterator[int]:
         from torch.utils.data import get_worker_info

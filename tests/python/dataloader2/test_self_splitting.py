@@ -1,4 +1,4 @@
-"""If sources may split their items among the workers themselves, each item arrives once, or an error explains why."""
+"""Some sources may split their items among the workers. Each item then arrives once, or an error explains why."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 
 
 class Seeded:
-    """A stream that uses its worker's number only as a seed."""
+    """A stream that uses its worker's number only to choose a seed."""
 
     def __iter__(self) -> Iterator[int]:
         worker = torch.utils.data.get_worker_info()
@@ -27,7 +27,7 @@ class Seeded:
 
 
 class SeededItems:
-    """An indexable dataset that uses the number of its worker and of all workers."""
+    """An indexable dataset that uses its worker's number and the number of workers."""
 
     def __len__(self) -> int:
         return 10
@@ -63,7 +63,7 @@ class Dividing(Logging):
 
 
 class Header:
-    """A stream that splits its rows. Each worker's part begins with an equal item."""
+    """A stream that splits its rows. Each worker's part begins with the same header."""
 
     def __iter__(self) -> Iterator[str]:
         worker = torch.utils.data.get_worker_info()
@@ -112,7 +112,7 @@ def test_equal_items_of_a_source_that_is_said_to_split_itself_are_no_error() -> 
         list(loader)
 
 
-# -- sharding filters whose order of items is compared between workers ------------------------------
+# -- sharding filters: the workers' orders of items are compared -------------------------------------
 
 
 def is_sampled(_item: Any) -> bool:
