@@ -84,9 +84,7 @@ def test_only_items_after_the_stop_of_a_source_are_missing():
 
 
 def test_large_items_keep_a_thread_from_reading_far_ahead(monkeypatch):
-    monkeypatch.setattr(
-        machine, "memory_left", lambda: 16 * 3 * (8 << 18)
-    )  # the thread's memory is enough for three items
+    monkeypatch.setattr(machine, "memory_left", lambda: 16 * 3 * (8 << 18))  # the thread may buffer three items
     pipe = IterableWrapper(range(300)).map(wide).prefetch("auto")
     for _ in pipe:
         time.sleep(0.0015)
