@@ -1,4 +1,4 @@
-"""If the dataset of a StatefulDataLoader raises, the sample is skipped, counted and recorded in the state."""
+"""If the dataset of a StatefulDataLoader raises, the sample is skipped, and the state contains the count."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from torchdata.datapipes.utils import TooManySkipped  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader, errors  # noqa: E402
 from torchdata.stateful_dataloader.errors import WorkerExitedError  # noqa: E402
 
-#: The failing indices out of twenty; they include a whole batch of four.
+#: The indices of twenty that raise. They include a whole batch of four.
 BROKEN = 1, 4, 5, 6, 7, 13
 LEFT = [[0, 2, 3], [8, 9, 10, 11], [12, 14, 15], [16, 17, 18, 19]]
 KINDS = {"KeyError": 2, "ValueError": 4}
 
 
 class Some(Dataset[Any]):
-    """Raises at some indices."""
+    """A dataset that raises at some indices."""
 
     def __len__(self) -> int:
         return 20
@@ -42,14 +42,14 @@ class Some(Dataset[Any]):
 
 
 class AtOnce(Some):
-    """Raises at some indices, and is read by lists of indices."""
+    """A dataset that raises at some indices, and is read by lists of indices."""
 
     def __getitems__(self, indices: list[int]) -> list[int]:
         return [self[index] for index in indices]
 
 
 class Interrupted(Some):
-    """Is interrupted at index 8 once, as by Ctrl-C."""
+    """A dataset that raises KeyboardInterrupt once, at index 8."""
 
     has_come = False
 
@@ -61,7 +61,7 @@ class Interrupted(Some):
 
 
 class Does(Some):
-    """Performs an action at index 5."""
+    """A dataset that performs an action at index 5."""
 
     def __init__(self, does: Any) -> None:
         self.does = does
@@ -73,14 +73,14 @@ class Does(Some):
 
 
 class Stream(IterableDataset[int]):
-    """A generator."""
+    """An iterable dataset with a generator as its `__iter__`."""
 
     def __iter__(self) -> Iterator[int]:
         yield from range(3)
 
 
 class Steps(IterableDataset[int]):
-    """Raises at some items of its shard, and continues."""
+    """An iterable dataset that raises at some items of its shard, and continues."""
 
     def __init__(self, length: int = 20) -> None:
         self.length = length
@@ -92,7 +92,7 @@ class Steps(IterableDataset[int]):
 
 
 class Placed(Steps):
-    """Raises at some items of its shard, continues, and has a state."""
+    """An iterable dataset like `Steps` with a state."""
 
     place = 0
 
@@ -140,7 +140,7 @@ TOLD = "on_error has skipped 6 of the 20 samples of this epoch:\n  4 x ValueErro
 
 
 def told_of(dataset: type) -> str:
-    """Returns the warnings of an epoch over a dataset: the user's code that raised, with file and line."""
+    """Returns the expected warning of an epoch. The warning names the user's code that raised, with file and line."""
     return TOLD.format(place_in(dataset))
 
 
@@ -230,7 +230,7 @@ def test_the_log_has_a_line_for_each(tmp_path: Any, workers: int) -> None:
     epoch_of(loader)
     again = [json.loads(line) for line in log.read_text().splitlines()][len(lines) :]
     assert again == [{**line, "epoch": 1} for line in lines]
-    worker = 1 if workers else None  # the worker that reads the batch with index 4
+    worker = 1 if workers else None  # worker 1 reads the batch with index 4
     assert lines[1] == {
         "epoch": 0, "worker": worker, "dataset": place_in(AtOnce),
         "index": 4, "error": "KeyError", "message": "'broken 4'", "notes": [],
@@ -296,7 +296,7 @@ def test_errors_that_are_no_sample_s_fault_are_raised(workers: int, kind: Any, h
     def does() -> None:
         raise kind(*how)
 
-    # An exception that would end the program always arrives from a worker as an explanatory error.
+    # If an exception would end the program, the main process receives an explanatory error from the worker instead.
     with pytest.raises(kind if issubclass(kind, Exception) or not workers else RuntimeError) as caught:
         list(loader_of(Does(does), workers))
     assert kind.__name__ in str(caught.value) or not workers
@@ -440,7 +440,7 @@ def test_full_batches_resume_from_a_state_at_any_batch(workers: int, options: An
     options = {"error_fill": True, "workers": workers, **options}
     torch.manual_seed(1)
     whole, told = epoch_of(loader_of(**options))
-    assert told == told_of(Some) or "drop_last" in options  # samples of dropped batches are not seen
+    assert told == told_of(Some) or "drop_last" in options  # samples of dropped batches are not read
     for count in range(len(whole) + 1):
         torch.manual_seed(1)
         loader = loader_of(**options)
@@ -482,7 +482,7 @@ def test_full_batches_of_another_size_inside_an_epoch_are_refused(size: int, wor
 
 
 class Reading(Some):
-    """Records the requested indices."""
+    """A dataset that records the requested indices."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []
@@ -548,7 +548,7 @@ def test_the_last_batch_of_an_iterator_is_dropped_if_it_is_short() -> None:
 
 
 class Through(Steps):
-    """Applies `map` to a Python generator, and yields the results."""
+    """An iterable dataset that applies `map` to a generator."""
 
     def __iter__(self) -> Iterator[int]:
         return map(abs, self.generator())
@@ -559,14 +559,14 @@ class Through(Steps):
 
 
 class Made(Steps):
-    """The `__iter__` of this dataset returns a generator, but the object itself is not a generator."""
+    """An iterable dataset that returns a generator. Its `__iter__` is not a generator function."""
 
     def __iter__(self) -> Iterator[int]:
         return (Some()[number] for number in range(self.length))
 
 
 class Stuck(Steps):
-    """Raises endlessly."""
+    """An iterable dataset that raises at every item, without an end."""
 
     def __iter__(self) -> Iterator[int]:
         return self
