@@ -245,7 +245,7 @@ def test_a_slow_batch_raises_a_timeout_error_that_is_also_a_runtime_error() -> N
     iterator = iter(loader)
     if (
         hasattr(os, "memfd_create") and os.environ.get("TORCHDATA_PORTABLE") != "1"
-    ):  # otherwise, it cannot be attached to
+    ):  # otherwise, attaching is impossible
         (attached,) = attach(os.getpid())
         wait_for(lambda: sum(worker.items for worker in attached.stats().workers) >= 2)
     assert [next(iterator).tolist() for _ in range(2)] == [[0, 1], [2, 3]]

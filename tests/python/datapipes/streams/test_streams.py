@@ -1,4 +1,4 @@
-"""StreamWrapper delegates to its file, closes it with its children, and reopens it in copies."""
+"""StreamWrapper delegates to its file. It closes the file together with its children, and copies reopen the file."""
 
 from __future__ import annotations
 
