@@ -18,7 +18,7 @@ needs("accelerate", reason="it is what is tried here")
 
 GUIDE = Path(__file__).resolve().parents[3] / "docs/guides/from-dataloader.md"
 
-#: Each rank writes the items of its loaders to a separate file.
+#: A program in which each rank writes the items of its loaders to a separate file.
 PREPARING = """
 import json
 import os
