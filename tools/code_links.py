@@ -56,7 +56,7 @@ class CodeLinks(SphinxPostTransform):
             link += literal
 
     def _index(self) -> dict[str, str]:
-        """Returns the full name for each short form that people write."""
+        """Returns the full name for each short form that documents use."""
         found: dict[str, str] = {}
         objects = self.env.domaindata["py"]["objects"]
         # Map-style pipes and iterable-style pipes share class names. A short name refers to the iterable-style pipe, so
@@ -95,7 +95,7 @@ def markup(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: l
     if what == "module":
         paragraphs = "\n".join(lines).split("\n\n")
         lines[:] = "\n\n".join(part for part in paragraphs if not part.startswith("Role: ")).split("\n")
-    lines[:] = [line for line in lines if not re.match(r"\s+_\w+: ", line)]  # the line describes a private parameter
+    lines[:] = [line for line in lines if not re.match(r"\s+_\w+: ", line)]  # removes lines about private parameters
     lines[:] = [
         line if line.lstrip().startswith((">>>", "...")) else re.sub(r"(?<![`:\w])`([^`]+)`(?!`)", r"``\1``", line)
         for line in lines

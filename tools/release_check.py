@@ -39,7 +39,7 @@ TIMED = "import time; began = time.perf_counter(); import torchdata; print(time.
 
 
 class Failed(Exception):
-    """Raised by a failed check; the message describes the problem."""
+    """Raised if a check fails. The message describes the problem."""
 
 
 def require(condition: object, message: str) -> None:
@@ -69,7 +69,7 @@ def check_versions(version: str, is_release: bool) -> str:
 
 
 def build(target: Path, out: Path) -> Path:
-    """Builds a wheel from scratch, always in the same folder because the binary contains the folder's path."""
+    """Builds a wheel from scratch. The folder is always the same, because the binary contains the folder's path."""
     shutil.rmtree(target, ignore_errors=True)
     command = [sys.executable, "-m", "maturin", "build", "--release", "--locked", "--out", str(out)]
     subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "CARGO_TARGET_DIR": str(target)})
@@ -122,7 +122,7 @@ def check_sdist(sdist: Path) -> str:
 
 
 def check_licenses(wheel: Path) -> str:
-    """Checks that the notices contain the license of each crate that the wheel lists as compiled in."""
+    """Checks that the notices contain the license of each crate that is compiled into the wheel."""
     subprocess.run([sys.executable, "tools/third_party.py", "--check"], cwd=ROOT, check=True)
     archive = zipfile.ZipFile(wheel)
     notices = archive.read(next(one for one in archive.namelist() if one.endswith(NOTICES.name))).decode()
@@ -158,7 +158,9 @@ def readme_programs(with_torch: bool) -> dict[str, tuple[str, str]]:
 
 
 def check_installed(version: Version, package: Path, torch: str | None, folder: Path) -> str:
-    """Checks the package in an empty environment: a program, the README's examples, and the import time."""
+    """Checks the package in an empty environment by running a program and the README's examples, and measures the
+    import time.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     version.folder = folder / "venv"
     shown = package.name.partition("-")[0] + ("" if package.suffix == ".whl" else " (sdist)")

@@ -1,12 +1,12 @@
 """Writes `python/torchdata/datapipes/_forms.pyi`: the functional forms as typed methods, for editors.
 
 Role: reads the registries of a freshly imported package and the signatures of the pipes in them: constructors with
-their overloads, or the parameters and result of `__new__`. `make stubs` runs this module. Run it after adding a pipe or
-changing a constructor; a test checks that the file is up to date.
+their overloads, or the parameters and result of `__new__`. `make stubs` runs this module. Run this module after adding
+a pipe or changing a constructor. A test checks that the file is up to date.
 
 A form returns `IterDataPipe[T]` (or `MapDataPipe[T]`). The item type `T` follows from the constructor's overloads, from
-the class, or from the item type of the source, and is `Any` otherwise. A form returns the pipe's own class only if that
-class has methods for users, such as `set_seed`. Therefore a variable `pipe: IterDataPipe[Any]` accepts
+the class, or from the item type of the source. In all other cases, `T` is `Any`. A form returns the pipe's own class
+only if that class has methods for users, such as `set_seed`. Therefore a variable `pipe: IterDataPipe[Any]` accepts
 `pipe = pipe.map(f)` repeatedly.
 
     typed_forms.py            writes the file
@@ -49,7 +49,7 @@ CALLED_BY_USERS = {
     "set_timeout",
 }
 
-#: The result types of forms whose class belongs to a higher layer. The pipes refer to such a class only by name.
+#: The result types of forms with a class of a higher layer. The pipes refer to such a class only by name.
 MADE_ABOVE = {"to_node": ("torchdata.nodes", f"BaseNode[{ITEM}]")}
 
 
@@ -106,7 +106,7 @@ class Stub:
 
 
 class Form:
-    """One form and its signature.
+    """One functional form and its signature.
 
     Args:
         stub: the stub that collects the imports.
@@ -324,14 +324,14 @@ def _imported_from(module: types.ModuleType, name: str) -> str:
 
 
 def _shown(default: Any) -> str:
-    """Returns a default as the stub shows it. Any default that is not a plain value becomes `...`."""
+    """Returns a default value as the stub shows it. A default that is not a plain value becomes `...`."""
     if type(default) is str:
         return '"' + repr(default)[1:-1].replace('"', '\\"') + '"'
     return repr(default) if default is None or type(default) in (bool, int, float) else "..."
 
 
 def written() -> str:
-    """Returns the up-to-date text of the stub."""
+    """Returns the text that the stub should contain."""
     importlib.import_module("torchdata.datapipes.iter")  # these imports fill the registries
     importlib.import_module("torchdata.datapipes.map")
     from torchdata.datapipes._pipe.registry import LateForm

@@ -26,7 +26,7 @@ from comparison import memory
 STATE_S, KILL_S, MEASURE_S = 1.0, 7.0, 2.0
 #: The maximum ratio of the memory at the end to the memory after the loaders have settled.
 MOST = 1.02
-#: The number of measurements whose median is computed: two minutes. The memory depends on which worker was killed last.
+#: The number of measurements in a median: two minutes. The memory depends on which worker was killed last.
 SAMPLES = 60
 
 
@@ -45,7 +45,7 @@ class Numbers:
 
 
 def loaders() -> list[Any]:
-    """Returns the loaders. Each has 2 workers, which are replaced if they are killed."""
+    """Returns two loaders. Each has 2 workers, which are replaced if they are killed."""
     from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
     from torchdata.datapipes.iter import IterableWrapper
     from torchdata.stateful_dataloader import StatefulDataLoader
@@ -59,7 +59,7 @@ def loaders() -> list[Any]:
 
 
 class Events:
-    """What happens besides reading: states, kills and measurements.
+    """Saves states, kills workers and measures memory while the loaders are read.
 
     Args:
         until: the time when the run ends.
@@ -74,7 +74,7 @@ class Events:
         self.samples: list[tuple[float, int, int]] = []
 
     def happen(self, loader: Any) -> None:
-        """Takes the states, kills and measurements that are due after an item."""
+        """Saves a state, kills a worker or measures the memory, as far as this is due after an item."""
         now = time.monotonic()
         if now - self.stated >= STATE_S:
             self.stated, self.states = now, self.states + 1
@@ -124,7 +124,7 @@ def run(until: float) -> tuple[Events, int]:
 
 
 def main() -> int:
-    """Runs, and prints the memory and the verdict."""
+    """Runs the loaders, and prints the memory and the verdict."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--settle", type=float, default=5.0, help="minutes after which the memory is first compared")

@@ -10,7 +10,7 @@ from torchtitan.components.dataloader import ParallelAwareDataloader
 
 
 class Stream(IterableDataset):
-    """Twelve samples, and the current position in them."""
+    """A stream of twelve samples with its current position."""
 
     def __init__(self) -> None:
         self.place = 0

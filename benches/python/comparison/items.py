@@ -89,7 +89,7 @@ def flipped(n: int) -> Any:
 
 
 def transposed(n: int) -> Any:
-    """Returns the same array as an image whose first dimension is the channels."""
+    """Returns the array of 150 KiB as an image with the channels as its first dimension."""
     return array(n).reshape(IMAGE_SHAPE).transpose(2, 0, 1)
 
 
@@ -337,7 +337,9 @@ def crops_by_spdl(n: int, large: bool = False) -> Any:
 
 
 def tar_path(n: int) -> str:
-    """Returns a file of large members that represents every shard of a dataset; its pages are in memory."""
+    """Returns the path of a tar file with large members. The file stands for every shard of a dataset, and its pages
+    stay in memory.
+    """
     from comparison import formats
 
     return os.path.join(os.environ[formats.FOLDER], "tar-large")

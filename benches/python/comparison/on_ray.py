@@ -60,8 +60,9 @@ def loader(order: dict[str, Any]) -> Any:
 
 
 def raw(ray: Any, order: dict[str, Any]) -> Iterator[Any]:
-    """Yields the items of ready-made chunks that actors send. The chunks are as large as this project's frames, and a
-    larger item is a chunk of its own."""
+    """Yields the items of ready-made chunks that actors send. The chunks are as large as this project's frames. A
+    larger item forms its own chunk.
+    """
     import numpy
 
     size = max(CHUNK_BYTES, BYTES[order["item"]])
@@ -116,7 +117,7 @@ def data(ray: Any, order: dict[str, Any]) -> Iterator[Any]:
 
 
 def rate(order: dict[str, Any]) -> dict[str, float]:
-    """Returns the items per second that arrive in the main process."""
+    """Returns the items per second that the main process receives."""
     seconds = max(4.0, order["seconds"])
     how = order["options"]["how"]
     with cluster() as ray:

@@ -101,7 +101,9 @@ def _trl(source: list[Any], options: dict[str, Any]) -> Iterator[dict[str, Any]]
 
 
 def _data_set(source: list[Any]) -> Any:
-    """Returns the sequences as an Arrow dataset. It is created once, because its users have such a dataset."""
+    """Returns the sequences as an Arrow dataset, which is created only once, because users of the packer already have
+    such a dataset.
+    """
     import datasets
 
     if id(source) not in _data_sets:

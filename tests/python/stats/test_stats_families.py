@@ -1,4 +1,6 @@
-"""The processes of `StatefulDataLoader` and of nodes are found, counted and warned about, like those of `DataLoader2`."""
+"""The processes of `StatefulDataLoader` and of nodes are found and counted, and cause warnings, like those of
+`DataLoader2`.
+"""
 
 from __future__ import annotations
 
