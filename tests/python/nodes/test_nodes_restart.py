@@ -60,7 +60,7 @@ def test_processes_may_be_killed_at_any_moment_and_states_are_exact(seed: int) -
             members = loader.root._it._workers._group.members  # type: ignore[attr-defined]
             pid = chance.choice(members.processes).pid
             with contextlib.suppress(ProcessLookupError):  # the process has exited, but was not replaced yet
-                if pid is not None:  # none while the replacement is not started
+                if pid is not None:  # None while the replacement is not started
                     os.kill(pid, signal.SIGKILL)
     assert came == list(range(100))
     for number in chance.sample(range(100), 2):
