@@ -148,7 +148,6 @@ def _toctree(caption: str, names: list[str]) -> str:
 
 
 def write(folder: Path) -> None:
-    """Writes all pages into the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in pages().items():
         (folder / f"{name}.rst").write_text(text, encoding="utf-8")

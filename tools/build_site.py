@@ -24,7 +24,6 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def sources(folder: Path) -> None:
-    """Writes all inputs of Sphinx into the folder."""
     shutil.copytree(ROOT / "docs", folder, dirs_exist_ok=True)
     api_reference.write(folder / "reference")
     (folder / "pipes.md").write_text(pipes_page.text(), encoding="utf-8")

@@ -41,7 +41,6 @@ class CodeLinks(SphinxPostTransform):
     default_priority = 9  # runs before the references are resolved
 
     def run(self, **kwargs: Any) -> None:
-        """Adds the links of one page."""
         index = self._index()
         for literal in list(self.document.findall(nodes.literal)):
             if any(isinstance(above, (nodes.reference, nodes.title)) for above in _ancestors(literal)):
@@ -128,7 +127,6 @@ def public_signature(
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Registers the extension's handlers."""
     app.connect("autodoc-process-docstring", markup, priority=100)  # runs before the sections are parsed
     app.connect("autodoc-process-bases", without_private)
     app.connect("autodoc-process-signature", public_signature)

@@ -64,7 +64,6 @@ _WIDTH, _ROW, _BOX, _GAP = 1120, 62, 30, 12
 
 
 def folders() -> list[str]:
-    """Returns all names of `LAYERS`."""
     return " ".join(LAYERS).split()
 
 
@@ -169,7 +168,6 @@ def _arrow(start: tuple[float, float], end: tuple[float, float]) -> str:
 
 
 def picture() -> str:
-    """Returns the picture as SVG."""
     at: dict[str, tuple[float, float]] = {}  # for each folder, the middle of its top edge
     drawn: list[str] = []
     for number, line in enumerate(LAYERS):

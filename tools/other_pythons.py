@@ -87,7 +87,6 @@ class Version:
         return [*self.enter, *clean, *map(str, command)]
 
     def install(self, *what: str | Path, quiet: bool = False) -> int:
-        """Installs distributions into the virtual environment."""
         pip = ["-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--prefer-binary"]
         return self.run(self.folder / "bin" / "python", *pip, *what, quiet=quiet)
 
@@ -179,7 +178,6 @@ def exchange_states(versions: list[Version], folder: Path) -> int:
 
 
 def report(wanted: list[str], versions: list[Version]) -> None:
-    """Prints which tests ran and which did not."""
     for name in sorted(set(wanted) - {version.name for version in versions}):
         print(f"CPython {name}: NOT RUN, it is not installed (see `make chroot`)")
     for version in versions:

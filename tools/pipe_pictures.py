@@ -105,8 +105,6 @@ def _is_stream(value: Any) -> bool:
 
 
 class _Drawing:
-    """The shapes of a picture, and their extent."""
-
     def __init__(self, inputs: Sequence[Sequence[Any]]) -> None:
         self.shapes: list[str] = []
         self.width = 0.0

@@ -43,7 +43,6 @@ class Failed(Exception):
 
 
 def require(condition: object, message: str) -> None:
-    """Raises Failed if the condition does not hold."""
     if not condition:
         raise Failed(message)
 
@@ -138,7 +137,6 @@ def check_licenses(wheel: Path) -> str:
 
 
 def check_twine(files: list[Path]) -> str:
-    """Checks that `twine check` accepts the files."""
     command = [sys.executable, "-m", "twine", "check", "--strict", *map(str, files)]
     done = subprocess.run(command, capture_output=True, text=True)
     require(done.returncode == 0, done.stdout + done.stderr)

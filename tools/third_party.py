@@ -53,7 +53,6 @@ def compiled() -> list[dict[str, Any]]:
 
 
 def notices() -> str:
-    """Returns the content of the license file."""
     parts = [_HEAD]
     for package in compiled():
         folder = Path(package["manifest_path"]).parent

@@ -66,7 +66,6 @@ class Stub:
         self.from_import("torchdata.datapipes._pipe.registry", "FunctionalForms")
 
     def from_import(self, module: str, name: str) -> None:
-        """Adds `from module import name` to the imports."""
         self.froms.setdefault(module, set()).add(name)
 
     def text(self, forms: dict[str, dict[str, Callable[..., Any]]]) -> str:
@@ -144,7 +143,6 @@ class Form:
         }
 
     def method(self, name: str) -> str:
-        """Returns the text of the method."""
         parameters = ["self"]
         positional = [one for one in self.parameters if one.kind is one.POSITIONAL_ONLY]
         for parameter, before in zip(self.parameters, [None, *self.parameters], strict=False):
@@ -299,8 +297,6 @@ def _expression(items: Any) -> str:
 
 
 class _Renamed(ast.NodeTransformer):
-    """Replaces names in an expression."""
-
     def __init__(self, rename: Callable[[str], str]) -> None:
         self.rename = rename
 

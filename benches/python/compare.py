@@ -217,7 +217,6 @@ def installed(home: Path, packages: tuple[str, ...], wheels: Path | None) -> Pat
 
 
 def main() -> None:
-    """Prepares and runs the comparison, and prints the report."""
     asked = arguments()
     chosen = [one for one in WORKLOADS if not asked.only or one.name in asked.only]
     if asked.before:

@@ -78,7 +78,6 @@ def row(name: str, files: list[bytes], times: int, rounds: int) -> str:
 
 
 def main() -> None:
-    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()

@@ -213,7 +213,6 @@ def seconds(make: Callable[[], Iterable[Any]]) -> float:
 
 
 def main() -> None:
-    """Measures all cases, and prints the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--items", type=int, default=100_000, help="ints in the source (%(default)s)")
     parser.add_argument("--rounds", type=int, default=9, help="runs of each side (%(default)s)")

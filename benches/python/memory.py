@@ -53,8 +53,6 @@ class Order:
 
 
 class Rows:
-    """A dataset over an indexable object."""
-
     def __init__(self, data: Any) -> None:
         self.data = data
 
@@ -248,7 +246,6 @@ def two(dataset: Any, method: str, workers: int) -> Any:
 
 
 def loader_over(order: Order, dataset: Any) -> Any:
-    """Returns the loader that an order describes."""
     if order.loader == "torch":
         from torch.utils.data import DataLoader
 
@@ -267,8 +264,6 @@ def made(number: int, size: float) -> Any:
 
 
 class Made:
-    """A function that creates arrays of 1 MB."""
-
     def __init__(self, size: float) -> None:
         self.size = size
 
@@ -331,7 +326,6 @@ def measure(order: Order) -> dict[str, float]:
 
 
 def child(order: Order) -> None:
-    """Prints the figures of one measurement."""
     print(json.dumps(measure(order)), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)  # the shutdown of the loader is not measured
 
@@ -443,7 +437,6 @@ def line(order: Order, python: str, empty: dict[str, float] | None, rival: dict[
 
 
 def write_mapped(folder: str, size: float) -> None:
-    """Writes the file of the memory-mapped array."""
     import numpy
 
     os.environ[MAPPED] = os.path.join(folder, "mapped.npy")
@@ -451,7 +444,6 @@ def write_mapped(folder: str, size: float) -> None:
 
 
 def main() -> None:
-    """Runs all measurements, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--only", action="append", default=[], help="rows that begin with this; may be repeated")

@@ -55,16 +55,12 @@ Point = namedtuple("Point", "x y label")
 
 @dataclass
 class Slotted:
-    """An object without a `__dict__`."""
-
     __slots__ = ("index", "name")
     index: int
     name: str
 
 
 class Plain:
-    """A typical user-defined object."""
-
     def __init__(self, n: int) -> None:
         self.index, self.name, self.weights = n, f"sample-{n}", [0.5] * 10
 
@@ -84,7 +80,6 @@ def _of(make: Callable[[Any], Any], item: Any, n: int) -> Any:
 
 
 def _objects() -> dict[str, Any]:
-    """Returns plain Python objects by name."""
     tokens = list(range(1000, 1512))
     deep: Any = 1
     for level in range(6):
@@ -230,7 +225,6 @@ def _named(one: Any, count: int, n: int) -> Any:
 
 
 def _of_libraries() -> Iterator[tuple[str, Make]]:
-    """Yields objects of other libraries, if these are installed."""
     with contextlib.suppress(ImportError):
         from PIL import Image
 
@@ -267,7 +261,6 @@ def _rate(loader: Any) -> float:
 
 
 def ours(make: Make) -> float:
-    """Returns the items per second of this project's loader."""
     pipe = IterableWrapper(range(items.ENDLESS), deepcopy=False).sharding_filter().map(make)
     loader: Any = DataLoader2(pipe, reading_service=MultiProcessingReadingService(WORKERS))
     try:
@@ -277,12 +270,10 @@ def ours(make: Make) -> float:
 
 
 def torchs(make: Make) -> float:
-    """Returns the items per second of torch's loader."""
     return _rate(torch_loader.loader(range(items.ENDLESS), make, "fork", WORKERS, {"numpy": True}))
 
 
 def main() -> None:
-    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="a word in the names of the shapes to measure")
     parser.add_argument("--repetitions", type=int, default=3)

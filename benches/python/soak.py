@@ -35,8 +35,6 @@ def made(number: int) -> Any:
 
 
 class Numbers:
-    """A dataset of arrays."""
-
     def __len__(self) -> int:
         return 300
 
@@ -93,7 +91,6 @@ class Events:
 
 
 def workers_of() -> list[int]:
-    """Returns the ids of the running workers."""
     found = []
     for pid in memory.family(os.getpid()):
         try:
@@ -124,7 +121,6 @@ def run(until: float) -> tuple[Events, int]:
 
 
 def main() -> int:
-    """Runs the loaders, and prints the memory and the verdict."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--settle", type=float, default=5.0, help="minutes after which the memory is first compared")

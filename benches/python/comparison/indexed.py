@@ -54,8 +54,6 @@ class Ready(Indexed):
 
 
 class Stream(IterableDataset[Any]):
-    """An endless stream of samples."""
-
     def __init__(self) -> None:
         self.tensor = torch.rand(64)
 
@@ -82,7 +80,6 @@ def _touch(batch: Any) -> None:
 
 
 def consume(share: Any) -> None:
-    """Takes batches, and accesses one element of each batch."""
     for batch in share:
         _touch(batch)
 

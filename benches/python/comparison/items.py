@@ -126,7 +126,6 @@ class Label:
 
 
 def objects(n: int) -> list[Label]:
-    """Returns many small objects."""
     return [Label("cat", 0.5, n + k) for k in range(OBJECTS)]
 
 
@@ -136,7 +135,6 @@ def hashes(n: int) -> list[int]:
 
 
 def large_ints(n: int) -> list[int]:
-    """Returns a thousand ints of 100 bits."""
     return [10**30 + n + k for k in range(OBJECTS)]
 
 
@@ -146,7 +144,6 @@ def _floats() -> list[float]:
 
 
 def floats(n: int) -> list[float]:
-    """Returns a hundred thousand floats."""
     return _floats()
 
 
@@ -156,7 +153,6 @@ def _float_lists() -> list[list[float]]:
 
 
 def float_lists(n: int) -> list[list[float]]:
-    """Returns a thousand lists of four floats."""
     return _float_lists()
 
 
@@ -208,7 +204,6 @@ def small_tensor(n: int) -> Any:
 
 
 def small_tensors(n: int) -> list[Any]:
-    """Returns an item of many small tensors."""
     return list(_small_tensors())
 
 
@@ -223,7 +218,6 @@ def small_array(n: int) -> Any:
 
 
 def small_arrays(n: int) -> list[Any]:
-    """Returns an item of many small arrays."""
     return list(_small_arrays())
 
 

@@ -14,7 +14,6 @@ ALLOWED_GROWTH = 0.01
 
 
 def family(pid: int) -> list[int]:
-    """Returns the process and all its descendants."""
     found = [pid]
     for member in found:
         for children in Path(f"/proc/{member}/task").glob("*/children"):

@@ -23,8 +23,6 @@ TIMES = 5
 
 
 class Numbers:
-    """An indexable dataset of numbers."""
-
     def __len__(self) -> int:
         return MANY
 
@@ -36,8 +34,6 @@ def _stream() -> Any:
     from torch.utils.data import IterableDataset
 
     class Stream(IterableDataset[int]):
-        """A stream of numbers with a state."""
-
         def __init__(self) -> None:
             self.at = self.start = 0
 

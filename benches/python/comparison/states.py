@@ -24,7 +24,6 @@ STATES = 200
 
 
 def text(number: int) -> bytes:
-    """Returns an item of the large buffer."""
     return number.to_bytes(8, "little") * (SIZE // 8)
 
 
@@ -34,7 +33,6 @@ def same(item: Any) -> Any:
 
 
 def pipe_of(case: str) -> Any:
-    """Returns the pipeline of a case."""
     from torchdata.datapipes.iter import IterableWrapper
 
     pipe = IterableWrapper(range(MANY))

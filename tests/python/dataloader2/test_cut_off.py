@@ -40,8 +40,6 @@ def nothing_is_cut() -> Iterator[None]:
 
 
 class Generated(IterDataPipe):
-    """A user-defined pipe without a state."""
-
     def __init__(self, source: Any) -> None:
         self.source = source
 
@@ -180,8 +178,6 @@ def test_states_saved_after_reading_on_after_ctrl_c_are_those_of_the_continued_r
 
 
 class Cutting:
-    """An indexable dataset that raises once."""
-
     def __len__(self) -> int:
         return 40
 

@@ -20,8 +20,6 @@ def services():
 
 
 class Kept(InProcessReadingService):
-    """A reading service with its own state."""
-
     def checkpoint(self):
         return b"kept" * 10
 

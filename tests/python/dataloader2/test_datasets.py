@@ -46,8 +46,6 @@ class Tens:
 
 
 class Counted:
-    """An iterable dataset without a length."""
-
     def __init__(self, count: int = 5) -> None:
         self.count = count
 
@@ -181,8 +179,6 @@ class Sized(Drawn):
 
 
 class Numbered:
-    """A sampler with `set_epoch`."""
-
     epoch = 3
 
     def set_epoch(self, epoch: int) -> None:
@@ -321,8 +317,6 @@ def own_share(count: int) -> Iterator[int]:
 
 
 class Splitting:
-    """A user-defined iterable that yields only its worker's items."""
-
     def __iter__(self) -> Iterator[int]:
         return own_share(10)
 
@@ -333,8 +327,6 @@ class SplittingPipe(IterDataPipe):
 
 
 class AskingForEach:
-    """A user-defined iterable that calls `get_worker_info` for each item."""
-
     def __iter__(self) -> Iterator[int]:
         from torch.utils.data import get_worker_info
 

@@ -57,7 +57,6 @@ JOBS: list[dict[str, Any]] = [
 
 
 def run_chaos(folder: Path, *arguments: str) -> list[dict[str, Any]]:
-    """Runs jobs, and returns their results."""
     results = folder / "results.json"
     command = [sys.executable, "-m", "drivers", "ranks", "--jobs", "3", "--results", str(results), *arguments]
     run = subprocess.run(command, cwd=SUPPORT, capture_output=True, text=True, timeout=250, env=environment_of_ranks())

@@ -55,8 +55,6 @@ class Stream(IterableDataset[int]):
 
 
 class Numbers:
-    """An indexable dataset of numbers."""
-
     def __len__(self) -> int:
         return SIZE
 

@@ -47,15 +47,11 @@ class Mine(IterDataPipe):
 
 
 class MySharding(Mine):
-    """A user-defined pipe that splits its items."""
-
     def apply_sharding(self, num_of_instances: int, instance_id: int) -> None:
         self.share = (num_of_instances, instance_id)
 
 
 class InMain(Mine):
-    """A user-defined pipe that must not be replicated."""
-
     def is_replicable(self) -> bool:
         return False
 
@@ -325,8 +321,6 @@ def test_lint_finds_that_two_inputs_in_turn_leave_each_of_two_workers_one_input(
 
 
 class Reordered:
-    """An iterable with its own order."""
-
     def __iter__(self) -> Iterator[int]:
         items = list(range(5))
         random.shuffle(items)

@@ -25,8 +25,6 @@ from torchdata.datapipes.iter import IterableWrapper
 
 
 class Stateless(ReadingServiceInterface):
-    """A user-defined service without a state."""
-
     def initialize(self, datapipe):
         return datapipe
 

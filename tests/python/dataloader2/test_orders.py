@@ -20,8 +20,6 @@ from torchdata.datapipes.map import SequenceWrapper
 
 @dataclass
 class Case:
-    """A sample with several fields, as in real programs."""
-
     key: str
     pixels: Any
 
@@ -45,8 +43,6 @@ class Shuffled:
 
 
 class SizedSampler(Shuffled):
-    """An iterable like `Shuffled` with a length."""
-
     def __len__(self) -> int:
         return self.size
 

@@ -17,8 +17,6 @@ SIZE = 3
 
 
 class Tuples(IterDataPipe[tuple[int, ...]]):
-    """A pipe that combines consecutive items to tuples."""
-
     iteration_state = ()
 
     def __init__(self, source: Any, size: int, drop_last: bool = False) -> None:

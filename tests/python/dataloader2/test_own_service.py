@@ -101,8 +101,6 @@ class FromElsewhere(IterDataPipe[Any]):
 
 
 class OwnService(ReadingServiceInterface):
-    """A service that implements everything in the documentation."""
-
     def initialize(self, datapipe: Any) -> Any:
         self.elsewhere = Elsewhere(datapipe)
         return FromElsewhere(self.elsewhere)

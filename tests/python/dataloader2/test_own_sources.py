@@ -47,8 +47,6 @@ class Epochs:
 
 
 class CountingEpochs(Epochs):
-    """A dataset like `Epochs` that counts its epochs itself."""
-
     def __iter__(self) -> Iterator[int]:
         self._epoch += 1
         return iter(order_of(self._epoch - 1))

@@ -18,7 +18,6 @@ from torchdata.datapipes.state import load_state, save_state
 
 
 def letters(seed: int | None = None, **weights: float) -> SampleMultiplexer:
-    """Returns an endless pipe for each letter."""
     return SampleMultiplexer({IterableWrapper(letter).cycle(): w for letter, w in weights.items()}, seed)
 
 

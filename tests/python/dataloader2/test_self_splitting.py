@@ -54,8 +54,6 @@ class Logging:
 
 
 class Dividing(Logging):
-    """A stream that splits its items."""
-
     def __iter__(self) -> Iterator[dict[str, Any]]:
         worker = torch.utils.data.get_worker_info()
         first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)

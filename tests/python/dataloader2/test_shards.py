@@ -51,8 +51,6 @@ class Generated(IterDataPipe):
 
 
 class Counting(IterDataPipe):
-    """A user-defined pipe with a state."""
-
     def __init__(self, source: Any) -> None:
         self.source, self.count = source, 0
 

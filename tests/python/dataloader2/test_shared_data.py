@@ -91,8 +91,6 @@ class HoldsHandles(Views):
 
 
 class Source(IterDataPipe):
-    """A user-defined pipe over data."""
-
     def __init__(self, data: Any) -> None:
         self._data = data
 
@@ -295,8 +293,6 @@ def test_a_forked_replacement_process_inherits_the_data(tmp_path: Path) -> None:
 
 
 class Shared(Views):
-    """Arrays and tensors that a worker writes to."""
-
     def __init__(self) -> None:
         super().__init__()
         self.array, self.constant = np.zeros(1000), np.zeros(1000)

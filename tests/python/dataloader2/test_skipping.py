@@ -172,8 +172,6 @@ def test_skipped_items_are_computed(workers: int | None, tmp_path: Path) -> None
 
 
 class _Noting:
-    """A function that creates a file for each item."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 

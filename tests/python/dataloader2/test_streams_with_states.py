@@ -277,7 +277,6 @@ def test_the_indices_of_a_sequential_sampler_are_skipped_at_once() -> None:
 
 
 def parts_of(state: Any) -> list[dict[str, Any]]:
-    """Returns all dicts within a state."""
     if not isinstance(state, dict):
         return []
     return [state, *(part for value in state.values() for part in parts_of(value))]

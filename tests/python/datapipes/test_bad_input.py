@@ -77,8 +77,6 @@ TEXT = b"alpha,beta\n" * 300
 
 @dataclass(frozen=True)
 class Bad:
-    """A kind of bad file."""
-
     good: bytes
     bad: bytes
     #: Returns the pipe that reads the file. The argument is a pipe of pairs of path and stream.

@@ -84,8 +84,6 @@ class Name(str):
 
 
 class Kind(IntEnum):
-    """A user-defined enumeration."""
-
     SMALL = 1
 
 

@@ -49,8 +49,6 @@ def test_a_cell_of_a_notebook_that_is_run_again_replaces_its_class(torch: str) -
 
 
 def named(name: str, module: str = __name__, base: Any = IterDataPipe) -> Any:
-    """Returns a class of pipes with this name."""
-
     def __iter__(self: Any) -> Iterator[str]:
         return iter([name])
 

@@ -91,8 +91,6 @@ def test_copies_are_equal_whether_or_not_the_original_was_read(name, copied):
 
 
 class BreaksHalfWay(MapDataPipe):
-    """A map-style pipe that raises at its second item."""
-
     def __getitem__(self, index):
         if index == 1:
             raise OSError(5, "Input/output error")

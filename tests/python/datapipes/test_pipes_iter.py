@@ -79,8 +79,6 @@ class ByHand(Sequence[int]):
 
 
 class OddList(list[int]):
-    """A list with another iteration order."""
-
     def __iter__(self) -> Any:
         return reversed(self)
 

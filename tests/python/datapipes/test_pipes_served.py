@@ -43,8 +43,6 @@ ROWS = {name: [{"file": name, "row": row} for row in range(len(text))] for name,
 
 @dataclass
 class Places:
-    """The addresses of the servers."""
-
     web: str
     cluster: str
     rows: Path

@@ -18,12 +18,9 @@ ITEMS, PLACE = 2000, 1900
 
 
 class Counter:
-    """Counts reads."""
-
     count = 0
 
     def since(self) -> int:
-        """Returns the number of reads since the last call."""
         found, self.count = self.count, 0
         return found
 
@@ -64,8 +61,6 @@ class Counted(io.BytesIO):
 
 
 class CountedItems:
-    """An indexable dataset that counts its reads."""
-
     def __len__(self) -> int:
         return ITEMS
 

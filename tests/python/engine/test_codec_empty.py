@@ -49,7 +49,6 @@ def sent_and_received(loopback, wrap):
 
 
 def peak(loopback):
-    """Returns the peak number of bytes in blocks."""
     ((_, most, _),) = loopback.sender.arena_usage()
     return most
 
@@ -199,8 +198,6 @@ def torch_of(capsule):
 
 
 class TestTensors:
-    """Repeats the tests above with tensors."""
-
     torch = pytest.importorskip("torch", reason="torch is not installed")
 
     DTYPES = ("float32", "float64", "bfloat16", "float16", "uint8", "int64", "bool", "complex64")

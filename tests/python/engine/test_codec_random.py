@@ -146,8 +146,6 @@ def items(draw):
 
 
 class Comparison:
-    """Compares two items recursively."""
-
     def __init__(self):
         self.arrived = {}
         self.kept = []

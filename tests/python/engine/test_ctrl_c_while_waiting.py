@@ -38,8 +38,6 @@ class Pressing:
 
 
 class Pressed(Dataset[int]):
-    """A dataset that applies `Pressing`."""
-
     def __init__(self, press: Pressing) -> None:
         self.press = press
 

@@ -149,7 +149,6 @@ def test_a_working_process_has_the_patience_and_any_other_process_the_timeout(fo
 
 
 def compute(seconds):
-    """Uses the processor for this many seconds."""
     end = time.process_time() + seconds
     while time.process_time() < end:
         pass

@@ -229,7 +229,6 @@ class Lazy:
         self.content = content
 
     def resolve(self) -> Any:
-        """Returns the imported object."""
         if self.content is None:
             raise ImportError("no such module")
         return self.content

@@ -113,8 +113,6 @@ def test_global_generators_are_seeded_for_each_worker_and_epoch():
 
 
 class CountsAhead(IterDataPipe):
-    """A pipe that counts its items in shared memory."""
-
     def __init__(self, n, counter):
         self.n = n
         self.counter = counter
@@ -127,8 +125,6 @@ class CountsAhead(IterDataPipe):
 
 
 class Shared:
-    """A counter that copies of the graph share."""
-
     def __init__(self, counter):
         self.counter = counter
 

@@ -21,8 +21,6 @@ from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 
 
 class FailsAt:
-    """A function that raises at one item."""
-
     def __init__(self, at, make_error):
         self.at = at
         self.make_error = make_error

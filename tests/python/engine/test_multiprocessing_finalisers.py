@@ -127,8 +127,6 @@ def test_an_exception_of_a_handler_during_a_deletion_is_raised(make):
 
 
 class Cyclic(DataLoader2):
-    """A user-defined loader that refers to itself."""
-
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
         self.itself = self
@@ -175,8 +173,6 @@ def test_an_interrupt_that_was_noted_elsewhere_is_delivered_at_the_end_of_a_hold
 
 
 class Own(DataLoader2):
-    """A user-defined loader with an additional finalizer."""
-
     ended = 0
 
     def __del__(self):

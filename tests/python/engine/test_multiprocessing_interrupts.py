@@ -195,8 +195,6 @@ if __name__ == "__mp_main__" and not os.path.exists(__file__ + ".fast"):
 
 
 class Handler:
-    """A user-defined handler."""
-
     def __init__(self):
         self.calls = 0
 

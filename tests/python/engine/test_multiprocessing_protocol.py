@@ -32,8 +32,6 @@ def in_turn(shares):
 
 
 class Paced(IterDataPipe):
-    """A pipe that yields numbers slowly."""
-
     def __init__(self, count, seconds):
         self.count, self.seconds = count, seconds
 

@@ -75,7 +75,6 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def program(tmp_path, monkeypatch):
-    """Starts the script in a separate process group."""
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
@@ -234,8 +233,6 @@ class Rang(Exception):
 
 
 class Timer:
-    """Sends SIGALRM, SIGUSR1 or SIGTERM once after a delay."""
-
     NUMBERS = (signal.SIGALRM, signal.SIGUSR1, signal.SIGTERM)
 
     def __init__(self):
@@ -306,8 +303,6 @@ def test_an_exception_of_a_handler_while_workers_start_is_raised_and_leaves_noth
 
 
 class Raises:
-    """A signal handler that always raises."""
-
     def __init__(self):
         self.numbers = []
 

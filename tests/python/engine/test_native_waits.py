@@ -23,8 +23,6 @@ def ring(number, frame):
 
 
 class Message:
-    """Waits for a message of another process."""
-
     def __init__(self):
         bells, link = BellBoard(2), Link(0)
         self.sender = Sender([link], bells, 1, [0])
@@ -84,8 +82,6 @@ class _Held(SharedIterator):
 
 
 class Left:
-    """Waits until another thread has left an iterator."""
-
     def __init__(self):
         self.shared = _Held()
         self.thread = threading.Thread(target=next, args=(self.shared,), daemon=True)
@@ -104,8 +100,6 @@ class Left:
 
 
 class InTurn(Left):
-    """Waits for its turn while another thread has the turn."""
-
     def wait(self):
         return self.shared.turn.call(lambda: "come")
 

@@ -36,7 +36,6 @@ def pipeline(workers: int) -> Any:
 
 
 def stateful(workers: int) -> Any:
-    """A StatefulDataLoader that shuffles."""
     import torch
 
     from torchdata.stateful_dataloader import StatefulDataLoader
@@ -46,7 +45,6 @@ def stateful(workers: int) -> Any:
 
 
 def nodes() -> Any:
-    """A Loader of nodes."""
     import torchdata.nodes as nodes
 
     source = nodes.IterableWrapper(range(60))

@@ -49,14 +49,12 @@ class Opened:
 
 
 def dataloader2(method, function=identity, count=20):
-    """Items of a `DataLoader2`."""
     service = MultiProcessingReadingService(WORKERS, method, worker_prefetch_cnt=1, main_prefetch_cnt=1)
     loader = DataLoader2(IterableWrapper(range(count)).sharding_filter().map(function), reading_service=service)
     return Opened(loader, lambda _: loader.shutdown())
 
 
 def stateful(method, function=identity, count=20):
-    """Items of a `StatefulDataLoader`."""
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     loader = StatefulDataLoader(
@@ -70,7 +68,6 @@ def stateful(method, function=identity, count=20):
 
 
 def nodes(method, function=identity, count=20):
-    """Items of a `ParallelMapper`."""
     from torchdata.nodes import IterableWrapper as Source
     from torchdata.nodes import Loader, ParallelMapper
 

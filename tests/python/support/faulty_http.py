@@ -117,8 +117,6 @@ class Listener(ThreadingHTTPServer):
 
 
 class Faulty:
-    """The running server, as a client uses it."""
-
     def __init__(self, port: int, seed: int) -> None:
         self.root, self.seed = f"http://127.0.0.1:{port}", seed
 
@@ -129,7 +127,6 @@ class Faulty:
         return [content_of(self.seed, number) for number in range(count)]
 
     def faults(self) -> Counter[str]:
-        """Returns the number of requests for each fault."""
         with urllib.request.urlopen(f"{self.root}/faults") as answer:
             return Counter(json.load(answer))
 

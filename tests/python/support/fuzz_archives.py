@@ -173,7 +173,6 @@ def zip_bytes(rng: random.Random) -> bytes:
 
 
 def zip_(rng: random.Random) -> None:
-    """Zip archives."""
     data = zip_bytes(rng)
     if rng.random() < 0.6:
         data = mutated(rng, data)

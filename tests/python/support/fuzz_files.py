@@ -72,7 +72,6 @@ def mutated(rng: random.Random, data: bytes, most: int = 4) -> bytes:
 
 
 def targets() -> dict[str, Target]:
-    """All targets, by name."""
     found: dict[str, Target] = {}
     for name in MODULES:
         if importlib.util.find_spec(name) is not None:
@@ -112,8 +111,6 @@ def _limited(seconds: int) -> Iterator[None]:
 
 @dataclass
 class Inputs:
-    """A range of inputs, for each target."""
-
     numbers: range
     targets: dict[str, Target]
 

@@ -100,8 +100,6 @@ class TakesOnce(IterableDataset[int]):
 
 
 class Walk:
-    """An iterator with a state."""
-
     def __init__(self, numbers: Sequence[int]) -> None:
         self.numbers, self.done = numbers, 0
 

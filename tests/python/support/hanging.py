@@ -20,7 +20,6 @@ def stop(_folder: Path) -> None:
 
 
 def sleep(_folder: Path) -> None:
-    """Sleeps practically forever."""
     time.sleep(1e8)
 
 

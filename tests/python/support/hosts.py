@@ -75,8 +75,6 @@ class LocalActor:
 
 
 class LocalHosts:
-    """Creates hosts in this process."""
-
     def __init__(self, seed: int, chunk_bytes: int, delay: float) -> None:
         self.chunk_bytes, self._seed, self._delay = chunk_bytes, seed, delay
         #: All hosts that were created.

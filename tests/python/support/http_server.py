@@ -232,14 +232,12 @@ class Server:
         return PIECE * log.stat().st_size if log.exists() else 0
 
     def forget_requests(self) -> None:
-        """Clears the log of requests."""
         for name in (LOG, SENT):
             (self.folder / name).unlink(missing_ok=True)
 
 
 @contextmanager
 def running(folder: Path) -> Iterator[Server]:
-    """Runs a server over `folder` until the block ends."""
     command = [sys.executable, __file__, str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None

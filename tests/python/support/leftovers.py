@@ -21,7 +21,6 @@ def cmdline(pid):
 
 
 def all_children(pid="self"):
-    """Returns the ids of a process's children."""
     found = []
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -58,7 +57,6 @@ def descendants(pid):
 
 
 def descriptors(pid="self"):
-    """Returns how many file descriptors a process has open."""
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 

@@ -37,8 +37,6 @@ class Stopped(Exception):
 
 
 class Model(torch.nn.Module):
-    """A model that records its samples."""
-
     def __init__(self) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(4, 1)

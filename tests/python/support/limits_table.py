@@ -61,7 +61,6 @@ def array(item: int, size: int) -> Any:
 
 @contextmanager
 def loading(pipe: Any, workers: int, **options: Any) -> Iterator[DataLoader2[Any]]:
-    """Returns a loader in the middle of an epoch."""
     service = MultiProcessingReadingService(workers, "fork", **options)
     with DataLoader2(pipe, reading_service=service) as loader:
         yield loader
@@ -137,7 +136,6 @@ def measured(size: int, workers: int) -> Iterator[tuple[str, Callable[[], str]]]
 
 
 def main() -> None:
-    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", type=int, default=2 << 30, help="bytes of the large item")
     parser.add_argument("--workers", type=int, default=256, help="how many to start")

@@ -19,7 +19,6 @@ class Loopback:
         self.epoch = 0
 
     def send(self, items):
-        """Sends items, and yields them as they arrive."""
         self.epoch += 1
         self.collector.start_epoch(self.epoch, 4)
         self.sender.start_epoch(self.epoch)

@@ -19,7 +19,6 @@ def numbers(count: int) -> IterableWrapper[int]:
 
 
 def at_odds(number: int) -> int:
-    """A function that fails for 2."""
     if number == 2:
         raise ValueError("two")
     return 10 * number

@@ -13,8 +13,6 @@ from torchdata.nodes import BaseNode, Loader
 
 
 class Stateless:
-    """A stream that has no state."""
-
     def __init__(self, size: int) -> None:
         self.size = size
 
@@ -44,8 +42,6 @@ class GoesOn:
 
 
 class Itself(GoesOn):
-    """A stream like `GoesOn` that is its own iterator."""
-
     def __iter__(self) -> Iterator[Any]:
         return self
 
@@ -63,8 +59,6 @@ GOING_ON: list[Callable[[int], Any]] = [GoesOn, Itself]
 
 
 class Uncheckpointed(BaseNode[int]):
-    """A node without states."""
-
     def __init__(self, size: int) -> None:
         super().__init__()
         self.size = size

@@ -36,7 +36,6 @@ class Presser:
         self._process.stdout.close()  # type: ignore[union-attr]
 
     def again(self) -> None:
-        """Makes the process send Ctrl-C once more."""
         self._process.stdin.write(b"\n")  # type: ignore[union-attr]
 
     def end(self) -> None:
@@ -117,5 +116,4 @@ def alarm(seconds: float | None, handle: Callable[..., Any] | None = None) -> It
 
 
 def press(*_: Any) -> None:
-    """A signal handler that simulates Ctrl-C."""
     signal.raise_signal(signal.SIGINT)

@@ -65,7 +65,6 @@ class Scribbler:
         self.seed, self.target, self.most = seed, target, most
 
     def scribble(self, salt):
-        """Writes once in the current process."""
         rng = random.Random(f"{self.seed} {salt}")
         if self.target == "stacks" or (self.target == "any" and rng.random() < 0.1):
             for descriptor in _stacks():
@@ -120,8 +119,6 @@ class Loader2:
 
 
 class Stateful:
-    """A `StatefulDataLoader`."""
-
     def __init__(self, plan):
         from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -137,8 +134,6 @@ class Stateful:
 
 
 class Node:
-    """A `ParallelMapper`."""
-
     def __init__(self, plan):
         from torchdata.nodes import IterableWrapper as Source
         from torchdata.nodes import Loader, ParallelMapper

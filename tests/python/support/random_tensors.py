@@ -82,7 +82,6 @@ def repeated(draw, tensor):
 
 
 def item(draw):
-    """Returns a tensor, or a container of tensors."""
     storages = [storage(draw) for _ in range(draw.choice([1, 1, 2, 4]))]
     count = draw.choice([1, 1, 2, 3, 6])
     tensors = [view(draw, draw.choice(storages)) for _ in range(count)]
@@ -115,7 +114,6 @@ def pickled(sent):
 
 
 def tensors_in(found):
-    """Returns the tensors of an item, in order."""
     if isinstance(found, torch.Tensor):
         return [found]
     if isinstance(found, dict):
@@ -124,7 +122,6 @@ def tensors_in(found):
 
 
 def content(tensor):
-    """Returns the elements as bytes."""
     if tensor.numel() == 0:
         return b""
     return bytes(tensor.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy())

@@ -103,7 +103,6 @@ class Diary:
 
 
 def hold_store(folder: Path) -> Any:
-    """Starts the store of the job in this process."""
     import torch.distributed as dist
 
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -120,7 +119,6 @@ def run_agent(folder: Path) -> None:
 
 
 def run_rank(plan: Plan, rank: int, folder: Path) -> None:
-    """Runs the program of one rank."""
     from datetime import timedelta
 
     import torch.distributed as dist

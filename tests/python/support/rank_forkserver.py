@@ -76,7 +76,6 @@ class ForkedProgram:
         return written.decode(), None
 
     def end(self) -> None:
-        """Kills the program and its process group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self.wait()

@@ -26,8 +26,6 @@ class _Meeting:
 
 
 class ThreadGroup:
-    """The process group of one rank (see `torchdata._ranks.RankGroup`)."""
-
     def __init__(self, meetings: tuple[_Meeting, _Meeting], rank: int) -> None:
         self._seeds, self._steps = meetings
         self.rank, self.world_size = rank, self._seeds.barrier.parties

@@ -136,7 +136,6 @@ def join(made: Any) -> None:
 
 
 def add(made: Any, **options: Any) -> Any:
-    """Adds a node to a cluster of several nodes."""
     return _patiently(lambda: made.add_node(object_store_memory=OPTIONS["object_store_memory"], **options))
 
 

@@ -35,12 +35,10 @@ ENVIRONMENT = {
 
 
 def s3_server() -> AbstractContextManager[str]:
-    """Runs a server, and yields its URL."""
     return server_process("-W", "ignore", "-c", _SERVER)
 
 
 def fill(endpoint: str, buckets: dict[str, dict[str, bytes]]) -> Any:
-    """Creates buckets with objects, and returns boto3's client."""
     import boto3
 
     client = boto3.client(

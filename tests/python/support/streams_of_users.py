@@ -122,8 +122,6 @@ class TakesAgain(TakesOnce):
 
 
 class ItsOwnIterator(TakesOnce):
-    """A stream that is its own iterator."""
-
     def __iter__(self) -> Iterator[Any]:
         return self
 

@@ -20,8 +20,6 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 
 class Numbers(Dataset[int]):
-    """A map-style dataset."""
-
     def __len__(self) -> int:
         return 21
 
@@ -50,21 +48,16 @@ class CountedNumbers(Counted, Numbers):
 
 
 def share() -> range:
-    """Returns a worker's shard of a stream."""
     info = get_worker_info()
     return range(19) if info is None else range(info.id, 19 - 4 * info.id, info.num_workers)
 
 
 class Stream(IterableDataset[int]):
-    """A stream without a state."""
-
     def __iter__(self) -> Iterator[int]:
         return iter(share())
 
 
 class StatefulStream(Stream):
-    """A stream with a state."""
-
     done = 0
 
     def __iter__(self) -> Iterator[int]:
@@ -81,8 +74,6 @@ class StatefulStream(Stream):
 
 
 class Walk:
-    """An iterator with a state."""
-
     def __init__(self) -> None:
         self.done = 0
 
@@ -103,8 +94,6 @@ class Walk:
 
 
 class WalkedStream(IterableDataset[int]):
-    """A stream with an iterator that has a state."""
-
     def __iter__(self) -> Iterator[int]:
         return Walk()
 
@@ -151,7 +140,6 @@ def loader_of(dataset: str, options: str, workers: int) -> Any:
 
 
 def plain(batch: Any) -> Any:
-    """Returns the batch as lists of numbers."""
     return batch.tolist() if isinstance(batch, torch.Tensor) else batch
 
 

@@ -56,7 +56,6 @@ def _catches(pid, number):
 
 
 def end_session(process):
-    """Kills a process and its whole session."""
     number = process.pid
     for pid in session(number):
         with contextlib.suppress(ProcessLookupError):

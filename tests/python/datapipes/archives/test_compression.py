@@ -315,8 +315,6 @@ class Ahead(io.FileIO):
 
 
 class OpensAhead:
-    """A function that opens a forward-only file."""
-
     def __init__(self, path):
         self.path = path
 

@@ -176,8 +176,6 @@ def test_the_names_of_a_huge_range_are_made_one_by_one() -> None:
 
 
 class Counting(IterDataPipe[Any]):
-    """A pipe that counts its iterations."""
-
     def __init__(self) -> None:
         self.begun = 0
 

@@ -122,8 +122,6 @@ def test_a_resumed_run_counts_on_up_to_the_limit():
 
 
 class Own(IterDataPipe):
-    """A user-defined pipe with a generator as its `__iter__`."""
-
     def __init__(self, source):
         self.source = source
 

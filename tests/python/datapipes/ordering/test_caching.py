@@ -16,8 +16,6 @@ MEGABYTE = 2**20
 
 
 class Calls:
-    """A function that records its arguments."""
-
     def __init__(self):
         self.items = []
 

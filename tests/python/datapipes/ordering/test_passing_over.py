@@ -26,8 +26,6 @@ class Letters(list[str]):
 
 
 class Squares:
-    """An indexable dataset."""
-
     def __len__(self) -> int:
         return COUNT
 

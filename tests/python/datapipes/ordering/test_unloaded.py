@@ -78,8 +78,6 @@ class MyMapper(Mapper):
 
 
 class Squares(MapDataPipe):
-    """A user-defined map-style pipe."""
-
     def __init__(self, source: Any) -> None:
         self.source = source
 

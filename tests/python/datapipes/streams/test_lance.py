@@ -23,7 +23,6 @@ from torchdata.datapipes.state import load_state, save_state
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Any:
-    """Returns a dataset of thirty rows in three fragments."""
     return lance.write_dataset(table(0, 30), tmp_path / "rows.lance", max_rows_per_file=10)
 
 

@@ -174,7 +174,6 @@ def folder(tmp_path_factory):
 
 
 def sums(folder, tool):
-    """Returns the digests that a system program computes."""
     lines = subprocess.run([tool, *sorted(folder.iterdir())], capture_output=True, text=True, check=True).stdout
     return {path: digest for digest, path in (line.split("  ") for line in lines.splitlines())}
 

@@ -27,8 +27,6 @@ Pair = namedtuple("Pair", "image label")
 
 
 class Pinnable:
-    """An object with its own method for pinning."""
-
     def __init__(self) -> None:
         self.pinned = False
 

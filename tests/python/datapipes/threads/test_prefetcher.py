@@ -163,8 +163,6 @@ class Worded(Exception):
 
 
 class Doubled(Exception):
-    """An exception with a constructor that changes its argument."""
-
     def __init__(self, word: str) -> None:
         super().__init__(f"{word}!")
 

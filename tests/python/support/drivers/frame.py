@@ -118,7 +118,6 @@ def left_behind(descriptors_before: int) -> dict[str, Any]:
 
 
 def check_here(driver: Driver, plan: Any) -> Outcome:
-    """Runs a plan in this process."""
     try:
         return Outcome(driver.check(plan))
     except Skipped as error:
@@ -211,7 +210,6 @@ class Forked:
 
 
 def parser_of(driver: Driver | None, name: str) -> argparse.ArgumentParser:
-    """Returns the options of a driver."""
     parser = argparse.ArgumentParser(prog=f"python -m drivers {name}")
     parser.add_argument("--seed", type=int, default=1, help="the first seed; the next plans have the next ones")
     parser.add_argument("--seconds", type=float, default=60, help="how long to begin plans")
@@ -231,7 +229,6 @@ def parser_of(driver: Driver | None, name: str) -> argparse.ArgumentParser:
 
 
 def outcomes(driver: Driver, options: argparse.Namespace) -> Iterator[tuple[int, Any, Outcome]]:
-    """Runs the plans of successive seeds."""
     started, seed, running = time.monotonic(), options.seed, dict[Forked, int]()
     limit = options.limit or driver.limit
     while True:

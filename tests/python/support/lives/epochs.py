@@ -20,7 +20,6 @@ class Epoch(list[Any]):
 
     @property
     def size(self) -> int:
-        """Returns the number of items to read."""
         return len(self) if self.until is None else min(self.until, len(self))
 
     def check(self, before: list[Any], got: list[Any], free: bool) -> None:

@@ -26,8 +26,6 @@ SIGNALS = [signal.SIGKILL, signal.SIGKILL, signal.SIGXCPU, signal.SIGSTOP]
 
 
 def event(weight: int = 1, may_come: Callable[[Run], bool] = lambda run: True) -> Callable[[Event], Event]:
-    """Registers a function as an event."""
-
     def note(function: Event) -> Event:
         EVENTS.append((function, weight, may_come))
         return function
@@ -49,7 +47,6 @@ def has_processes(run: Run) -> bool:
 
 
 def some(run: Run) -> int:
-    """Returns a random number of items to read."""
     return run.dice.choice([1, 5, 20])
 
 

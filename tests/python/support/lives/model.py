@@ -14,8 +14,6 @@ from torchdata.datapipes.iter import IterDataPipe
 
 
 class Streamed(IterDataPipe[Any]):
-    """A source that a function creates for each pass."""
-
     def __init__(self, stream: Callable[[], Iterator[Any]]) -> None:
         self.stream = stream
 

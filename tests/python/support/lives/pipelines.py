@@ -38,7 +38,6 @@ def number_of(item: Any) -> int:
 
 
 def drawing(item: Any) -> Any:
-    """Adds numbers from the global generators to the item."""
     return item, random.random(), int(np.random.randint(1000))
 
 
@@ -135,8 +134,6 @@ def unpinned(item: Any, device: Any) -> Any:
 
 
 class Generated(IterDataPipe[Any]):
-    """A user's pipe without a state."""
-
     def __init__(self, source: Any) -> None:
         self.source = source
 
@@ -215,7 +212,6 @@ class Differs(AssertionError):
 
 
 def difference(got: list[Any], expected: list[Any]) -> str:
-    """Describes the first difference between two runs."""
     what = f"{len(got)} items instead of {len(expected)}"
     pairs = zip(got, expected, strict=False)
     place = next((i for i, (one, other) in enumerate(pairs) if one != other), None)

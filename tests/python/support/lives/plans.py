@@ -279,7 +279,6 @@ class Life:
     # -- the loader --------------------------------------------------------------------------------
 
     def made(self, workers: int | str | None = None, restarts: bool | None = None) -> DataLoader2[Any]:
-        """Returns a loader without a seed."""
         adapters = [] if self.block is None else [ShardingPolicy(self.block)]
         return DataLoader2(self.pipe(), adapters, self.service_of(workers, restarts))
 

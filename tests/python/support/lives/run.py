@@ -125,7 +125,6 @@ class Run:
         self.compare_kept()
 
     def _end(self) -> None:
-        """Ends the loader, possibly within another epoch."""
         self.did.append(self.life.ending)
         if self.life.ending == "shutdown":
             return

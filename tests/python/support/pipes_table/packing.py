@@ -15,7 +15,6 @@ Pieces = list[list[int]]
 
 
 def repeated(item: int) -> list[int]:
-    """Returns a sequence of up to six different tokens."""
     return [10 * item + place for place in range(item % 7)]
 
 

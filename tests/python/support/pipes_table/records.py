@@ -29,7 +29,6 @@ def as_number_file(item: int) -> tuple[str, bytes]:
 
 
 def as_image(item: int) -> bytes:
-    """Returns a gray image of one pixel."""
     return b"P5 1 1 255 " + bytes([item % 256])
 
 

@@ -44,7 +44,6 @@ class Row:
 
 
 def ints() -> IterableWrapper[int]:
-    """Returns a source for rows of bad arguments."""
     return IterableWrapper(range(3))
 
 

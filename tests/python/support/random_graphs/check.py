@@ -39,7 +39,6 @@ class Plain:
         self.pipe = graph.build()
 
     def begin(self, epoch: int) -> None:
-        """Sets the graph's seed for an epoch."""
         if not self.graph.is_seeded:
             return
         number = 1000 * self.graph.number + epoch

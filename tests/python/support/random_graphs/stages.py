@@ -67,7 +67,6 @@ class Shuffled:
 
 
 def counted(size: int) -> Any:
-    """Yields numbers; a generator function."""
     yield from range(size)
 
 
@@ -161,7 +160,6 @@ for _row in ROWS:
 
 
 def torch_stages() -> dict[str, Callable[[Dice, Pipe], Pipe]]:
-    """Returns stages with torch's own pipes."""
     from torch.utils.data.datapipes import iter as torchs
 
     return {

@@ -58,8 +58,6 @@ class UnstatedPairs(Unstated):
 
 
 class UnstatedTwice(Unstated):
-    """A generator that reads its source twice."""
-
     def __iter__(self) -> Iterator[int]:
         for _ in range(2):
             yield from self.source_datapipe
@@ -83,8 +81,6 @@ class UnstatedRandom(IterDataPipe):
 
 
 class UnstatedSource(IterDataPipe):
-    """A source without a state."""
-
     def __init__(self, size: int) -> None:
         self.size = size
 
@@ -93,8 +89,6 @@ class UnstatedSource(IterDataPipe):
 
 
 class OneToOne(Unstated):
-    """A generator that declares itself one-to-one."""
-
     one_to_one = True
 
     def __iter__(self) -> Iterator[int]:
@@ -103,8 +97,6 @@ class OneToOne(Unstated):
 
 
 class NoState(Unstated):
-    """A generator that declares that it keeps no state."""
-
     iteration_state = ()
 
     def __iter__(self) -> Iterator[int]:
@@ -188,19 +180,16 @@ def first_value(row: dict[str, int]) -> int:
 
 
 def drawn(item: int) -> int:
-    """Draws from Python's generator."""
     return (item + random.randrange(21)) % 21
 
 
 def drawn_by_numpy(item: int) -> int:
-    """Draws from NumPy's generator."""
     import numpy
 
     return int((item + numpy.random.randint(21)) % 21)
 
 
 def drawn_by_torch(item: int) -> int:
-    """Draws from torch's generator."""
     import torch
 
     return (item + int(torch.randint(21, ()))) % 21

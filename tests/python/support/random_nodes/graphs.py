@@ -30,7 +30,6 @@ def add_at_odds(amount: int, item: Any) -> Any:
 
 
 def is_kept(number: int, item: Any) -> bool:
-    """A function for filters."""
     return len(str(item)) % number != 0
 
 
@@ -81,7 +80,6 @@ class Graph:
         } <= self.kinds
 
     def build(self) -> BaseNode[Any]:
-        """Returns the last node."""
         self.chance, self.words, self.kinds, self.counts = random.Random(self.seed), [], set(), False
         self.processes_left = 1 if self.processes else 0
         node = self.source(depth=0)

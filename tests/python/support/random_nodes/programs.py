@@ -66,7 +66,6 @@ class Program:
 
 
 def program_of(seed: int, processes: bool = False) -> Program:
-    """Returns the random program of a seed."""
     chance = random.Random(f"program {seed}")
     program = Program(seed, processes, common=seed % 2 == 0, in_order=seed % 5 != 0, bare=seed % 7 == 0)
     program.stop_epoch = chance.choice([0, 0, 1, 1, 2])

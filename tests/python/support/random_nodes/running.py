@@ -34,7 +34,6 @@ def part(iterator: Iterator[Any], count: int | None) -> list[Any]:
 
 
 def whole(seed: int, processes: bool, threads: bool) -> list[list[Any]]:
-    """Returns the epochs of an uninterrupted run."""
     program = program_of(seed, processes)
     loader = Loader(program.graph(threads).build())
     epochs = [part(iter(loader), program.breaks.get(epoch)) for epoch in range(program.epochs)]
@@ -43,7 +42,6 @@ def whole(seed: int, processes: bool, threads: bool) -> list[list[Any]]:
 
 
 def described(seed: int, processes: bool) -> dict[str, Any]:
-    """Describes a program and its graph."""
     program = program_of(seed, processes)
     graph = program.graph()
     graph.build()

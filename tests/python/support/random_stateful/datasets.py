@@ -59,8 +59,6 @@ class Broken(Exception):
 
 
 class Indexed(Slow, Dataset[Any]):
-    """A map-style dataset."""
-
     #: Indices that make the dataset raise.
     broken: frozenset[int] = frozenset()
 
@@ -87,8 +85,6 @@ class Indexed(Slow, Dataset[Any]):
 
 
 class AtOnce(Indexed):
-    """A dataset that is read by lists of indices."""
-
     def __getitems__(self, indices: list[int]) -> Any:
         self.pause(indices[0])
         for index in indices[1:]:
@@ -189,8 +185,6 @@ class Iterable(Slow, IterableDataset[Any]):
 
 
 class Plain(Iterable):
-    """A stream without a state."""
-
     def __iter__(self) -> Iterator[Any]:
         for number in self.share():
             yield self.item(number)
@@ -304,8 +298,6 @@ class StateStays(Iterable):
 
 
 class ItsOwnIterator(Iterable):
-    """A stream that is its own iterator."""
-
     place = 0
 
     def __iter__(self) -> ItsOwnIterator:
@@ -327,8 +319,6 @@ class ItsOwnIterator(Iterable):
 
 
 class _Steps:
-    """An iterator without a state."""
-
     def __init__(self, stream: Iterable) -> None:
         self.stream, self.place = stream, 0
 
@@ -347,15 +337,11 @@ class _Steps:
 
 
 class PlainSteps(Iterable):
-    """A stream without a state and without a generator."""
-
     def __iter__(self) -> Iterator[Any]:
         return _Steps(self)
 
 
 class Walk(_Steps):
-    """An iterator with a state."""
-
     def __init__(self, stream: Iterable, epoch: int = 7) -> None:
         super().__init__(stream)
         self.own = random.Random(epoch)
@@ -374,8 +360,6 @@ class Walk(_Steps):
 
 
 class IteratorAlone(Iterable):
-    """A stream with a state only in its iterator."""
-
     def __iter__(self) -> Iterator[Any]:
         return Walk(self)
 

@@ -90,7 +90,6 @@ class Deaths:
             self._folder.cleanup()
 
     def stop(self) -> None:
-        """Prevents further exits."""
         self._stopped = True
 
 

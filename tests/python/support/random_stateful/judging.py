@@ -17,8 +17,6 @@ from random_stateful.programs import CATEGORIES, Program, program_of
 
 
 class StatefulJudge(Judge):
-    """Runs programs over a `StatefulDataLoader`."""
-
     modules = "random_stateful.running", "torchdata.stateful_dataloader"
 
     def __init__(self, *arguments: Any, **more: Any) -> None:

@@ -36,8 +36,6 @@ class PythonShuffled(Sampler[int]):
 
 
 class OwnTorch(PythonShuffled):
-    """A sampler with a generator of torch as an attribute."""
-
     def __init__(self, length: int) -> None:
         super().__init__(length)
         self.generator = seeded(12)
@@ -47,8 +45,6 @@ class OwnTorch(PythonShuffled):
 
 
 class OwnNumpy(PythonShuffled):
-    """A sampler with a NumPy generator as an attribute."""
-
     def __init__(self, length: int) -> None:
         super().__init__(length)
         self.rng = numpy.random.default_rng(13)
@@ -58,8 +54,6 @@ class OwnNumpy(PythonShuffled):
 
 
 class OwnPython(PythonShuffled):
-    """A sampler with a Python generator as an attribute."""
-
     def __init__(self, length: int) -> None:
         super().__init__(length)
         self.rng = random.Random(14)
@@ -130,8 +124,6 @@ class StartsAnew(Places):
 
 
 class IteratorKnows(PythonShuffled):
-    """A sampler with a state only in its iterator."""
-
     def __iter__(self) -> Iterator[int]:
         return Walk(range(self.length)[::-1])
 

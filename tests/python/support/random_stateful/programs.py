@@ -92,7 +92,6 @@ class Program:
 
     @property
     def noisy(self) -> bool:
-        """Returns whether items contain numbers from the global generators."""
         return "Noisy" in self.dataset or (bool(self.draws) and not self.indexed)
 
     @property
@@ -163,7 +162,6 @@ class Program:
         return ""
 
     def words(self) -> str:
-        """Describes the actions of the program."""
         parts = [f"{self.dataset}({self.length}{', draws: ' + self.draws if self.noisy else ''})"]
         if self.slow:
             parts.append("slow items")
@@ -190,7 +188,6 @@ class Program:
 
 
 def program_of(seed: int) -> Program:
-    """Returns the random program of a seed."""
     chance = random.Random(seed)
     indexed = chance.random() < 0.6 or seed >= SKIPPING
     if SKIPPING_STREAMS <= seed < RESIZING:
@@ -229,7 +226,6 @@ def program_of(seed: int) -> Program:
 
 
 def choose_options(program: Program, chance: random.Random) -> None:
-    """Chooses the loader's arguments."""
     if program.batch_size is not None and "atch" not in program.sampler and chance.random() < 0.2:
         program.options["drop_last"] = True
     if chance.random() < 0.25:
@@ -294,7 +290,6 @@ def choose_size(program: Program, chance: random.Random) -> None:
 
 
 def choose_way(program: Program, chance: random.Random) -> None:
-    """Chooses how and where the state is stored."""
     program.way = chance.choice(["json", "torch", "torch", "pickle"])
     program.relayed = chance.random() < 0.12
     program.beside_torch = chance.random() < 0.3
