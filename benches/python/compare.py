@@ -61,7 +61,6 @@ class Harness:
 
     @contextlib.contextmanager
     def start(self, workload: Workload, contender: Contender, seconds: float) -> Iterator[Any]:
-        """Starts a child, and kills its whole process group at the end."""
         order = {
             "contender": contender.program,
             "kind": contender.kind or workload.kind,

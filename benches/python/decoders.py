@@ -29,7 +29,6 @@ SIZES = ((500, 375), (2000, 1500))
 
 
 def photographs(width: int, height: int) -> list[bytes]:
-    """Returns the two photographs as JPEG files with the given size."""
     files = []
     for pixels in load_sample_images().images:
         file = io.BytesIO()
@@ -58,7 +57,6 @@ def decoded_alone(content: bytes) -> Any:
 
 
 def milliseconds(function: Callable[[bytes], Any], files: list[bytes], times: int) -> float:
-    """Returns the processor time of one call in milliseconds."""
     begun = time.process_time()
     for _ in range(times):
         for content in files:

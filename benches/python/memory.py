@@ -87,8 +87,6 @@ class Columns(Rows):
 
 
 class Few(Rows):
-    """A dataset from which only a few items are read."""
-
     def __len__(self) -> int:
         return min(ITEMS, len(self.data))
 
@@ -176,8 +174,6 @@ def slices(size: float) -> Any:
 
 
 class Columns20(Rows):
-    """A dataset over Arrow tables. An item is the sum over one table."""
-
     def __getitem__(self, index: int) -> Any:
         return self.data[index].column(0).to_numpy().sum()
 
@@ -291,7 +287,6 @@ HELD = ("5 cache", "6 shuffle", "none held")
 
 
 def resident() -> dict[str, int]:
-    """Returns the bytes of anonymous memory in the main process."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
     anonymous = next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:"))
     return {"anonymous": anonymous * 1024}
@@ -421,7 +416,6 @@ def compare_held(asked: argparse.Namespace) -> None:
 
 
 def line(order: Order, python: str, empty: dict[str, float] | None, rival: dict[str, float] | None) -> Any:
-    """Measures a loader, and prints a line with the ratio to the rival."""
     figures = run(order, python)
     if figures is None:
         return None

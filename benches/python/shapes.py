@@ -75,7 +75,6 @@ def _copied(item: Any, n: int) -> Any:
 
 
 def _of(make: Callable[[Any], Any], item: Any, n: int) -> Any:
-    """Returns the result of `make` for a copy of an array or tensor."""
     return make(_copied(item, n))
 
 
@@ -250,7 +249,6 @@ def _of_libraries() -> Iterator[tuple[str, Make]]:
 
 
 def shapes() -> dict[str, Make]:
-    """Returns a function for each name. The function creates an item from its number."""
     plain = ((name, partial(_same, item)) for name, item in _objects().items())
     return dict([*plain, *_arrays(), *_tensors(), *_of_libraries()])
 

@@ -43,7 +43,6 @@ class Numbers:
 
 
 def loaders() -> list[Any]:
-    """Returns two loaders. Each has 2 workers, which are replaced if they are killed."""
     from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
     from torchdata.datapipes.iter import IterableWrapper
     from torchdata.stateful_dataloader import StatefulDataLoader
@@ -82,7 +81,6 @@ class Events:
             os.kill(self.dice.choice(workers), signal.SIGKILL)
 
     def measure(self) -> None:
-        """Measures the memory at the end of an epoch, if a measurement is due."""
         now = time.monotonic()
         if now - self.measured >= MEASURE_S:
             self.measured = now

@@ -70,7 +70,6 @@ class Run:
 
     @property
     def consume(self) -> Callable[[Any], None]:
-        """Returns a function that takes items, and accesses their data."""
         from comparison import measure
 
         if self.is_indexed:

@@ -112,14 +112,11 @@ def _text() -> str:
 
 
 def shared_text(n: int) -> list[str]:
-    """Returns a list that contains the same string many times."""
     return [_text()] * REFERENCES
 
 
 @dataclass
 class Label:
-    """An object in an image, as a detector reports it."""
-
     name: str
     score: float
     index: int
@@ -130,7 +127,6 @@ def objects(n: int) -> list[Label]:
 
 
 def hashes(n: int) -> list[int]:
-    """Returns a thousand unsigned 64-bit ints, such as hash functions return."""
     return [(1 << 63) + n + k for k in range(OBJECTS)]
 
 
@@ -166,7 +162,6 @@ def _times_and_uuids() -> list[Any]:
 
 
 def times_and_uuids(n: int) -> list[Any]:
-    """Returns a thousand pairs of a datetime and a UUID."""
     return _times_and_uuids()
 
 
@@ -247,7 +242,6 @@ def jpeg_files(large: bool = False) -> list[str]:
 
 
 def decoded(n: int) -> Any:
-    """Returns a JPEG file, decoded to an array of height, width and three colors."""
     import numpy
     from PIL import Image
 
@@ -340,7 +334,6 @@ def tar_path(n: int) -> str:
 
 
 def content(member: Any) -> bytes:
-    """Returns the bytes of a member of a tar file."""
     found: bytes = member[1].read()
     return found
 

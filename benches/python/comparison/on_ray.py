@@ -30,7 +30,6 @@ batch."""
 
 @contextlib.contextmanager
 def cluster() -> Iterator[Any]:
-    """Starts a cluster, and always shuts it down at the end."""
     here = Path(__file__).resolve().parent.parent
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(here), os.environ.get("PYTHONPATH"))))
     os.environ.update(RAY_AUTH_MODE="disabled", RAY_worker_niceness="0", RAY_prestart_worker_first_driver="0")
@@ -117,7 +116,6 @@ def data(ray: Any, order: dict[str, Any]) -> Iterator[Any]:
 
 
 def rate(order: dict[str, Any]) -> dict[str, float]:
-    """Returns the items per second that the main process receives."""
     seconds = max(4.0, order["seconds"])
     how = order["options"]["how"]
     with cluster() as ray:

@@ -44,7 +44,6 @@ class Report:
         print(_goal_line(goal, measured, met), flush=True)
 
     def workload(self, workload: Workload, runs: Runs) -> None:
-        """Prints the medians of all contenders, their ratios to this project, and the goals."""
         figures = {name: [run["value"] for run in done] for name, done in runs.items()}
         if workload.kind == "in_process":
             figures[PLAIN] = [run["plain"] for run in runs[OURS]]
@@ -90,7 +89,6 @@ class Report:
             self._judge(workload.title, goal, measured, copies <= 1.5)
 
     def memory(self, course: Course | None, seconds: float) -> None:
-        """Prints the memory over time in the long run."""
         title, goal = "memory in a long run", "main and workers are flat"
         print(f"\n{title} [memory]: 150 KiB arrays for {seconds:.0f} s")
         if course is None:

@@ -70,7 +70,6 @@ def clean(request: pytest.FixtureRequest, backend: Spawned) -> None:
 
 
 def local(workers: int = WORKERS, **options: Any) -> MultiProcessingReadingService:
-    """Returns a service with forked processes, which yields the reference items."""
     return MultiProcessingReadingService(workers, "fork", **options)
 
 

@@ -195,8 +195,6 @@ def test_a_loop_over_a_dataset_continues_after_ctrl_c_without_the_interrupted_sa
 
 
 class Unsaved(IterDataPipe):
-    """A user-defined pipe with a state that cannot be saved."""
-
     def __init__(self, source: Any) -> None:
         self.source = source
 

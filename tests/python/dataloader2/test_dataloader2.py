@@ -34,8 +34,6 @@ def no_calls():
 
 
 class Recorder(ReadingServiceInterface):
-    """A service that records its calls, and raises in some of them."""
-
     def __init__(self, *fails):
         self.fails = fails
 
@@ -59,8 +57,6 @@ class Recorder(ReadingServiceInterface):
 
 
 class Failing(IterDataPipe):
-    """A pipe that raises an error instead of one of its items."""
-
     def __init__(self, at=2):
         self.at = at
 

@@ -39,8 +39,6 @@ Pair = namedtuple("Pair", ["left", "right"])
 
 
 class Reader(IterDataPipe):
-    """A pipe that reads from the pipe in its attribute `held`."""
-
     def __init__(self, held: Any) -> None:
         self.held = held
 

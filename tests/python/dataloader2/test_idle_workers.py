@@ -28,7 +28,6 @@ def shards(*sizes: int) -> Any:
 
 
 def told(pipe: Any, workers: int, epochs: int = 2, **options: Any) -> list[str]:
-    """Returns the warnings of a loader in some epochs."""
     loader = DataLoader2(pipe, reading_service=MultiProcessingReadingService(workers, **options))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -21,7 +21,6 @@ Pipe = Any
 
 
 def in_main() -> Pipe:
-    """Returns a pipeline that shuffles in the workers, and continues in the main process."""
     pipe = IterableWrapper(range(12)).shuffle(buffer_size=3).sharding_filter()
     return pipe.pin_memory(pin_memory_fn=unpinned)
 
@@ -400,8 +399,6 @@ def slowly(item: int) -> int:
 
 
 class BeginsSlowly(IterDataPipe[int]):
-    """A user-defined pipe with a delay before its first item."""
-
     one_to_one = True
 
     def __init__(self, source_datapipe: Pipe) -> None:

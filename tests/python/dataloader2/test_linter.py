@@ -213,7 +213,6 @@ def test_the_way_to_a_pipe_of_a_long_graph_is_cut_short() -> None:
 
 
 def run(pipe: Any, num_workers: int = 2, **options: Any) -> tuple[list[Any], list[str]]:
-    """Reads two epochs of a loader with workers. Returns the items and the warnings."""
     service = MultiProcessingReadingService(num_workers, multiprocessing_context="fork", **options)
     with warnings.catch_warnings(record=True) as caught, DataLoader2(pipe, reading_service=service) as loader:
         warnings.simplefilter("always")

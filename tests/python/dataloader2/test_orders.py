@@ -48,8 +48,6 @@ class SizedSampler(Shuffled):
 
 
 class Augmented:
-    """An iterable of numbers in a fixed order, each with a random value."""
-
     def __iter__(self) -> Iterator[tuple[int, int]]:
         return ((number % 50, random.randrange(4)) for number in range(500))
 

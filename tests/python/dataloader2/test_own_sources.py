@@ -213,8 +213,6 @@ def twenty(shard: int) -> list[int]:
 
 
 def lengths(pipe: IterDataPipe[Any], workers: int, take: int | None = None) -> tuple[list[Any], list[str]]:
-    """Returns the lengths of two epochs for each rank, and the warnings."""
-
     def run(group: ThreadGroup) -> list[int]:
         service: Any = DistributedReadingService(process_group=group)
         if workers:

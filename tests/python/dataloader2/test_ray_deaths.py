@@ -37,7 +37,6 @@ PROMPT = {"RAY_health_check_period_ms": "1000", "RAY_health_check_timeout_ms": "
 
 @pytest.fixture(autouse=True, scope="module")
 def machines() -> Iterator[Any]:
-    """Runs a cluster of three nodes. The first node runs no worker."""
     with nodes(NODES, **PROMPT) as found:
         yield found
 

@@ -102,8 +102,6 @@ def test_out_of_order_items_go_to_idle_workers_and_random_draws_continue_even_if
 
 
 class Poisoned:
-    """A function that kills its process each time at the same item."""
-
     def __init__(self, at, folder):
         self.at = at
         self.folder = folder

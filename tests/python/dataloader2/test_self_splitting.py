@@ -18,8 +18,6 @@ torch = pytest.importorskip("torch")
 
 
 class Seeded:
-    """A stream that uses its worker's number only to choose a seed."""
-
     def __iter__(self) -> Iterator[int]:
         worker = torch.utils.data.get_worker_info()
         random.Random(0 if worker is None else worker.seed)
@@ -27,8 +25,6 @@ class Seeded:
 
 
 class SeededItems:
-    """An indexable dataset that uses its worker's number and the number of workers."""
-
     def __len__(self) -> int:
         return 10
 
@@ -39,8 +35,6 @@ class SeededItems:
 
 
 class Logging:
-    """A stream that uses the number of workers without splitting its items."""
-
     def __init__(self, items: int, shuffles: bool = False) -> None:
         self.items, self.shuffles = items, shuffles
 

@@ -38,8 +38,6 @@ COUNTS = (0, 1, 2, 3, 5, 8)
 
 
 class Generated(IterDataPipe):
-    """A user-defined pipe without a state, which counts its reads in a dict."""
-
     def __init__(self, source: Any) -> None:
         self.source, self.counts = source, {"read": 0}
 
@@ -67,7 +65,6 @@ class Counting(IterDataPipe):
 
 
 def drawn(item: Any) -> Any:
-    """Returns an item with a random number, if the test requires random numbers."""
     return item, random.random() if os.environ.get("DRAWS") else 0
 
 
@@ -330,7 +327,6 @@ def of_split_ranks(ranks: int, workers: int, count: int | None, states: Any = No
 
 
 def in_steps(by_rank: list[Any]) -> list[Any]:
-    """Returns the items of all ranks in the order of the steps."""
     return [item for step in zip(*(got for got, _ in by_rank), strict=True) for item in step]
 
 

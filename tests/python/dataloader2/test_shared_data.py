@@ -79,8 +79,6 @@ class HoldsArray(Views):
 
 
 class HoldsHandles(Views):
-    """An object with handles that can be neither pickled nor copied."""
-
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.generator = (100 for _ in itertools.count())
@@ -188,8 +186,6 @@ def test_a_loaded_state_begins_with_the_iteration_state_that_the_pipe_had() -> N
 
 
 class Reader:
-    """An object of a user-defined class, which refers to a pipe."""
-
     def __init__(self, pipe: Any) -> None:
         self.pipe = pipe
 

@@ -29,7 +29,6 @@ def array(item: int) -> Any:
 
 
 def holding(kind: str) -> Any:
-    """Returns a pipeline with a pipe that buffers up to a megabyte."""
     pipe: Any = IterableWrapper(range(ITEMS))
     if kind == "dispatched":
         return (

@@ -64,7 +64,6 @@ def nothing_opened():
 
 
 def resealed(state, **changes):
-    """Returns the state with changed fields and matching checksums."""
     state = {**state, **changes}
     return {**state, "checksums": checksums(state)}
 

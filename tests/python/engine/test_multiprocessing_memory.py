@@ -99,8 +99,6 @@ def test_memory_that_a_large_item_took_goes_back_whether_the_worker_works_waits_
 
 
 class Many:
-    """A function that returns 400 arrays, each in a separate block."""
-
     def __call__(self, x):
         return [np.full(1100, x + i) for i in range(400)]
 

@@ -52,8 +52,6 @@ def is_even(number):
 
 
 class HeldUp:
-    """A slow function that waits at one item until a file exists."""
-
     def __init__(self, path, number):
         self.path, self.number = path, number
 

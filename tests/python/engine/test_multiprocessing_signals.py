@@ -390,8 +390,6 @@ WAYS = {
 
 
 class RaisesSigterm:
-    """A function that raises SIGTERM in its worker at an item."""
-
     def __init__(self, at, way):
         self.at, self.way = at, way
 

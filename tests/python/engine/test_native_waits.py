@@ -59,8 +59,6 @@ class Item(Message):
 
 
 class Room(Message):
-    """Waits until another process has read a unit that is longer than the ring."""
-
     def wait(self):
         self.sender.send_message("x" * (1 << 18))
         return "come"
@@ -70,8 +68,6 @@ class Room(Message):
 
 
 class _Held(SharedIterator):
-    """An iterator that another thread reads until an event is set."""
-
     def __init__(self):
         self.reads, self.go = threading.Event(), threading.Event()
 

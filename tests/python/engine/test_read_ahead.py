@@ -41,8 +41,6 @@ class OneOfTwo:
 
 
 class Pipe(Iterator[Any]):
-    """Reads a pipe from its beginning or from a state."""
-
     def __init__(self, pipe: Any, state: Any) -> None:
         self.pipe = pipe
         if state is not None:
@@ -57,8 +55,6 @@ class Pipe(Iterator[Any]):
 
 
 class Node(Iterator[Any]):
-    """Reads a node from its beginning or from a state."""
-
     def __init__(self, node: Any, state: Any) -> None:
         self.node = node
         node.reset(state)
@@ -210,8 +206,6 @@ def test_a_state_at_any_moment_has_exactly_the_undelivered_items(way: Way, monke
 
 
 class Gate:
-    """A function that blocks at one number until it is opened."""
-
     def __init__(self, closed_at: int) -> None:
         self.closed_at, self.arrived, self.opened = closed_at, threading.Event(), threading.Event()
 

@@ -40,8 +40,6 @@ each_family = pytest.mark.parametrize("family", [batches, nodes])
 
 
 class At:
-    """A dataset of numbers that calls a function at one of them."""
-
     def __init__(self, act: Callable[[], object]) -> None:
         self.act = act
 

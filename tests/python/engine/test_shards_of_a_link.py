@@ -14,7 +14,6 @@ def _pid(_item: int) -> int:
 
 
 def _regions(pid: int) -> int:
-    """Returns the number of memory files that a process has mapped."""
     return len({line.split()[4] for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "/memfd:" in line})
 
 

@@ -79,8 +79,6 @@ def test_a_warning_that_is_an_error_loses_nothing(tmp_path: Path) -> None:
 
 
 class HangsAtThree:
-    """A function that squares numbers. At 3, its process hangs."""
-
     def __init__(self, folder: Path) -> None:
         self.hang = Hanging("sleep", folder)
 

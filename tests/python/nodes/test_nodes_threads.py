@@ -46,8 +46,6 @@ def numbers(count: int) -> IterableWrapper[int]:
 
 
 class Gate(BaseNode[int]):
-    """A node that yields numbers, and blocks at one number until it is released."""
-
     def __init__(self, closed_at: int) -> None:
         super().__init__()
         self.closed_at, self.opened, self.arrived = closed_at, threading.Event(), threading.Event()

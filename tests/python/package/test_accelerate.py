@@ -69,7 +69,6 @@ def no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def on_two_ranks(code: str, folder: Path) -> list[str]:
-    """Runs a program on two ranks, and returns the output of each rank."""
     (folder / "program.py").write_text(code)
     return torchrun(folder / "program.py")
 

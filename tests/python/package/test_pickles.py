@@ -41,7 +41,6 @@ PUBLIC = {
 
 
 def named_in(pickled: bytes) -> set[str]:
-    """Returns the modules that a pickle refers to, including the modules of nested pickles."""
     found, texts = set(), []
     for opcode, argument, _ in pickletools.genops(pickled):
         if opcode.name == "GLOBAL":

@@ -23,7 +23,6 @@ pytestmark = pytest.mark.alone
 
 
 def recipe(page: str, words: str) -> str:
-    """Returns the program of a page that contains these words."""
     [code] = [
         block.code for block in doc_blocks.blocks(RECIPES / page) if block.language == "python" and words in block.code
     ]
@@ -72,7 +71,6 @@ CONTENTS = {".txt": b"text", ".cls": b"7"}
 
 
 def shard(keys: list[str]) -> bytes:
-    """Returns a tar archive with a text and a class for each key."""
     return tar_of((f"{key}{end}", text) for key in keys for end, text in CONTENTS.items())
 
 

@@ -49,7 +49,6 @@ def test_the_docstring_of_a_pipe_says_what_it_does_and_shows_an_example(module: 
 
 @pytest.fixture(scope="module")
 def entries(site: Path) -> dict[str, str]:
-    """Returns the text of each entry of the reference by its full name."""
     found: dict[str, str] = {}
     for page in sorted((site / "reference").glob("*.html")):
         parts = re.split(r'<dt class="sig[^"]*" id="([^"]+)">', page.read_text(encoding="utf-8"))

@@ -77,7 +77,6 @@ def assert_hidden(text: str, secrets) -> None:
 
 
 def shown_of(pipe) -> str:
-    """Returns all texts that describe a pipeline to a user."""
     graph = graph_of_pipe(pipe)
     state = DataLoader2(pipe).state_dict(with_pipe=False)
     return "\n".join(
@@ -119,7 +118,6 @@ def test_secrets_in_urls_are_not_shown():
 
 
 def raised_by(pipe) -> str:
-    """Returns an error as the user sees it, including its chained errors."""
     try:
         list(pipe)
     except Exception as error:

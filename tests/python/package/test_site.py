@@ -53,7 +53,6 @@ class Page(HTMLParser):
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Records the references and the name of the tag."""
         values = {name: value or "" for name, value in attrs}
         self._in_style = tag == "style"
         self.ids |= {values[name] for name in ("id", "name") if name in values}

@@ -158,14 +158,12 @@ class Reader(threading.Thread):
             time.sleep(0.001)
 
     def ended(self) -> str:
-        """Returns the text of the error that ended the loop, or an empty text."""
         self.join(DEADLINE)
         assert not self.is_alive(), "the loop hangs"
         return "" if self.error is None else str(self.error)
 
 
 def in_child(function: Callable[[], Any]) -> str:
-    """Runs a function in a forked child. Returns the result or the error."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

@@ -32,8 +32,6 @@ data = torch.utils.data
 
 
 class TorchDoubler(data.IterDataPipe):
-    """A user-defined pipe with torch's base class and a generator."""
-
     def __init__(self, source: Any) -> None:
         self.source = source
 

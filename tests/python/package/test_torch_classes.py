@@ -28,7 +28,6 @@ def plus_one(item: int) -> int:
 
 
 def run_code(code: str) -> subprocess.CompletedProcess[str]:
-    """Runs code in a new interpreter, in which warnings are errors."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-W", "error", "-c", code]
     return subprocess.run(command, capture_output=True, text=True, timeout=250, env=environment)

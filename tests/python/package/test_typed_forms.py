@@ -171,7 +171,6 @@ indexed = StatefulDataLoader(range(3), batch_size=2)
 
 
 def checked(code: str, folder: Path) -> list[str]:
-    """Returns mypy's messages about the code, one per line."""
     pytest.importorskip("mypy", reason="mypy is a tool of development")
     sample = folder / "sample.py"
     sample.write_text(code, encoding="utf-8")
@@ -234,7 +233,6 @@ def test_mistakes_raise_errors(messages: dict[int, list[str]], line: int, expect
 
 
 def maker_of(form: Any) -> Any:
-    """Returns the class or function that a form calls."""
     form = form.form() if isinstance(form, LateForm) else form
     return getattr(form, "__wrapped__", form)
 

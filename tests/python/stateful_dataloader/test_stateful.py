@@ -27,8 +27,6 @@ from torchdata.stateful_dataloader.sampler import (  # noqa: E402
 
 
 class Counted(IterableDataset[int]):
-    """A stream that stores its position, and counts the calls of `state_dict`."""
-
     def __init__(self, length: int, weight: int = 0) -> None:
         self.length, self.done, self.weight = length, 0, weight
         self.asked = 0

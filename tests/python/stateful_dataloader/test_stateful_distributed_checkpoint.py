@@ -36,8 +36,6 @@ class Plain(IterableDataset[int]):
 
 
 class Walked(Plain):
-    """A dataset in which only the iterator has a state."""
-
     def __iter__(self) -> Iterator[int]:
         return Walk(self.share())
 
@@ -72,8 +70,6 @@ class TellsLater(TakesOnce):
 
 
 class Reads(Dataset[Any]):
-    """A dataset in which each sample contains the number of earlier samples."""
-
     reads = 0
 
     def __len__(self) -> int:
@@ -91,8 +87,6 @@ class Reads(Dataset[Any]):
 
 
 class Steps(Sampler[int]):
-    """A sampler without a state. Its iterator has a state."""
-
     def __init__(self, length: int) -> None:
         self.length = length
 

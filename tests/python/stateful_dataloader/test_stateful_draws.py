@@ -32,8 +32,6 @@ class DrawsOn(IterableDataset[Any]):
 
 
 class DrawsByIndex(Dataset[Any]):
-    """A map-style dataset of random numbers with random delays."""
-
     def __len__(self) -> int:
         return 12
 
@@ -55,8 +53,6 @@ def test_the_draws_of_an_abandoned_epoch_do_not_depend_on_time(dataset: Any) -> 
 
 
 class Noisy(Dataset[Any]):
-    """A dataset with samples that depend on all three global generators."""
-
     kinds: tuple[str, ...] = ("torch", "random", "numpy")
 
     def __len__(self) -> int:

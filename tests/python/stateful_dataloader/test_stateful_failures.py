@@ -31,8 +31,6 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 
 class Failing(Dataset[int]):
-    """A dataset that performs an action at index 5."""
-
     def __init__(self, does: Any) -> None:
         self.does = does
 

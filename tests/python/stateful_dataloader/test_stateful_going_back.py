@@ -34,8 +34,6 @@ class GoesOn(TakesOnce):
 
 
 class Itself(GoesOn):
-    """A stream like `GoesOn` that is its own iterator."""
-
     def __iter__(self) -> Iterator[int]:
         return self
 
@@ -156,8 +154,6 @@ def test_a_stream_that_counts_epochs_at_the_end_of_its_iterator_continues_its_co
 
 
 class Keeps(IterableDataset[int]):
-    """A stream that keeps the loaded state object and modifies it."""
-
     def __init__(self) -> None:
         self.seen = [0]
 

@@ -78,8 +78,6 @@ def test_ctrl_c_at_random_moments_neither_loses_nor_repeats_a_batch(kind: str) -
 
 
 class CutOff(torch.utils.data.Dataset[int]):
-    """A dataset that raises KeyboardInterrupt once, when an index is requested."""
-
     def __init__(self, at: int | None) -> None:
         self.at = at
 
@@ -182,8 +180,6 @@ class Stepping(Generated):
 
 
 class StepsOf(Stateless):
-    """A stream that returns a separate iterator without a state."""
-
     def __iter__(self) -> Iterator[int]:
         return iter(Stepping(self.tick))
 

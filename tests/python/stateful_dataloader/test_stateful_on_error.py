@@ -42,15 +42,11 @@ class Some(Dataset[Any]):
 
 
 class AtOnce(Some):
-    """A dataset that raises at some indices, and is read by lists of indices."""
-
     def __getitems__(self, indices: list[int]) -> list[int]:
         return [self[index] for index in indices]
 
 
 class Interrupted(Some):
-    """A dataset that raises KeyboardInterrupt once, at index 8."""
-
     has_come = False
 
     def __getitem__(self, index: int) -> int:
@@ -61,8 +57,6 @@ class Interrupted(Some):
 
 
 class Does(Some):
-    """A dataset that performs an action at index 5."""
-
     def __init__(self, does: Any) -> None:
         self.does = does
 
@@ -73,15 +67,11 @@ class Does(Some):
 
 
 class Stream(IterableDataset[int]):
-    """An iterable dataset with a generator as its `__iter__`."""
-
     def __iter__(self) -> Iterator[int]:
         yield from range(3)
 
 
 class Steps(IterableDataset[int]):
-    """An iterable dataset that raises at some items of its shard, and continues."""
-
     def __init__(self, length: int = 20) -> None:
         self.length = length
 
@@ -121,7 +111,6 @@ def loader_of(dataset: Any = None, workers: int = 0, **options: Any) -> Any:
 
 
 def epoch_of(batches: Any) -> list[Any]:
-    """Returns the batches of an epoch, and the warnings during the epoch as text."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         came: list[Any] = [batch.tolist() if isinstance(batch, torch.Tensor) else batch for batch in batches]
@@ -548,8 +537,6 @@ def test_the_last_batch_of_an_iterator_is_dropped_if_it_is_short() -> None:
 
 
 class Through(Steps):
-    """An iterable dataset that applies `map` to a generator."""
-
     def __iter__(self) -> Iterator[int]:
         return map(abs, self.generator())
 
@@ -566,8 +553,6 @@ class Made(Steps):
 
 
 class Stuck(Steps):
-    """An iterable dataset that raises at every item, without an end."""
-
     def __iter__(self) -> Iterator[int]:
         return self
 

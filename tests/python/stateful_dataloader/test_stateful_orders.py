@@ -31,8 +31,6 @@ from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler  # 
 
 
 class OwnGenerator(Sampler[int]):
-    """A sampler that draws one index at a time from a separate generator."""
-
     def __init__(self, kind: str) -> None:
         self.drawn = {"python": random.Random(3), "numpy": numpy.random.default_rng(3)}.get(kind)
         self.generator = torch.Generator().manual_seed(3)

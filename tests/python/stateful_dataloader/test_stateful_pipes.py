@@ -23,7 +23,6 @@ def drawn(number: int) -> tuple[int, float]:
 
 
 def opened(path: str) -> tuple[str, Any]:
-    """Returns a path and a stream that cannot be pickled."""
     return path, io.BufferedReader(io.BytesIO(path.encode() * 9))
 
 

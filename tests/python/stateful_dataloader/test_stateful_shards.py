@@ -92,8 +92,6 @@ class _Steps:
 
 
 class WithIterator(IterableDataset[Any]):
-    """A stream in which only the iterator has a state."""
-
     def __iter__(self) -> Iterator[Any]:
         return _Steps()
 
@@ -122,7 +120,6 @@ def resumed(state: Any, form: Callable[[], Any], workers: int, **options: Any) -
 
 
 def epoch_of(form: Callable[[], Any], workers: int, **options: Any) -> tuple[list[Any], list[Any]]:
-    """Returns the batches of an epoch, and the state before each batch."""
     first = loader(form, workers, **options)
     iterator = iter(first)
     batches, states = [], [first.state_dict()]

@@ -41,8 +41,6 @@ class Stream(TakesOnce):
 
 
 class Reads(Dataset[int]):
-    """A dataset that counts how many items were read."""
-
     def __init__(self) -> None:
         self.reads = 0
 
@@ -198,7 +196,6 @@ def test_states_are_json_equal_small_and_the_same_in_another_run(number: int, op
 
 
 def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Returns the path to each part of a state."""
     if path:
         yield path
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()

@@ -55,8 +55,6 @@ END = bytes(1024)
 
 
 class Ahead(io.RawIOBase):
-    """A forward-only stream that counts the bytes read from it."""
-
     def __init__(self, data):
         self._data, self.count = io.BytesIO(data), 0
 
@@ -201,7 +199,6 @@ def test_a_decompression_bomb_that_is_only_skipped_is_refused(monkeypatch, pack)
 
 
 def overlapping(count):
-    """Returns a zip archive in which all members refer to the same bytes."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a", bytes(MIB))

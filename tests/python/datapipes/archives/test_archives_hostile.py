@@ -26,7 +26,6 @@ KINDS = ["tar", "tar.gz", "zip"]
 
 
 def write(path, members, kind, links=()):
-    """Writes an archive of `members` and symbolic links, without changing any name."""
     if kind == "zip":
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, content in members.items():
