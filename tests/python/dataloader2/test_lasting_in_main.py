@@ -200,7 +200,7 @@ def test_a_pipe_of_the_main_process_that_reads_the_workers_items_several_times_r
             assert next(iterator) == item
             time.sleep(0.02)  # the thread reads ahead to the end of a pass meanwhile
             states.append(loader.state_dict())
-    for at in (2, 5, 12, 17):  # within a pass, before and at the end of a pass, and before the last item
+    for at in (2, 5, 12, 17):  # within a pass, before its end, at its end, and before the last item
         state = states[at - 1]
         with loader_of(build(), state=state) as loader:
             again = loader.state_dict() if at % 2 else None

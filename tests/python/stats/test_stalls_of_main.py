@@ -152,7 +152,7 @@ def test_a_debugger_causes_no_stall_warning() -> None:
         pipe = IterableWrapper(range(1)).map(held_by_a_debugger)
         with recorded() as warned, DataLoader2(pipe, stall_warning=0.05) as loader:
             assert list(loader) == [0]
-        if not warned:  # otherwise, the machine paused before or after that
+        if not warned:  # otherwise, the machine paused without the debugger
             return
     raise AssertionError("each time it was told")
 

@@ -2,8 +2,8 @@
 process.
 
 Role: serves the files of a folder on 127.0.0.1. The query of a URL determines how its file is served, so the server is
-stateless, and a test changes a file by writing it. The server is a separate process, so its descriptors do not affect
-the descriptors that tests count. The server exits when its standard input ends, even if the test run is killed.
+stateless. To change a file, a test writes it to the folder. The server is a separate process, so its descriptors do not
+affect the descriptors that tests count. The server exits when its standard input ends, even if the test run is killed.
 
 Parameters of a query, all optional:
 

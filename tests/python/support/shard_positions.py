@@ -146,7 +146,7 @@ def check(plan: Plan) -> int:
     """Resumes from all positions of a plan in a new interpreter, and returns the number of loaded states."""
     os.environ["DRAWS"] = "1"  # makes the pipeline's functions draw random numbers
     whole = {number: epochs(plan, number) for number in plan.numbers}
-    if plan.kind == "splits":  # one rank uses another seed than several, which agree on a seed
+    if plan.kind == "splits":  # several ranks agree on another seed than one rank
         for number, found in whole.items():
             if found != whole[next(one for one in plan.numbers if one[0] == number[0])]:
                 raise Different(f"{number} gives other epochs than another number of workers")

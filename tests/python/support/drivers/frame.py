@@ -53,13 +53,13 @@ class Driver:
 
     Args:
         plan_of: a function from a seed and the options to a plan. The `repr` of a plan describes it. None ends the run.
-        check: runs a plan and returns how many things, named by `noun`, it contained; raises the failure, or `Skipped`.
+        check: runs a plan. Returns how many things (see `noun`) the plan contained. Raises the failure, or `Skipped`.
         noun: the noun for the counted things.
         limit: the seconds after which a plan counts as hung.
-        around: a context around all plans.
+        around: a context manager, which is entered for all plans together.
         forks: whether each plan runs in a separate process.
         is_quiet: whether a correct plan prints nothing.
-        more: adds options.
+        more: adds options to the command line.
         start_methods: the start methods to choose from, unless the command line names some.
     """
 
