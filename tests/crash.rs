@@ -1,7 +1,7 @@
 //! Kills a process. The process's published units remain available, unpublished units do not, the exit is detected, and
 //! no resources leak.
 //!
-//! A child sends SIGKILL to itself at a named point. This exit is as abrupt as a kill by another process, but
+//! A child sends SIGKILL to itself at a named point. Such a kill is as abrupt as a kill by another process, but
 //! reproducible.
 #![cfg(not(loom))]
 #![allow(missing_docs)]

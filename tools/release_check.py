@@ -2,8 +2,8 @@
 
 Role: builds the wheel twice and the sdist once, and checks names and versions, contents, licenses and size. This module
 also runs programs with both files in empty environments of all installed versions of Python. The output has one line
-for each check, and lists what could not be checked. Without VERSION, the version of Cargo.toml is checked. This version
-does not need a heading in CHANGELOG.md yet.
+for each check, and lists what could not be checked. Without VERSION, the version of Cargo.toml is checked. The version
+of Cargo.toml does not need a heading in CHANGELOG.md yet.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""torchtitan's loader on this package: it resumes at its saved position. See docs/guides/old-clients.md."""
+"""torchtitan's loader on this package resumes at its saved position. See docs/guides/old-clients.md."""
 
 from __future__ import annotations
 

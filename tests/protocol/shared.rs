@@ -12,7 +12,7 @@ use std::rc::Rc;
 
 use super::explore::{ByFingerprint, Fingerprint};
 
-/// A part of a state. Its fingerprint is computed once for all states that share the part.
+/// A part of a state. The part's fingerprint is computed once for all states that share the part.
 pub struct Part<T>(Rc<Held<T>>);
 
 struct Held<T> {

@@ -265,7 +265,7 @@ pub enum Ended {
     Failed,
 }
 
-/// The parts of a world that few steps change. They are stored together, so that all other steps copy only one
+/// The parts of a world that few steps change. Storing these parts together lets all other steps copy only one
 /// reference.
 #[derive(Debug, Clone, Hash)]
 pub struct Kept {

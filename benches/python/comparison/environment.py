@@ -56,7 +56,7 @@ def jpeg_folder(bench: Path) -> Path | None:
 
 
 def write_jpegs(folder: Path, count: int, times: int) -> None:
-    """Writes files that look like noisy photographs. Their size is 500 by 375 pixels times `times`."""
+    """Writes files that look like noisy photographs. The images have 500 by 375 pixels times `times`."""
     import numpy
     from PIL import Image
 

@@ -77,7 +77,7 @@ def _template(size: int) -> Any:
 
 
 def array(n: int) -> Any:
-    """Returns a new array of 150 KiB. Its creation costs one copy."""
+    """Returns a new array of 150 KiB, at the cost of one copy."""
     fresh = _template(ARRAY_BYTES).copy()
     fresh[0] = n & 0xFF
     return fresh
@@ -180,7 +180,7 @@ def _tensor_template() -> Any:
 
 
 def tensor(n: int) -> Any:
-    """Returns a new tensor of 150 KiB. Its creation costs one copy."""
+    """Returns a new tensor of 150 KiB, at the cost of one copy."""
     fresh = _tensor_template().clone()
     fresh[0] = n & 0xFF
     return fresh

@@ -1,4 +1,4 @@
-"""The time from a state to the next item, for sources that restore their positions: it must not grow with the position.
+"""The time from a state to the next item must not grow with the position, if the source restores its position.
 
 Role: a kind of measurement for `child`. A source is a stream with a state, an indexable dataset of numbers, the lines
 of a file, or the rows of an Arrow table in a Parquet file. The loader is one of the three classes, with or without

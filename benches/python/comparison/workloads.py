@@ -171,7 +171,7 @@ def in_splits(name: str, title: str, item: str, graph: str, most: float) -> Work
 
 
 def chain(name: str, title: str, case: str) -> Workload:
-    """Returns the workload for a case of `inprocess`. Its child also runs the plain generators."""
+    """Returns the workload for a case of `inprocess`. The child process also runs the plain generators."""
     options = {"case": case}
     return Workload(
         name,

@@ -41,8 +41,8 @@ pytestmark = [
 FEW = {"arrays", "random", "arrays, dealt", "two passes"}
 #: The length of pipelines in which a process is killed.
 LONG = 900
-#: Skips the backend with Ray on one node. It is only needed for tests of the order, and for tests of states and exits
-#: without dispatching.
+#: Skips the backend with Ray on one node. One node is only needed for tests of the order, and for tests of states and
+#: exits without dispatching.
 not_on_one_node = pytest.mark.parametrize("backend", MOST_BACKENDS, indirect=True)
 
 

@@ -2,7 +2,7 @@
 store.
 
 `rank_chaos.py` runs the jobs and checks its rules. All other ranks must receive all items, or raise an error that names
-the failed rank in time. Their processes must exit soon afterwards, and leave nothing behind.
+the failed rank in time. The processes of these ranks must exit soon afterwards, and leave nothing behind.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class Numbers:
 
 
 class CountedFile(io.RawIOBase):
-    """A seekable file with one number per line. It counts the bytes that are read, and can be pickled."""
+    """A seekable file with one number per line, which counts the bytes that are read, and can be pickled."""
 
     def __init__(self, offset: int = 0) -> None:
         self._file = io.BytesIO(b"".join(b"%06d\n" % number for number in range(SIZE)))

@@ -165,7 +165,7 @@ def test_an_iterator_that_starts_over_yields_each_item_once(block: int) -> None:
 
 
 class Counting:
-    """An iterable of numbers. Its iterator starts again if an item is requested after the end."""
+    """An iterable of numbers. If an item is requested after the end, the iterator starts again."""
 
     def __init__(self, size: int) -> None:
         self.size = size

@@ -1,6 +1,7 @@
 """A reading service that is written from the documentation alone has all features of the package's services.
 
-The service imports only public names. It runs the graph in a separate thread, which reads ahead into a bounded queue.
+The service imports only public names. The service runs the graph in a separate thread, which reads ahead into a bounded
+queue.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class Elsewhere:
 
 
 class FromElsewhere(IterDataPipe[Any]):
-    """The pipe that the loader reads. Its state is the number of received items."""
+    """The pipe that the loader reads, with the number of received items as its state."""
 
     def __init__(self, elsewhere: Elsewhere) -> None:
         self.elsewhere = elsewhere

@@ -155,7 +155,9 @@ def test_a_forked_child_ends_although_the_main_process_never_learned_of_it(monke
 
 
 def full(times):
-    """Returns a function that replaces forking. Its first `times` calls fail because no more processes are allowed."""
+    """Returns a function that replaces forking. The first `times` calls of the function fail because no more processes
+    are allowed.
+    """
     fork = forking_process._ForkingProcess._fork
 
     def tried(self, *arguments):

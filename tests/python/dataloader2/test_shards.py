@@ -345,7 +345,7 @@ def test_with_splits_the_order_is_the_same_for_any_number_of_ranks(old: Any, new
 def test_a_thread_that_reads_ahead_while_a_state_is_saved_does_not_take_the_shards_out_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A thread of each rank's `fullsync` reads ahead. It must not take an item while the shards are saved."""
+    """A thread of each rank's `fullsync` reads ahead. The thread must not take an item while the shards are saved."""
     position = WorkerOutput.position
 
     def later(self: WorkerOutput, delivered: int) -> Any:

@@ -265,7 +265,7 @@ def test_a_state_pickles_only_the_data_that_it_may_contain() -> None:
 
 
 class DiesOnce(Views):
-    """An object that cannot be pickled. It ends the first process that reads item 2."""
+    """An object that cannot be pickled, and that ends the first process that reads item 2."""
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker

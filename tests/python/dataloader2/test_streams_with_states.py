@@ -91,7 +91,7 @@ def state_of(loader: Any) -> Any:
 
 
 class Reader:
-    """Reads epochs of a loader step by step. It can stop between any two items, and between two epochs."""
+    """Reads epochs of a loader step by step. Reading can stop between any two items, and between two epochs."""
 
     def __init__(self, loader: Any) -> None:
         self.loader, self.iterator = loader, None

@@ -43,7 +43,9 @@ def sampled() -> Any:
 
 
 class Mapping(torch.utils.data.IterDataPipe):
-    """A user-defined pipe with torch's base class. Its `__iter__` returns an iterator, and is not a generator."""
+    """A user-defined pipe with torch's base class, and with an `__iter__` that returns an iterator and is not a
+    generator.
+    """
 
     def __init__(self, source: Any) -> None:
         self.source = source

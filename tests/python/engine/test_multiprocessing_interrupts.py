@@ -203,8 +203,8 @@ class Handler:
         self.calls += 1
 
 
-#: The program and the forking process import this module. The first forking process is slow after a fork. It is killed
-#: before it reports the fork.
+#: The program and the forking process import this module. The first forking process is slow after a fork. This process
+#: is killed before it reports the fork.
 LATE_SERVER = """
 import os, signal, time
 from torchdata._engine.processes.forking_process import _ForkingProcess

@@ -296,7 +296,7 @@ def test_an_epoch_cannot_begin_during_the_wait_for_an_item_and_the_loop_continue
 
 
 class DiesBehindItems(IterDataPipe):
-    """A pipe that yields its items, one of them late. Its process exits immediately after the last item."""
+    """A pipe that yields its items, one of them late. The pipe's process exits immediately after the last item."""
 
     def __init__(self, count):
         self.count = count

@@ -1,5 +1,5 @@
-"""Shuffler, Collator, Compose and parallel MapStyleWrapper do not exist in torchdata 0.11. They behave as on upstream's
-main branch.
+"""Shuffler, Collator, Compose and parallel MapStyleWrapper behave as on upstream's main branch. These names do not
+exist in torchdata 0.11.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""ParallelMapper over processes sends many small items in one message. This only changes the speed."""
+"""ParallelMapper over processes sends many small items in one message. Doing so only changes the speed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The API reference builds without warnings. It contains every public pipe with an example."""
+"""The API reference builds without warnings. The reference contains every public pipe with an example."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ KINDS = ["?", "i1", "u2", "u4", "i8", "f2", "f4", "f8", ">f4", "c8", "g", "M8[s]
 
 
 def any_array(random: Random, shape: tuple[int, ...], kind: str) -> Any:
-    """Returns an array as a dataset might create it. It may be reversed, repeated, strided, read-only, or of a
+    """Returns an array as a dataset might create it. The array may be reversed, repeated, strided, read-only, or of a
     subclass.
     """
     array: Any = numpy.array(random.choices(range(100), k=math.prod(shape))).reshape(shape).astype(kind)

@@ -1,5 +1,5 @@
-"""A user-defined multiprocessing context may have its own name and process class. Its processes determine how workers
-start.
+"""A user-defined multiprocessing context may have its own name and process class. The context's process class
+determines how workers start.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class Noisy(Dataset[Any]):
 
 
 class NoisyStream(TakesOnce, Noisy):  # type: ignore[misc]
-    """A stream with a state. Its samples depend on the global generators."""
+    """A stream with a state, and with samples that depend on the global generators."""
 
     def __iter__(self) -> Iterator[Any]:
         for number in super().__iter__():
@@ -75,7 +75,7 @@ class NoisyStream(TakesOnce, Noisy):  # type: ignore[misc]
 
 
 class NoisyWithoutState(IterableDataset[Any]):
-    """A stream without a state. Its samples depend on the global generators."""
+    """A stream without a state, and with samples that depend on the global generators."""
 
     kinds = Noisy.kinds
     drawn = Noisy.drawn

@@ -129,7 +129,7 @@ class Ticking:
 
 
 class Generated(torch.utils.data.IterableDataset[int]):
-    """A stream with a state. Its `__iter__` is a generator."""
+    """A stream with a state, and with a generator as its `__iter__`."""
 
     def __init__(self, tick: Ticking) -> None:
         self.tick, self.place, self.start = tick, 0, 0
@@ -159,7 +159,7 @@ class Stateless(Generated):
 
 
 class Stepping(Generated):
-    """A stream that is its own iterator. It starts at the beginning unless a state was loaded."""
+    """A stream that is its own iterator, and that starts at the beginning unless a state was loaded."""
 
     is_loaded = False
 

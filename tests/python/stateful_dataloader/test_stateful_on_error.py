@@ -23,7 +23,7 @@ from torchdata.datapipes.utils import TooManySkipped  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader, errors  # noqa: E402
 from torchdata.stateful_dataloader.errors import WorkerExitedError  # noqa: E402
 
-#: The indices of twenty that raise. They include a whole batch of four.
+#: The indices of twenty that raise, including a whole batch of four.
 BROKEN = 1, 4, 5, 6, 7, 13
 LEFT = [[0, 2, 3], [8, 9, 10, 11], [12, 14, 15], [16, 17, 18, 19]]
 KINDS = {"KeyError": 2, "ValueError": 4}
@@ -546,7 +546,7 @@ class Through(Steps):
 
 
 class Made(Steps):
-    """An iterable dataset that returns a generator. Its `__iter__` is not a generator function."""
+    """An iterable dataset with an `__iter__` that returns a generator, but is not a generator function."""
 
     def __iter__(self) -> Iterator[int]:
         return (Some()[number] for number in range(self.length))

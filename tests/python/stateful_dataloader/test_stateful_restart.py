@@ -45,7 +45,7 @@ class Drawn(Dataset[Any]):
 
 
 class Stream(IterableDataset[Any]):
-    """A stream with a state and random numbers. Its shards have different lengths."""
+    """A stream with a state, random numbers, and shards of different lengths."""
 
     place = epoch = 0
 

@@ -99,7 +99,7 @@ def test_the_processes_of_a_node_are_found_and_show_their_stacks(tmp_path: Path)
     iterator = iter(Loader(node))
     assert next(iterator) == 1
     (attached,) = attach(os.getpid())
-    # The process that reads number 5 may not be counted yet. It is counted after its function was called.
+    # The process that reads number 5 may not be counted yet. A process is counted after its function was called.
     wait_for(lambda: [one.name for one in attached.stats().processes] == NAMES)
     wait_for(lambda: any("in __getitem__" in stack for name, stack in attached.stacks() if name.startswith("worker")))
     (tmp_path / "there").touch()

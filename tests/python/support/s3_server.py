@@ -1,5 +1,5 @@
-"""Runs a complete S3 server for tests, namely moto's server. It runs in a separate process, so that it does not change
-the forks and open files that tests count.
+"""Runs a complete S3 server for tests, namely moto's server. The server's process is separate, so that tests do not
+count its forks and open files.
 """
 
 from __future__ import annotations

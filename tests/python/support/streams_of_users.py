@@ -1,4 +1,4 @@
-"""Iterables with states, one of each common kind. They count the items that they read."""
+"""Iterables with states, one of each common kind, which count the items that they read."""
 
 from __future__ import annotations
 
@@ -170,7 +170,9 @@ class LiveState(CountsEpochs):
 
 
 class Draws(CountsEpochs):
-    """A stream that draws its order from a generator. Its state includes the generator's state before the epoch."""
+    """A stream that draws its order from a generator, and includes the generator's state before the epoch in its own
+    state.
+    """
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -203,7 +205,7 @@ class CountedWalk(Walk):
 
 
 class Walked(IterableDataset[Any]):
-    """A stream without a state. Its iterators have states."""
+    """A stream without a state, but with states of its iterators."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -213,7 +215,7 @@ class Walked(IterableDataset[Any]):
 
 
 class WalkedInOrder(Walked):
-    """A stream with the number of the epoch as its state. Its iterators have their own states."""
+    """A stream with the number of the epoch as its state, and with other states of its iterators."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)

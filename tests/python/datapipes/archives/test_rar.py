@@ -32,7 +32,8 @@ TREE = {
 
 a_program = any(map(shutil.which, ("unrar", "unar", "7z", "7zz", "bsdtar")))
 
-#: A program that replaces unrar if unrar is not installed. It contains the compressed members of the test archives.
+#: A program that replaces unrar if unrar is not installed. The program contains the compressed members of the test
+#: archives.
 STAND_IN = f"""#!{sys.executable} -IS
 import sys
 if sys.argv[1] == "p":

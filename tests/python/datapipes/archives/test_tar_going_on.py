@@ -28,7 +28,7 @@ def shard_of(number: int = 0) -> bytes:
 
 
 class Recording(io.RawIOBase):
-    """A file that records the lowest offset that was read. It may or may not be seekable."""
+    """A seekable or forward-only file that records the lowest offset that was read."""
 
     #: The lowest offset that was read.
     least: ClassVar[int] = 1 << 60

@@ -1,4 +1,4 @@
-"""PyTorch pipes that read the children of splits have no state. They resume at any position by replaying items."""
+"""PyTorch pipes that read the children of splits have no state. Such pipes resume at any position by replaying."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ COUNT = 23
 
 
 class Letters(list[str]):
-    """A user-defined list class. Its items cannot be skipped without reading them."""
+    """A user-defined list class with items that cannot be skipped without reading them."""
 
 
 class Squares:

@@ -1,4 +1,6 @@
-"""StreamWrapper delegates to its file. It closes the file together with its children, and copies reopen the file."""
+"""StreamWrapper delegates to its file. A StreamWrapper closes its file together with its children, and copies reopen
+the file.
+"""
 
 from __future__ import annotations
 

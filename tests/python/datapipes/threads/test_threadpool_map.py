@@ -32,7 +32,7 @@ def _leaves_no_thread() -> Iterator[None]:
 
 
 class Watched(IterDataPipe[Any]):
-    """A pipe that yields numbers from 0. It counts the requested items, and records the requesting threads."""
+    """A pipe that yields numbers from 0, counts the requested items, and records the requesting threads."""
 
     def __init__(self, count: int, fail_at: int | None = None) -> None:
         self.count, self.fail_at, self.taken = count, fail_at, 0

@@ -1,4 +1,4 @@
-"""Streams over HTTP are read like files. They are reopened at their position only if the content has not changed."""
+"""Streams over HTTP are read like files. A stream is reopened at its position only if the content has not changed."""
 
 from __future__ import annotations
 

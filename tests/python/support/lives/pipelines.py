@@ -101,7 +101,7 @@ def mixed(item: Any) -> Any:
 
 
 class Failing:
-    """A function that fails at some items while a file exists. It raises an error, or makes its process exit."""
+    """A function that raises an error, or makes its process exit, at some items while a file exists."""
 
     def __init__(self, flag: str, kind: str) -> None:
         self.flag, self.kind = flag, kind

@@ -29,7 +29,8 @@ from random_graphs.elsewhere import elsewhere
 from torchdata._engine import snapshots
 from torchdata.dataloader2 import DataLoader2, describe
 
-#: How many numbers to add at once. This takes some hundredths of a second, during which no other Python code runs.
+#: How many numbers to add at once. The addition takes some hundredths of a second, during which no other Python code
+#: runs.
 LONG = 2_000_000
 
 

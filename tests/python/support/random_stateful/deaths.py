@@ -2,8 +2,8 @@
 
     python -m drivers stateful-deaths --seconds 300 --seed 1 --start-methods fork,spawn     # in tests/python/support
 
-The program of a seed runs once without exits, and once with exits. Then it runs with exits up to its stop, and from its
-saved state on.
+The program of a seed runs once without exits, and once with exits. Then the program runs with exits up to its stop, and
+from its saved state on.
 """
 
 from __future__ import annotations
