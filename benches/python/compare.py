@@ -72,7 +72,7 @@ class Harness:
         }
         main = contender.options.get("main", "child")
         environ = dict(os.environ)
-        environ.pop("PYTHONDONTWRITEBYTECODE", None)  # otherwise every start would compile the modules
+        environ.pop("PYTHONDONTWRITEBYTECODE", None)  # with this variable, every start would compile the modules
         python = sys.executable
         if contender.name == BEFORE:
             environ["PYTHONPATH"] = str(self.before)

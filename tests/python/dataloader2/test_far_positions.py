@@ -151,7 +151,7 @@ def reads_to_resume(make: Callable[[], Any], at: int) -> int:
     before = reads.value
     item = next(iter(later))
     assert item >= given, "positions were not restored"
-    end(later)  # otherwise, a worker might read ahead during the next count
+    end(later)  # a running worker might read ahead during the next count
     return int(reads.value) - before
 
 

@@ -310,7 +310,7 @@ def test_work_at_the_end_of_the_dispatching_process_is_done_even_if_workers_resu
     with made() as whole:
         for epoch in range(2):
             for at, _ in enumerate(whole, 1):
-                time.sleep(0.005)  # so that the main process requests states of workers several times
+                time.sleep(0.005)  # gives the main process time to request states of workers
                 states[epoch, at] = whole.state_dict()
     length = len(expected[0])
     for epoch, at in [(0, length), (1, length - 2)]:

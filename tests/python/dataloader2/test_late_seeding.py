@@ -125,7 +125,7 @@ if __name__ == "__main__":
 
 
 def printed(*command: str) -> str:
-    if command[0] == "-c":  # otherwise, the interpreter would visit all objects of torch at exit
+    if command[0] == "-c":  # without freezing, the interpreter visits all objects of torch at exit
         command = ("-c", command[1] + "\nimport gc; gc.freeze()\n")
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr

@@ -277,7 +277,7 @@ def unsteady():
 
 
 def test_a_pipeline_that_does_not_repeat_itself_is_an_error_that_names_worker_and_item(monkeypatch):
-    monkeypatch.setattr(snapshots, "SECONDS", 1000.0)  # so that the epoch restarts from its beginning
+    monkeypatch.setattr(snapshots, "SECONDS", 1000.0)  # without snapshots, the epoch restarts from its beginning
     loader, _, _ = begun(workers(), unsteady, items=9)
     with loader:
         state = saved(loader)

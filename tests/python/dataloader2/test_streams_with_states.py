@@ -122,7 +122,7 @@ def check_chain(make: Callable[[], Any], stops: list[int]) -> None:
     for steps in [*stops, None]:
         reader = Reader(make())
         if state is not None:
-            if isinstance(reader.loader, Loader):  # otherwise, a loop after the last item reads the next epoch
+            if isinstance(reader.loader, Loader):  # by default, a loop after the last item reads the next epoch
                 reader.loader.restart_on_stop_iteration = not (is_inside and given[-1])
             reader.loader.load_state_dict(state)
         if is_inside:

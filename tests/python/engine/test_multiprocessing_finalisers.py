@@ -83,7 +83,7 @@ def test_a_signal_arrives_a_hundred_times_out_of_a_hundred(make):
 def test_children_that_outlive_their_loader_end_with_the_main_process():
     def make():
         dl = with_workers()
-        dl._ended = True  # otherwise, the loader would end its processes itself
+        dl._ended = True  # prevents the loader from ending its processes itself
         return dl.reading_service._children
 
     for _ in range(10):

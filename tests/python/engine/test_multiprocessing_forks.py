@@ -54,7 +54,7 @@ class Forks:
         return x, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     def leave(self):
-        if self.way.endswith("late"):  # after the worker has continued
+        if self.way.endswith("late"):  # the child leaves after the worker has continued
             time.sleep(0.05)
         if self.way.startswith("returns"):
             return "of another process"

@@ -319,7 +319,7 @@ def test_a_child_that_exits_before_it_begins_is_reported(lock):
 def test_the_main_process_does_not_wait_endlessly_for_a_stopped_child(lock, monkeypatch):
     lock(lambda _: os.kill(os.getpid(), signal.SIGSTOP))
     monkeypatch.setattr(fork, "PATIENCE", 0.2)
-    served = loader(IterableWrapper(range(20)), 1, timeout=0.5)  # no item arrives
+    served = loader(IterableWrapper(range(20)), 1, timeout=0.5)  # a stopped worker sends no item
     with pytest.raises(TimeoutError, match="no item came from worker process 0 within"):
         list(served)
     served.shutdown()

@@ -117,7 +117,7 @@ def test_a_child_that_cannot_watch_the_main_process_exits_with_a_reason(monkeypa
 
 
 def aborts(x):
-    faulthandler.disable()  # otherwise, it would print into the tests' output
+    faulthandler.disable()  # faulthandler would print into the tests' output
     os.abort()
 
 

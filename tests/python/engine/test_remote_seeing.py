@@ -146,8 +146,8 @@ def test_the_network_is_the_limit_if_both_ends_wait_and_messages_are_full() -> N
     delay = diagnose(measured(full_frames=10))
     assert delay.kind == "network"
     assert "worker_prefetch_cnt" in str(delay)
-    assert diagnose(measured(room=0.1)).kind != "network"  # in this case, slow workers are the cause
-    assert diagnose(measured(node=None)).kind != "network"  # in this case, the workers are on the same machine
+    assert diagnose(measured(room=0.1)).kind != "network"  # slow workers are the cause, not the network
+    assert diagnose(measured(node=None)).kind != "network"  # workers on the same machine use no network
 
 
 def test_the_time_of_a_remote_worker_is_shown_with_its_node() -> None:

@@ -188,7 +188,7 @@ class Holding(Failing):
 )
 @pytest.mark.parametrize("iterable", [False, True])
 def test_an_error_names_the_worker_that_exited_and_the_cause(ends: Any, how: str, iterable: bool) -> None:
-    has_come = multiprocessing.Event()  # otherwise, the exit might be reported before the other worker's batch arrives
+    has_come = multiprocessing.Event()  # the other worker's batch must arrive before the exit is reported
 
     def does() -> None:
         has_come.wait(120)
@@ -241,9 +241,7 @@ def test_an_interrupt_between_worker_and_user_raises_an_error_and_does_not_hang(
 def test_a_slow_batch_raises_a_timeout_error_that_is_also_a_runtime_error() -> None:
     loader = loader_of(lambda: time.sleep(1000), timeout=0.5)
     iterator = iter(loader)
-    if (
-        hasattr(os, "memfd_create") and os.environ.get("TORCHDATA_PORTABLE") != "1"
-    ):  # otherwise, attaching is impossible
+    if hasattr(os, "memfd_create") and os.environ.get("TORCHDATA_PORTABLE") != "1":  # attaching requires memfd
         (attached,) = attach(os.getpid())
         wait_for(lambda: sum(worker.items for worker in attached.stats().workers) >= 2)
     assert [next(iterator).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
@@ -271,7 +269,7 @@ def test_abandoning_a_loop_does_no_harm(persistent: bool, iterable: bool) -> Non
 
 def test_batches_that_nobody_reads_do_not_delay_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker is waiting for space in shared memory when the main process stops it."""
-    monkeypatch.setattr(shutdown, "ASKED", 1000.0)  # otherwise, the worker would be killed after a while
+    monkeypatch.setattr(shutdown, "ASKED", 1000.0)  # prevents the worker from being killed
     loader = StatefulDataLoader(
         range(100_000),
         batch_size=1000,

@@ -117,7 +117,7 @@ def test_the_order_of_a_seed_is_torch_s(workers: int, seed: int) -> None:
         {"batch_size": 2, "sampler": torch.utils.data.WeightedRandomSampler([0.1, 0.5, 0.4], 7)},
     ]
     for one in options:
-        if "generator" in one:  # otherwise, both loaders would draw from the same generator
+        if "generator" in one:  # both loaders must not draw from the same generator
             theirs, _ = both(range(11), num_workers=workers, **one)
             one["generator"] = torch.Generator().manual_seed(seed)
             torch.manual_seed(3)

@@ -141,7 +141,7 @@ def test_a_long_step_and_a_pause_cause_no_warning() -> None:
             assert list(timed(iterator, calls)) == []
             assert list(timed(iter(loader), calls)) == [str(n) for n in range(6)]
             wait_for(lambda: watching_threads() == 1)
-        if max(calls) < 0.05:  # otherwise, the machine paused during a call, which causes a warning
+        if max(calls) < 0.05:  # a pause of the machine during a call also causes a warning
             assert not warned
             return
     raise AssertionError("this machine stands still all the time")
@@ -152,7 +152,7 @@ def test_a_debugger_causes_no_stall_warning() -> None:
         pipe = IterableWrapper(range(1)).map(held_by_a_debugger)
         with recorded() as warned, DataLoader2(pipe, stall_warning=0.05) as loader:
             assert list(loader) == [0]
-        if not warned:  # otherwise, the machine paused without the debugger
+        if not warned:  # a pause of the machine also causes a warning
             return
     raise AssertionError("each time it was told")
 
@@ -177,7 +177,7 @@ def test_a_waiting_main_process_is_reported_once(tmp_path: Path) -> None:
         tells = threading.Thread(target=lambda: (wait_for(lambda: warned), there.touch()))
         iterator = iter(loader)
         assert next(iterator) == 0
-        tells.start()  # after the workers were forked
+        tells.start()  # the thread must start after the workers were forked
         assert list(iterator) == [1, 2, 3]
         tells.join()
     assert all("main waits for worker process 0" in str(one.message) for one in warned)

@@ -151,7 +151,7 @@ def test_a_waiting_main_process_reports_the_worker_it_waits_for():
         with loader(IterableWrapper(range(60)).sharding_filter().map(slowly), 2) as dl:
             came = [time.perf_counter() for _ in dl]
             slow = dl.stats()
-        if max(np.diff(came)) < 0.04:  # otherwise, a process paused, and the other processes waited for it
+        if max(np.diff(came)) < 0.04:  # a longer gap means that a process was paused by the machine
             break
     assert slow.waiting > 0.7
     assert slow.loading >= slow.waiting
@@ -172,7 +172,7 @@ def test_workers_that_wait_for_room_say_so():
                 asked = time.perf_counter()
                 steps.append(asked - begun)
             fast = dl.stats()
-        if max(waits[1:]) < 0.01:  # otherwise, a worker paused, and the main process waited for it
+        if max(waits[1:]) < 0.01:  # a longer wait means that a worker was paused by the machine
             break
     assert fast.waiting < 0.3
     assert fast.held_up > 0.5

@@ -27,7 +27,7 @@ class Verdict:
 
     seed: int
     category: str
-    #: A description of the program.
+    #: A description of the random program.
     words: str
     #: The failure, or an empty text.
     wrong: str = ""

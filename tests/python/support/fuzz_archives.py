@@ -321,7 +321,7 @@ _CONTENTS: dict[str, bytes] = {}
 
 def cache_list(rng: random.Random) -> None:
     """Damaged or malicious lists of the on-disk cache, and names of members to be listed."""
-    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # in a folder where syncing costs no time
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # syncing costs no time in this folder
     with tempfile.TemporaryDirectory(dir=memory) as above:
         folder = os.path.join(above, "cache")
         os.makedirs(os.path.join(folder, "sub"))

@@ -444,7 +444,7 @@ def with_torch(_options: argparse.Namespace) -> Iterator[None]:
     import torchdata.dataloader2
     import torchdata.datapipes.iter  # noqa: F401
 
-    gc.freeze()  # otherwise, garbage collection at exit makes each rank copy all imported objects
+    gc.freeze()  # without freezing, garbage collection at exit makes each rank copy all imported objects
     yield
 
 

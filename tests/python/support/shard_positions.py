@@ -228,7 +228,7 @@ def _in_other_ranks(whole: list[Any], position: int, found: list[Any], sizes: li
         position * len(whole) :
     ]
     got = [item for step in zip(*(each[0] for each in found), strict=True) for item in step]
-    is_even = max(sizes) - min(sizes) <= 1  # because the last item is not counted
+    is_even = max(sizes) - min(sizes) <= 1  # the last item is not counted
     if is_even and len(whole) * position % len(found) == 0 and len(expected) == len(got):
         return "" if got == expected else f"{got} instead of {expected}"
     missing = [item for item in expected if item not in got]

@@ -24,7 +24,7 @@ class Terminal:
     def __init__(self, *arguments):
         self.master, slave = pty.openpty()
         attributes = termios.tcgetattr(slave)
-        attributes[3] &= ~termios.ECHO  # so that the terminal does not print "^C" into the output
+        attributes[3] &= ~termios.ECHO  # the terminal must not print "^C" into the output
         attributes[1] &= ~termios.OPOST
         termios.tcsetattr(slave, termios.TCSANOW, attributes)
         self.process = subprocess.Popen(

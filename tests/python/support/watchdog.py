@@ -44,7 +44,7 @@ def show_stacks(main, output):
             output.write(f"-- process {pid}{', main' * (pid == main)}\n")
             output.flush()
             os.kill(pid, signal.SIGUSR1)
-            time.sleep(0.3)  # otherwise, stacks of several processes would be mixed in the file
+            time.sleep(0.3)  # the stacks of several processes must not be mixed in the file
 
 
 def _catches(pid, number):

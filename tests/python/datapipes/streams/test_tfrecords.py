@@ -287,7 +287,7 @@ def test_a_length_that_promises_more_than_there_is_allocates_nothing() -> None:
         run = subprocess.run(
             [sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True, timeout=250
         )
-        assert int(run.stdout) < 64 << 10  # in KiB
+        assert int(run.stdout) < 64 << 10  # the memory is in KiB
 
 
 def test_wrong_checksums_are_read_over_on_demand() -> None:

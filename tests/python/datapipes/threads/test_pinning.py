@@ -163,7 +163,7 @@ def test_items_saved_after_pinning_are_pinned_again(monkeypatch: pytest.MonkeyPa
     assert int(next(items)) == 0
     state = save_state(pipe)
     assert is_restorable(pipe)
-    pipe.shutdown()  # otherwise, the pipe's thread would continue to pin
+    pipe.shutdown()  # the pipe's thread would continue to pin
     restored = IterableWrapper([torch.tensor(n) for n in range(4)]).pin_memory(device=1)
     load_state(restored, state)
     gpus.pinned.clear()

@@ -144,7 +144,7 @@ class Forked:
     def _run(self) -> NoReturn:
         code = 1
         try:
-            os.setsid()  # so that all processes of the plan can be found, and can receive Ctrl-C
+            os.setsid()  # a separate session lets the driver find and interrupt all processes of the plan
             os.close(self._listening)
             _speech[:] = [self._speaking]
             for descriptor in (1, 2):
@@ -281,7 +281,7 @@ def drive(name: str, driver: Driver, arguments: list[str]) -> int:
             if outcome.wrong:
                 failed.append(seed)
                 _report(name, seed, plan, outcome, arguments, options.lines)
-            if time.monotonic() > said + SAID:  # so that the progress is visible even if the driver is killed
+            if time.monotonic() > said + SAID:  # the progress must be visible even if the driver is killed
                 said = time.monotonic()
                 print(f"so far {runs} runs, {count} {driver.noun}; {len(failed)} failed", flush=True)
     del skipped[""]

@@ -98,7 +98,7 @@ def strike(run: Run) -> None:
         run.life.set_flag(False)
         if blow.again and not is_over:
             run.did.append("again")
-            with contextlib.suppress(TimeoutError, RuntimeError):  # otherwise, the loader reports why it cannot be read
+            with contextlib.suppress(TimeoutError, RuntimeError):  # these errors report why the loader cannot be read
                 items = iter(run.loader)
                 if is_known(run.life) and not run.life.lasts:
                     _read_epoch(run, items, len(run.expected) - 1)

@@ -297,7 +297,7 @@ class Life:
                 options |= {"on_worker_exit": "restart", "on_timeout": "restart", "timeout": HANGS_AFTER}
             elif self.blow is not None and self.blow.what == "SIGSTOP":
                 options["timeout"] = 1.0 if self.method == "fork" else 5.0
-            if self.method == "remote":  # with carriers between processes, as for workers on other machines
+            if self.method == "remote":  # carriers connect processes, as for workers on other machines
                 services.append(LocallyRemote(workers, **options))
             else:
                 services.append(MultiProcessingReadingService(workers, self.method, **options))

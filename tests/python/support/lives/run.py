@@ -327,7 +327,7 @@ class Run:
     def _leave_loader(self) -> None:
         if self.dice.random() < 0.8:
             self.loader.shutdown()
-        else:  # by garbage collection
+        else:  # lets garbage collection end the loader
             self.iterator = self.loader = None
             gc.collect()
         if self.dice.random() < 0.3:

@@ -51,7 +51,7 @@ def main() -> None:
             import torch.utils.data  # noqa: F401
     warnings.simplefilter("ignore")
     getattr(importlib.import_module(module), function)(*arguments)
-    gc.freeze()  # otherwise, the interpreter would visit all objects of torch at exit
+    gc.freeze()  # without freezing, the interpreter visits all objects of torch at exit
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ class Deaths:
         """Kills or stops random workers. Must be called before each batch."""
         iterator = loader._iterator
         if loader.num_workers == 0 or self._stopped or self.way is not None:
-            return  # in this case, an exit could be the third one at the same batch
+            return  # a further exit could be the third one at the same batch
         for worker in range(loader.num_workers):
             key, most = (worker, MOST) if self._in_all else ((worker, epoch), 1)
             if self._tally.get(key, 0) >= most or self._dice.random() >= self._each:
