@@ -252,7 +252,7 @@ def test_forks_of_other_threads_never_find_one_of_its_locks_held() -> None:
 
 
 def test_a_loader_that_is_deleted_while_it_is_watched_leaves_nothing() -> None:
-    before = set(_watched)  # threads of other tests, which simulated the end of a loader
+    before = set(_watched)  # other tests have left these threads behind
     for _ in range(20):
         iterator = iter(DataLoader2(IterableWrapper(range(3)), stall_warning=0.01))
         next(iterator)

@@ -63,7 +63,7 @@ def identity(x):
 
 
 def kill_fork_server():
-    """Kills the process that forks the program's workers. The next worker uses another one."""
+    """Kills the process that forks the program's workers. The next worker starts a new fork server."""
     pid = fork_server()
     if pid is not None:
         os.kill(pid, signal.SIGKILL)

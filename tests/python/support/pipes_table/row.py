@@ -30,7 +30,7 @@ class Row:
     params: dict[str, Any] = field(default_factory=dict)
     #: The parameters for tests without hypothesis.
     example: dict[str, Any] = field(default_factory=dict)
-    #: The expected length. None stands for the number of items, and a text for a part of the TypeError's message.
+    #: The expected length. None stands for the number of items. A text is a part of the TypeError's message.
     length: int | str | None = None
     #: Whether the pipe reads items from its source.
     reads_items: bool = True
@@ -38,8 +38,8 @@ class Row:
     random: bool = False
     #: Why the pipe needs more memory for more items, or why its memory is not tested. Empty if the memory is constant.
     grows: str = ""
-    #: Why two workers, each with a shard of the source, yield other items than the model. Empty if they yield the same
-    #: items.
+    #: Why two workers, each with a shard of the source, yield other items than the model. Empty if the items are the
+    #: same.
     not_in_workers: str = ""
 
 
