@@ -437,7 +437,7 @@ def plan_of(seed: int, options: argparse.Namespace) -> Life:
 
 
 def is_quiet(life: Life) -> bool:
-    """Returns whether the run must print nothing. Ctrl-C in finalizers and a chosen number of workers cause messages."""
+    """Returns whether the run must print nothing. Ctrl-C in finalizers and a chosen number of workers are printed."""
     return not (life.presses or life.auto)
 
 
